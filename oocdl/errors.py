@@ -1,0 +1,55 @@
+"""Every exception that oocdl raises on purpose.
+
+Each message is one line: what is wrong, where, what to do. ``exit_code`` is
+what the command line ends with: 2 for input, 3 for a store, 4 for resources.
+"""
+
+
+class OocdlError(Exception):
+    """Base of all errors of oocdl."""
+
+    exit_code = 1
+
+
+class InputError(OocdlError):
+    """The model, the dataset or an option is wrong."""
+
+    exit_code = 2
+
+
+class ModelError(InputError):
+    """The ONNX file cannot be read, or is not a valid model."""
+
+
+class UnsupportedError(ModelError):
+    """The model needs something that oocdl does not have; names every such node."""
+
+
+class DatasetError(InputError):
+    """The dataset is missing, has the wrong arrays, or does not fit the model."""
+
+
+class StoreError(OocdlError):
+    """The run directory or the spill folder is damaged, in use, or not ours."""
+
+    exit_code = 3
+
+
+class CorruptError(StoreError):
+    """A stored chunk is missing, or is not the one that was written."""
+
+
+class ResourceError(OocdlError):
+    """Memory or disk is too small for what was asked."""
+
+    exit_code = 4
+
+
+class BudgetError(ResourceError):
+    """No plan fits the memory budget; names the worst layer and the smallest budget that would do."""
+
+
+class NonFiniteError(OocdlError):
+    """The loss or a gradient is NaN or infinite."""
+
+    exit_code = 4
