@@ -1,0 +1,206 @@
+"""The index notation: how a node's operand axes relate, and what follows from it.
+
+An ``AxisRule`` gives, for each axis of each operand, an index expression over
+*letters*. Every output axis is one plain letter (or ``None`` where its extent is
+one and it follows nothing). From the range of each letter, exact interval
+arithmetic gives the region of every operand that is needed. Ranges are half
+open and *not* clipped: what lies outside a value is what the node pads.
+
+>>> Window("d", kernel=3, stride=2, pad=1).needs((0, 4))
+(-1, 8)
+>>> Inverse("d", kernel=3, stride=2, pad=1).needs((0, 8))
+(0, 5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Range = tuple[int, int]
+Region = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The index is the letter."""
+
+    letter: str
+
+    def needs(self, out: Range) -> Range:
+        return out
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The index is ``step * letter + offset`` (Slice, Concat, Pad)."""
+
+    letter: str
+    offset: int
+    step: int = 1
+
+    def needs(self, out: Range) -> Range:
+        start, stop = out
+        return start * self.step + self.offset, (stop - 1) * self.step + self.offset + 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """The indices are ``stride * letter + dilation * z - pad`` for ``z`` in ``range(kernel)``."""
+
+    letter: str
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+    def needs(self, out: Range) -> Range:
+        start = out[0] * self.stride - self.pad
+        return start, (out[1] - 1) * self.stride - self.pad + self.dilation * (self.kernel - 1) + 1
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """The indices ``o`` that solve ``stride * o + dilation * z - pad = letter`` for some ``z``."""
+
+    letter: str
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+    def needs(self, out: Range) -> Range:
+        reach = self.dilation * (self.kernel - 1)
+        start = -((reach - out[0] - self.pad) // self.stride)
+        stop = (out[1] - 1 + self.pad) // self.stride + 1
+        return start, max(stop, start + 1)
+
+
+@dataclass(frozen=True)
+class Around:
+    """All of every window that touches the letter: a ``Window`` of an ``Inverse`` (pooling gradients)."""
+
+    letter: str
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+    def needs(self, out: Range) -> Range:
+        fields = (self.letter, self.kernel, self.stride, self.dilation, self.pad)
+        return Window(*fields).needs(Inverse(*fields).needs(out))
+
+
+@dataclass(frozen=True)
+class Band:
+    """The indices from ``first[letter]`` up to and including ``last[letter]``, both monotone (Resize)."""
+
+    letter: str
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    def needs(self, out: Range) -> Range:
+        return self.first[out[0]], self.last[out[1] - 1] + 1
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of the axis, whatever the output region (kernels, tables that are looked up)."""
+
+    extent: int
+
+    def needs(self, out: Range) -> Range:
+        return 0, self.extent
+
+
+Index = Plain | Shifted | Window | Inverse | Around | Band | Whole
+
+
+@dataclass(frozen=True)
+class AxisRule:
+    """Index expressions of one node, an entry an axis; ``None`` marks a broadcast axis of extent one."""
+
+    inputs: tuple[tuple[Index | None, ...], ...]
+    outputs: tuple[tuple[Plain | None, ...], ...]
+    extents: Mapping[str, int]
+    """Letter -> extent."""
+    uncut: frozenset[str] = field(default_factory=frozenset)
+    """Letters that must always be whole."""
+    combine: str | None = None
+    """How partial results over a cut reduced letter are combined: ``sum``, ``moments``,
+    ``logsumexp``; ``None`` where a reduced letter must be whole."""
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Letters of the outputs."""
+        return frozenset(axis.letter for axes in self.outputs for axis in axes if axis is not None)
+
+    @property
+    def reduced(self) -> tuple[str, ...]:
+        """Letters that no output has, in order of appearance."""
+        kept = self.kept
+        letters = (
+            axis.letter
+            for axes in self.inputs
+            for axis in axes
+            if axis is not None and not isinstance(axis, Whole)
+        )
+        return tuple(dict.fromkeys(letter for letter in letters if letter not in kept))
+
+
+def clip(wanted: Range, extent: int) -> Range:
+    """The part of ``wanted`` inside ``range(extent)``; ``(0, 0)`` if there is none."""
+    start, stop = max(wanted[0], 0), min(wanted[1], extent)
+    return (start, stop) if start < stop else (0, 0)
+
+
+def hull(first: Region | None, second: Region) -> Region:
+    """The smallest region that holds both; an empty region holds nothing."""
+    if first is None or is_empty(first):
+        return second
+    if is_empty(second):
+        return first
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+
+
+def is_empty(region: Region) -> bool:
+    """Whether no element is inside."""
+    return any(start >= stop for start, stop in region)
+
+
+def whole(shape: tuple[int, ...]) -> Region:
+    """The region of a whole value."""
+    return tuple((0, extent) for extent in shape)
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Extents of a region."""
+    return tuple(stop - start for start, stop in region)
+
+
+def region_size(region: Region) -> int:
+    """Number of elements of a region."""
+    size = 1
+    for start, stop in region:
+        size *= stop - start
+    return size
+
+
+def intersect(first: Region, second: Region) -> Region:
+    """The common part; may be empty."""
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+
+
+def within(inner: Region, outer: Region) -> tuple[slice, ...]:
+    """``inner`` as slices relative to the start of ``outer``."""
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
+
+
+def pieces(extent: int, count: int) -> tuple[Range, ...]:
+    """``range(extent)`` in at most ``count`` equal pieces, the last one smaller: a regular chunk grid.
+
+    >>> pieces(7, 3)
+    ((0, 3), (3, 6), (6, 7))
+    """
+    size = -(-extent // count)
+    return tuple((start, min(start + size, extent)) for start in range(0, extent, size))

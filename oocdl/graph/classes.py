@@ -1,0 +1,126 @@
+"""Which stored axes are cut together, and what a cut means for each node.
+
+Axes that share a letter anywhere belong to one *cut class*: all depths of a
+U-Net, at every resolution, are one class. A plan cuts classes; how many pieces
+is chosen layer by layer. In a node at most one letter of a class is cut: a kept
+one if there is one (its output is then made piece by piece), else a reduced one
+(its output is then a partial result).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from oocdl.graph.axes import Index, Inverse, Plain, Shifted, Whole, Window
+from oocdl.graph.factorize import Cell, Factored
+from oocdl.graph.ir import Role
+
+StoredAxis = tuple[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The cut class of every stored axis and letter."""
+
+    of_axis: Mapping[StoredAxis, int]
+    of_letter: Mapping[tuple[str, str], int]
+    """(node name, letter) -> class."""
+    names: Mapping[int, str]
+    """``batch``, ``space0``.., or ``channels`` with a number."""
+    extents: Mapping[int, int]
+    """Class -> largest extent of its axes."""
+
+    def cut_letter(self, cell: Cell, cut: int) -> str | None:
+        """The letter of ``cell`` that a cut of class ``cut`` cuts, if any."""
+        kept = (
+            index.letter
+            for view in cell.outputs
+            for axis in view.indices
+            for index in axis
+            if isinstance(index, Plain)
+        )
+        for letter in (*kept, *(cell.reduced if cell.combine else ())):
+            cuttable = letter not in cell.uncut and cell.extents[letter] > 1
+            if cuttable and self.of_letter.get((cell.node.name, letter)) == cut:
+                return letter
+        return None
+
+    def touched(self, cell: Cell, cuts: Iterable[int]) -> frozenset[int]:
+        """The classes among ``cuts`` that cut ``cell``."""
+        return frozenset(cut for cut in cuts if self.cut_letter(cell, cut) is not None)
+
+    def is_partial(self, cell: Cell, cuts: Iterable[int]) -> bool:
+        """Whether cutting ``cuts`` makes the outputs of ``cell`` partial results."""
+        return any(self.cut_letter(cell, cut) in cell.reduced for cut in cuts)
+
+
+def find_classes(factored: Factored) -> Classes:
+    """Union of all axes that share a letter."""
+    parent: dict[StoredAxis, StoredAxis] = {
+        (name, axis): (name, axis) for name, shape in factored.shapes.items() for axis in range(len(shape))
+    }
+
+    def root(axis: StoredAxis) -> StoredAxis:
+        while parent[axis] != axis:
+            parent[axis] = parent[parent[axis]]
+            axis = parent[axis]
+        return axis
+
+    anchors: dict[tuple[str, str], StoredAxis] = {}
+    for cell in factored.cells:
+        for view in (*cell.outputs, *cell.inputs):
+            for positions, indices in zip(view.positions, view.indices, strict=True):
+                for position, index in zip(positions, indices, strict=False):
+                    if index is None or isinstance(index, Whole):
+                        continue
+                    key = (cell.node.name, index.letter)
+                    axis = (view.value, position)
+                    parent[root(axis)] = root(anchors.setdefault(key, axis))
+    numbers: dict[StoredAxis, int] = {}
+    for axis in parent:
+        numbers.setdefault(root(axis), len(numbers))
+    of_axis = {axis: numbers[root(axis)] for axis in parent}
+    of_letter = {key: of_axis[axis] for key, axis in anchors.items()}
+    extents: dict[int, int] = {}
+    for (name, position), number in of_axis.items():
+        extents[number] = max(extents.get(number, 0), factored.shapes[name][position])
+    return Classes(of_axis, of_letter, _names(factored, of_axis), extents)
+
+
+def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, str]:
+    """Names by the axes of the model's inputs; all other classes are channels."""
+    names: dict[int, str] = {}
+    inputs = factored.graph.of_role(Role.INPUT, Role.TARGET)
+    for value in inputs:
+        stored = factored.alias.get(value.name, value.name)
+        position = 0
+        for axis, parts in enumerate(factored.factors[value.name]):
+            for number, _ in enumerate(parts):
+                label = "batch" if axis == 0 else f"space{axis - 2}"
+                if value.role is Role.INPUT and axis == 1 and len(value.shape) > 2:
+                    label = "channels"
+                elif len(value.shape) == 2 and axis == 1:
+                    label = "space0" if value.dtype.startswith("int") else "channels"
+                elif value.role is Role.TARGET and axis > 0 and (stored, position) in of_axis:
+                    label = ""
+                if label and number == 0 and label != "channels":
+                    names.setdefault(of_axis[stored, position], label)
+                position += 1
+    count = 0
+    for number in dict.fromkeys(of_axis.values()):
+        if number not in names:
+            names[number] = f"channels{count}"
+            count += 1
+    return names
+
+
+def is_local(index: Index | None) -> bool:
+    """Whether an operand's piece comes from the same piece of a cut axis, without a halo."""
+    if isinstance(index, Window):
+        return index.kernel <= index.stride and index.pad == 0
+    if isinstance(index, Inverse):
+        return index.kernel <= index.stride and index.pad == 0
+    return index is None or isinstance(index, (Plain, Whole)) or (
+        isinstance(index, Shifted) and index.offset == 0 and index.step == 1
+    )

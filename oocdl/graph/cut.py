@@ -1,0 +1,363 @@
+"""Cutting: from a layer and a grid to units, each with exact regions and a program.
+
+A shard owns a piece of every value its layer stores, and of every letter that is
+reduced. Regions flow backwards through the layer's cells by interval arithmetic;
+where several consumers want different regions of one value, their hull is
+computed and each takes its part. A region is clipped to its value; what lies
+outside is filled at the node that pads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from oocdl.errors import UnsupportedError
+from oocdl.graph.axes import (
+    Around,
+    Inverse,
+    Plain,
+    Range,
+    Region,
+    Whole,
+    clip,
+    hull,
+    is_empty,
+    pieces,
+    region_shape,
+    whole,
+    within,
+)
+from oocdl.graph.classes import Classes
+from oocdl.graph.factorize import Cell, Factored, View
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.rule import Rules
+from oocdl.graph.traffic import Layer
+
+Grid = Mapping[int, int]
+"""Cut class -> number of pieces."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One (layer, shard): what it reads, runs and makes."""
+
+    layer: int
+    shard: tuple[int, ...]
+    """Piece number a cut class, in the order of the layer's grid."""
+    reads: tuple[tuple[str, Region], ...]
+    """In the order of the program's inputs."""
+    program: Program
+    makes: tuple[tuple[str, Region], ...]
+    """In the order of the program's outputs: the layer's stores, then its partials."""
+    counts: tuple[int, ...]
+    """For each made value over how many elements it is reduced (1 where it is not)."""
+
+
+def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
+    """Pieces of an axis, aligned with those of the coarsest axis (``base``) of its class.
+
+    >>> boundaries(7, 3, 3)
+    ((0, 2), (2, 4), (4, 7))
+    """
+    coarse = pieces(base, count)
+    ratio = round(extent / base)
+    marks = [start * ratio for start, _ in coarse] + [extent]
+    if all(a < b for a, b in zip(marks[:-1], marks[1:], strict=True)):
+        return tuple(zip(marks[:-1], marks[1:], strict=True))
+    marks = [extent * number // len(coarse) for number in range(len(coarse) + 1)]
+    return tuple(zip(marks[:-1], marks[1:], strict=True))
+
+
+class LayerCutter:
+    """Cuts one layer by one grid."""
+
+    def __init__(
+        self, factored: Factored, classes: Classes, rules: Rules, layer: Layer, grid: Grid
+    ) -> None:
+        self.factored, self.classes, self.rules, self.layer = factored, classes, rules, layer
+        self.made = set(layer.stores) | set(layer.partials)
+        self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
+        self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
+        self.grid = {
+            cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()
+        }
+
+    def _coarsest(self, cut: int) -> int:
+        letters = ((cell, self.classes.cut_letter(cell, cut)) for cell in self.sinks)
+        return min(cell.extents[letter] for cell, letter in letters if letter is not None)
+
+    def shards(self) -> list[tuple[int, ...]]:
+        """All shards, the last cut class fastest."""
+        return list(product(*(range(count) for count in self.grid.values())))
+
+    def owned(self, cell: Cell, shard: Sequence[int]) -> dict[str, Range]:
+        """The cut letters of ``cell`` and the range of each that the shard owns."""
+        found: dict[str, Range] = {}
+        for (cut, count), number in zip(self.grid.items(), shard, strict=True):
+            letter = self.classes.cut_letter(cell, cut)
+            if letter is not None and count > 1:
+                found[letter] = boundaries(cell.extents[letter], self.base[cut], count)[number]
+        return found
+
+    def unit(self, shard: tuple[int, ...]) -> Unit:
+        """Regions and program of one shard."""
+        wanted: dict[str, Region] = {}
+        makes: dict[str, Region] = {}
+        ranges: dict[str, dict[str, Range]] = {}
+        counts: dict[str, int] = {}
+        for cell in reversed(self.layer.cells):
+            letters = {letter: (0, extent) for letter, extent in cell.extents.items()}
+            mine = self.owned(cell, shard) if cell in self.sinks else {}
+            for view in cell.outputs:
+                if view.value in self.made:
+                    region = _output_region(view, letters | mine)
+                    makes[view.value] = region
+                    wanted[view.value] = hull(wanted.get(view.value), region)
+            out = next((wanted[v.value] for v in cell.outputs if v.value in wanted), None)
+            if out is None or is_empty(out):
+                continue
+            for view in cell.outputs[1:]:
+                out = hull(out, wanted.get(view.value, out))
+            out = _whole_where_uncut(cell, out)
+            letters.update(_letters(cell.outputs[0], out))
+            letters.update({k: v for k, v in mine.items() if k in cell.reduced})
+            ranges[cell.node.name] = letters
+            for view in cell.outputs:
+                wanted[view.value] = out
+                counts[view.value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
+            for view in cell.inputs:
+                wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, letters))
+        order = [*self.layer.stores, *self.layer.partials]
+        reads = tuple((name, wanted[name]) for name in self.layer.reads if not is_empty(wanted[name]))
+        program = self._program(reads, wanted, ranges, [(name, makes[name]) for name in order])
+        sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
+        return Unit(self.layer.index, shard, reads, program, tuple((n, makes[n]) for n in order), sizes)
+
+    def _input_region(self, cell: Cell, view: View, letters: Mapping[str, Range]) -> Region:
+        region: list[Range] = [(0, 0)] * len(self.factored.shapes[view.value])
+        for positions, wants, extents in self._axes(cell, view, letters):
+            for position, want, extent in zip(positions, wants, extents, strict=False):
+                region[position] = clip(want, extent)
+        if is_empty(tuple(region)) and not self.rules[cell.node.op].joins:
+            # Only padding is wanted; one element is read so that there is an array to pad.
+            return tuple(r if r[0] < r[1] else (0, 1) for r in region)
+        return tuple(region)
+
+    def _axes(
+        self, cell: Cell, view: View, letters: Mapping[str, Range]
+    ) -> list[tuple[tuple[int, ...], list[Range], list[int]]]:
+        """For each own axis: stored positions, wanted ranges (not clipped), extents."""
+        shape = self.factored.shapes[view.value]
+        found = []
+        for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True):
+            extents = [shape[p] for p in positions] or [own]
+            wants = [
+                (0, extent) if index is None else index.needs(letters[_letter(index)] if _letter(index) else (0, 1))
+                for index, extent in zip(indices, extents, strict=True)
+            ]
+            found.append((positions, wants, extents))
+        return found
+
+    def _program(
+        self,
+        reads: Sequence[tuple[str, Region]],
+        regions: Mapping[str, Region],
+        ranges: Mapping[str, Mapping[str, Range]],
+        outputs: Sequence[tuple[str, Region]],
+    ) -> Program:
+        slots: dict[str, int] = {name: number for number, (name, _) in enumerate(reads)}
+        values = self.factored.graph.values
+        instructions: list[Instruction] = []
+        for cell in self.layer.cells:
+            if cell.node.name not in ranges:
+                continue
+            for view in cell.outputs:
+                slots[view.value] = len(slots)
+            instructions.append(self._instruction(cell, ranges[cell.node.name], regions, slots))
+        tails = tuple(
+            Operand(slots[name], _crop(region, regions[name]), region_shape(region), None)
+            for name, region in outputs
+        )
+        return make_program(
+            tuple(range(len(reads))),
+            tuple(region_shape(region) for _, region in reads),
+            tuple(values[name].dtype for name, _ in reads),
+            tuple(instructions),
+            tails,
+        )
+
+    def _instruction(
+        self, cell: Cell, letters: Mapping[str, Range], regions: Mapping[str, Region], slots: Mapping[str, int]
+    ) -> Instruction:
+        rule, node = self.rules[cell.node.op], cell.node
+        operands: list[Operand] = []
+        crop = [0] * len(cell.outputs[0].shape)
+        own_ranges: list[Region] = []
+        for view in cell.inputs:
+            operand, own = self._operand(cell, view, letters, regions, slots)
+            own_ranges.append(own)
+            if operand is not None:
+                operands.append(operand)
+            _find_crop(cell, view, letters, crop)
+        attrs: dict[str, Any] = dict(node.attrs)
+        if any(isinstance(i, (Inverse, Around)) for v in cell.inputs for axis in v.indices for i in axis):
+            attrs["crop"] = tuple(crop)
+        out = _own_ranges(cell.outputs[0], letters)
+        if rule.localize is not None:
+            attrs |= rule.localize(node, out, own_ranges, [view.shape for view in cell.inputs])
+        shapes = tuple(region_shape(regions[view.value]) for view in cell.outputs)
+        return Instruction(
+            node.op,
+            tuple(operands),
+            tuple(slots[view.value] for view in cell.outputs),
+            tuple(_own_shape(view, shape) for view, shape in zip(cell.outputs, shapes, strict=True)),
+            shapes,
+            tuple(self.factored.graph.values[name].dtype for name in node.outputs),
+            attrs,
+            rule.fill,
+        )
+
+    def _operand(
+        self, cell: Cell, view: View, letters: Mapping[str, Range], regions: Mapping[str, Region],
+        slots: Mapping[str, int],
+    ) -> tuple[Operand | None, Region]:
+        """The operand as the kernel sees it (None: nothing of it is inside), and its own ranges."""
+        joins = self.rules[cell.node.op].joins
+        held = regions[view.value]
+        part: list[Range] = [(0, 0)] * len(held)
+        pads: list[tuple[int, int]] = []
+        own: list[Range] = []
+        nothing = False
+        for positions, wants, extents in self._axes(cell, view, letters):
+            clipped = [clip(want, extent) for want, extent in zip(wants, extents, strict=True)]
+            for position, inside in zip(positions, clipped, strict=False):
+                part[position] = inside
+            inner = prod(stop - start for start, stop in clipped[1:])
+            (start, stop), (low, high) = clipped[0], wants[0]
+            if start == stop:
+                nothing = True
+                start = stop = min(max(low, 0), extents[0])
+            pads.append(((start - low) * inner, (high - stop) * inner))
+            own.append((start * inner, stop * inner))
+        if joins:
+            if nothing:
+                return None, tuple(own)
+            pads = [(0, 0)] * len(pads)
+        shape = tuple(stop - start for start, stop in own)
+        padded = tuple(pads) if any(low or high for low, high in pads) else None
+        if nothing:
+            if not part:
+                raise UnsupportedError(f"node '{cell.node.name}' pads a single number; give it an axis larger than one")
+            # Any empty axis makes an array without elements, which then becomes all padding.
+            part = [r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True)]
+            part[0] = (part[0][0], part[0][0])
+        return Operand(slots[view.value], _crop(tuple(part), held), shape, padded), tuple(own)
+
+
+def _letter(index: Any) -> str | None:
+    return None if isinstance(index, Whole) else str(index.letter)
+
+
+def _letters(view: View, region: Region) -> dict[str, Range]:
+    """Ranges of the letters of an output from its region."""
+    found: dict[str, Range] = {}
+    for positions, indices in zip(view.positions, view.indices, strict=True):
+        for position, index in zip(positions, indices, strict=False):
+            if isinstance(index, Plain):
+                found[index.letter] = region[position]
+    return found
+
+
+def _output_region(view: View, letters: Mapping[str, Range]) -> Region:
+    found: list[Range] = []
+    for positions, indices in zip(view.positions, view.indices, strict=True):
+        for _, index in zip(positions, indices, strict=False):
+            assert isinstance(index, Plain)
+            found.append(letters[index.letter])
+    return tuple(found)
+
+
+def _whole_where_uncut(cell: Cell, region: Region) -> Region:
+    """What has to be computed to have ``region``: all of the axes that cannot be cut."""
+    if not cell.uncut:
+        return region
+    found = list(region)
+    for positions, indices in zip(cell.outputs[0].positions, cell.outputs[0].indices, strict=True):
+        for position, index in zip(positions, indices, strict=False):
+            if isinstance(index, Plain) and index.letter in cell.uncut:
+                found[position] = (0, cell.extents[index.letter])
+    return tuple(found)
+
+
+def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
+    """Ranges of a view's own axes; of several factors only the outermost may be partial."""
+    found: list[Range] = []
+    for indices in view.indices:
+        inner = 1
+        start, stop = 0, 1
+        for number, index in enumerate(reversed(indices)):
+            low, high = (0, 1) if index is None else letters[index.letter]  # type: ignore[union-attr]
+            if number == len(indices) - 1:
+                start, stop = low * inner, high * inner
+            inner *= high - low
+        found.append((start, stop))
+    return tuple(found)
+
+
+def _own_shape(view: View, stored: Shape) -> Shape:
+    return tuple(prod(stored[p] for p in positions) for positions in view.positions)
+
+
+def _crop(part: Region, held: Region) -> tuple[tuple[int, int], ...] | None:
+    if part == held:
+        return None
+    return tuple((cut.start, cut.stop) for cut in within(part, held))
+
+
+def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[int]) -> None:
+    """Where the wanted output starts in the natural result of an Inverse or Around axis."""
+    outputs = {
+        index.letter: axis
+        for axis, indices in enumerate(cell.outputs[0].indices)
+        for index in indices
+        if isinstance(index, Plain)
+    }
+    for indices in view.indices:
+        for index in indices:
+            if isinstance(index, (Inverse, Around)) and index.letter in outputs:
+                wanted = letters[index.letter]
+                first = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad).needs(wanted)[0]
+                crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
+
+
+def make_program(
+    inputs: tuple[int, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...],
+    instructions: tuple[Instruction, ...], outputs: tuple[Operand, ...],
+) -> Program:
+    """A program with its key: a digest of everything that the arithmetic depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((inputs, shapes, dtypes, outputs)).encode())
+    for step in instructions:
+        fields = (step.op, step.operands, step.outputs, step.kernel_shapes, step.shapes, step.dtypes, step.fill)
+        digest.update(repr(fields).encode())
+        for name, attr in sorted(step.attrs.items()):
+            digest.update(name.encode())
+            digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
+    return Program(inputs, shapes, dtypes, instructions, outputs, digest.hexdigest())
+
+
+def whole_program(factored: Factored, classes: Classes, rules: Rules, layer: Layer) -> Unit:
+    """The layer as a single shard."""
+    cutter = LayerCutter(factored, classes, rules, layer, {})
+    return cutter.unit(tuple(0 for _ in cutter.grid))
+
+
+__all__ = ["Grid", "LayerCutter", "Unit", "boundaries", "make_program", "whole", "whole_program"]

@@ -1,0 +1,140 @@
+"""Reverse accumulation: gradient nodes are appended to the graph, over whole tensors.
+
+Every operator's rule returns nodes (as in JAX and tinygrad). This pass decides what
+is visited, checks what comes back, and sums what reaches a value more than once, in a
+fixed order: that of the readers, last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir import Node, Role
+from oocdl.graph.rule import Builder
+
+
+def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:
+    """Gradients of the scalar ``loss`` with respect to the values ``wrt``: name -> name.
+
+    The gradient of a value ``x`` is named ``grad/x`` where it is a value of its own (it may be
+    shared with another's, as behind an Add). What the loss does not depend on has zeros.
+    """
+    if build.shape(loss) != () or not _is_float(build, loss):
+        raise ModelError(
+            f"loss '{loss}' must be one floating-point number, not {build.dtype(loss)} "
+            f"of shape {list(build.shape(loss))}"
+        )
+    forward, count = tuple(build.nodes), len(build.nodes)
+    role, scope = build.role, build.scope
+    build.role, build.scope = Role.GRADIENT, "grad/"
+    try:
+        reached = _reached(build, forward, wrt)
+        found: dict[str, list[str]] = {}
+        if loss in reached:
+            found[loss] = [build.constant(1.0, build.dtype(loss), stem="seed")]
+        total: dict[str, str] = {}
+        for node in reversed(forward):
+            grads = [_total(build, name, found, total) for name in node.outputs]
+            if any(grads) and any(name in reached for name in node.inputs):
+                for name, grad in _visit(build, node, grads):
+                    if name in reached:
+                        found.setdefault(name, []).append(grad)
+        answer = {name: _total(build, name, found, total) or _zeros(build, name) for name in wrt}
+    finally:
+        build.role, build.scope = role, scope
+    names = _rename(build, count, {**answer, **total})
+    return {name: names.get(grad, grad) for name, grad in answer.items()}
+
+
+def _is_float(build: Builder, name: str) -> bool:
+    return build.dtype(name).startswith(("float", "bfloat"))
+
+
+def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[str]:
+    """The floating-point values that depend on ``wrt``."""
+    for name in wrt:
+        if name not in build.values or not _is_float(build, name):
+            raise ModelError(f"'{name}' can have no gradient: it is not a floating-point value")
+    reached = set(wrt)
+    for node in nodes:
+        if any(name in reached for name in node.inputs):
+            reached.update(name for name in node.outputs if _is_float(build, name))
+    return reached
+
+
+def _total(
+    build: Builder, name: str, found: dict[str, list[str]], total: dict[str, str]
+) -> str | None:
+    """The sum of what reached ``name``, made once; ``None`` for nothing."""
+    if name not in total and name in found:
+        first, *others = found[name]
+        for other in others:
+            first = build("Add", first, other)
+        total[name] = first
+    return total.get(name)
+
+
+def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tuple[str, str]]:
+    """(input, gradient) for each input of ``node`` that gets one, checked."""
+    made = build.rules[node.op].gradient(build, node, grads)
+    if len(made) != len(node.inputs):
+        raise ModelError(
+            f"node '{node.name}' ({node.op}): its gradient rule returns {len(made)} gradients "
+            f"for {len(node.inputs)} inputs"
+        )
+    pairs = []
+    for name, grad in zip(node.inputs, made, strict=True):
+        if grad is None or not _is_float(build, name):
+            continue
+        value, other = build.values[name], build.values[grad]
+        if (value.shape, value.dtype) != (other.shape, other.dtype):
+            raise ModelError(
+                f"node '{node.name}' ({node.op}): the gradient of '{name}' is {other.dtype} "
+                f"{list(other.shape)}, the value is {value.dtype} {list(value.shape)}"
+            )
+        pairs.append((name, grad))
+    return pairs
+
+
+def _zeros(build: Builder, name: str) -> str:
+    return build("Expand", build.like(0.0, name), shape=build.shape(name))
+
+
+def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]:
+    """Call the gradient of ``x`` ``grad/x``, in the nodes from ``start`` on: old -> new name."""
+    made = {name for node in build.nodes[start:] for name in node.outputs}
+    taken = set(build.values) - made
+    names: dict[str, str] = {}
+    for name, grad in total.items():
+        wanted = f"grad/{name}"
+        if grad in made and grad not in names and wanted not in taken:
+            names[grad] = wanted
+            taken.add(wanted)
+    for old in made - names.keys():
+        # A working name that is now somebody's gradient.
+        if old in taken:
+            names[old] = _free(f"{old}.", taken, made)
+            taken.add(names[old])
+    build.nodes[start:] = [
+        replace(
+            node,
+            name=names.get(node.name, node.name),
+            inputs=tuple(names.get(name, name) for name in node.inputs),
+            outputs=tuple(names.get(name, name) for name in node.outputs),
+        )
+        for node in build.nodes[start:]
+    ]
+    build.values = {
+        names.get(name, name): replace(value, name=names.get(name, name))
+        for name, value in build.values.items()
+    }
+    return names
+
+
+def _free(stem: str, *taken: set[str]) -> str:
+    count = 1
+    while any(f"{stem}{count}" in names for names in taken):
+        count += 1
+    return f"{stem}{count}"

@@ -1,0 +1,229 @@
+"""Rewrites before anything is cut: composite operators, peepholes, twins, dead nodes.
+
+After ``expand`` every node's operator has an axis rule, no two nodes compute the same,
+and each is needed by an output or an update. Names of outputs stay where they can: a
+value that an output turned out to equal takes its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from oocdl.errors import ModelError
+from oocdl.graph.axes import Plain
+from oocdl.graph.ir import Graph, Node, Role, Shape, Value
+from oocdl.graph.rule import Builder, Rules
+
+
+def expand(graph: Graph, rules: Rules) -> Graph:
+    """The simplified graph; ``outputs`` and ``updates`` keep their order and keys."""
+    return _without_dead(_merged(_expanded(graph, rules), rules))
+
+
+def _expanded(graph: Graph, rules: Rules) -> Graph:
+    """Replace every node whose rule has ``expand``, until none has."""
+    while any(rules[node.op].expand for node in graph.nodes):
+        build = Builder(rules, graph)
+        build.nodes = []
+        names: dict[str, str] = {}
+        for node in graph.nodes:
+            rewrite = rules[node.op].expand
+            if rewrite is None:
+                build.nodes.append(node)
+                continue
+            build.role, build.scope = graph.values[node.outputs[0]].role, f"{node.name}/"
+            start = len(build.nodes)
+            made = rewrite(build, node)
+            fresh = {name for new in build.nodes[start:] for name in new.outputs}
+            kept: dict[str, str] = {}
+            for old, result in zip(node.outputs, made, strict=True):
+                if result in fresh and result not in kept:
+                    # What makes the result takes the old name: nothing that reads it changes.
+                    kept[result] = old
+                    del build.values[result]
+                else:
+                    names[old] = kept.get(result, result)
+            build.nodes[start:] = [_renamed(new, kept) for new in build.nodes[start:]]
+        graph = _substitute(build.graph(), names)
+    return graph
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    return replace(
+        node,
+        name=names.get(node.name, node.name),
+        inputs=tuple(names.get(name, name) for name in node.inputs),
+        outputs=tuple(names.get(name, name) for name in node.outputs),
+    )
+
+
+def _resolve(name: str, names: Mapping[str, str]) -> str:
+    while name in names:
+        name = names[name]
+    return name
+
+
+def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Read ``names[x]`` wherever ``x`` is read."""
+    nodes = tuple(
+        replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs))
+        for node in graph.nodes
+    )
+    return replace(
+        graph,
+        nodes=nodes,
+        outputs=tuple(_resolve(name, names) for name in graph.outputs),
+        updates={key: _resolve(name, names) for key, name in graph.updates.items()},
+    )
+
+
+class _Merger:
+    """One walk in topological order, which resolves, simplifies and merges each node."""
+
+    def __init__(self, graph: Graph, rules: Rules) -> None:
+        self.graph = graph
+        self.rules = rules
+        self.alias: dict[str, str] = {}
+        self.producer: dict[str, Node] = {}
+        self.seen: dict[tuple[object, ...], Node] = {}
+        self.nodes: list[Node] = []
+        constants: dict[tuple[object, ...], str] = {}
+        for name, array in graph.constants.items():
+            key = (array.dtype.name, array.shape, array.tobytes())
+            first = constants.setdefault(key, name)
+            if first != name:
+                self.alias[name] = first
+
+    def shape(self, name: str) -> Shape:
+        return self.graph.values[name].shape
+
+    def add(self, node: Node) -> None:
+        """Keep, simplify or drop a node."""
+        node = replace(node, inputs=tuple(_resolve(name, self.alias) for name in node.inputs))
+        if node.op == "Reshape":
+            before = self.producer.get(node.inputs[0])
+            if before is not None and before.op == "Reshape":
+                node = replace(node, inputs=before.inputs)
+        elif node.op != "Identity":
+            node = self.without_expands(node)
+        same = self.same_as(node)
+        if same is not None:
+            self.alias[node.outputs[0]] = same
+            return
+        key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
+        twin = self.seen.setdefault(key, node)
+        if twin is not node:
+            self.alias.update(zip(node.outputs, twin.outputs, strict=True))
+            return
+        self.nodes.append(node)
+        self.producer.update(dict.fromkeys(node.outputs, node))
+
+    def same_as(self, node: Node) -> str | None:
+        """The operand that the node's output equals, if it does nothing."""
+        if node.op == "Identity":
+            return node.inputs[0]
+        shape = self.shape(node.outputs[0])
+        if node.op in ("Reshape", "Expand") and self.shape(node.inputs[0]) == shape:
+            return node.inputs[0]
+        if node.op == "Mul":
+            for name, other in (node.inputs, node.inputs[::-1]):
+                if self.is_one(other) and self.shape(name) == shape:
+                    return name
+        return None
+
+    def is_one(self, name: str) -> bool:
+        """Whether a value is the constant number 1, as the gradient of the loss is."""
+        array = self.graph.constants.get(name)
+        return array is not None and array.size == 1 and bool(array.item() == 1)
+
+    def without_expands(self, node: Node) -> Node:
+        """Read the source of an Expand where broadcasting does the same."""
+        if not any(self.is_expand(name) for name in node.inputs) or not self.is_elementwise(node):
+            return node
+        for place, name in enumerate(node.inputs):
+            if self.is_expand(name):
+                inputs = list(node.inputs)
+                inputs[place] = self.producer[name].inputs[0]
+                if self.fits(node, inputs):
+                    node = replace(node, inputs=tuple(inputs))
+        return node
+
+    def is_expand(self, name: str) -> bool:
+        return name in self.producer and self.producer[name].op == "Expand"
+
+    def fits(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether the outputs are the same with other inputs."""
+        draft = replace(node, inputs=tuple(inputs))
+        try:
+            specs = self.rules[node.op].infer(draft, [self.graph.values[name] for name in inputs])
+        except ModelError:
+            return False
+        wanted = [(value.shape, value.dtype) for value in self.outputs(node)]
+        return [(tuple(shape), dtype) for shape, dtype in specs] == wanted
+
+    def outputs(self, node: Node) -> list[Value]:
+        return [self.graph.values[name] for name in node.outputs]
+
+    def is_elementwise(self, node: Node) -> bool:
+        """Whether each operand axis is the output's letter there, or is broadcast."""
+        rule = self.rules[node.op].axes
+        if rule is None or len(node.outputs) != 1:
+            return False
+        shapes = [self.shape(name) for name in node.inputs]
+        found = rule(node, shapes, [self.shape(node.outputs[0])])
+        out = found.outputs[0]
+        return all(
+            len(operand) <= len(out)
+            and all(
+                index is None or (isinstance(index, Plain) and index == letter)
+                for index, letter in zip(operand, out[len(out) - len(operand) :], strict=True)
+            )
+            for operand in found.inputs
+        )
+
+
+def _merged(graph: Graph, rules: Rules) -> Graph:
+    """Peepholes and common-subexpression elimination."""
+    merger = _Merger(graph, rules)
+    for node in graph.nodes:
+        merger.add(node)
+    merged = _substitute(replace(graph, nodes=tuple(merger.nodes)), merger.alias)
+    # An output that turned out to be another value gives that value its name.
+    made = {name for node in merged.nodes for name in node.outputs}
+    names: dict[str, str] = {}
+    for wanted, real in zip(graph.outputs, merged.outputs, strict=True):
+        if wanted != real and real in made and real not in names and real not in graph.outputs:
+            names[real] = wanted
+    if not names:
+        return merged
+    values = dict(merged.values)
+    for real, wanted in names.items():
+        values[wanted] = replace(values.pop(real), name=wanted)
+    return replace(
+        merged,
+        values=values,
+        nodes=tuple(_renamed(node, names) for node in merged.nodes),
+        outputs=tuple(names.get(name, name) for name in merged.outputs),
+        updates={key: names.get(name, name) for key, name in merged.updates.items()},
+    )
+
+
+def _without_dead(graph: Graph) -> Graph:
+    """Keep what outputs and updates need, and every declared value but constants and noise."""
+    needed = {*graph.outputs, *graph.updates.values()}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(name in needed for name in node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    kept.reverse()
+    made = {name for node in kept for name in node.outputs}
+    disposable = (Role.CONSTANT, Role.RANDOM, Role.ACTIVATION, Role.GRADIENT)
+    values = {
+        name: value
+        for name, value in graph.values.items()
+        if name in made or name in needed or value.role not in disposable
+    }
+    constants = {name: array for name, array in graph.constants.items() if name in values}
+    return replace(graph, values=values, nodes=tuple(kept), constants=constants)

@@ -1,0 +1,282 @@
+"""Dimensions as lists of factors, so that Reshape disappears and regions stay boxes.
+
+A Reshape that splits an axis of 96 into 12 x 8 says that the axis *is* two
+factors. That fact is propagated along the letters of all rules (as Shardy does),
+every value is then stored by its factors, axes of extent one are not stored, and
+the Reshape becomes another name of the same value. Where factors contradict each
+other, or would split an axis that a window slides over, the Reshape stays as an
+ordinary node whose split axes are never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
+from oocdl.graph.ir import Graph, Node, Shape
+from oocdl.graph.rule import Rules
+
+Axis = tuple[str, int]
+"""A value and one of its axes."""
+Factors = tuple[tuple[int, ...], ...]
+"""For each axis its factors, outermost first; an axis of extent one has none."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How a node sees a value: its own axes over the stored factors."""
+
+    value: str
+    """The stored value (aliases resolved)."""
+    shape: Shape
+    """Extents of the node's own axes."""
+    positions: tuple[tuple[int, ...], ...]
+    """For each own axis the stored axes it is made of; none for an extent of one."""
+    indices: tuple[tuple[Index | None, ...], ...]
+    """For each own axis an index a stored axis, or one index where nothing is stored."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A node with its axis rule in factors."""
+
+    node: Node
+    inputs: tuple[View, ...]
+    outputs: tuple[View, ...]
+    extents: Mapping[str, int]
+    uncut: frozenset[str]
+    combine: str | None
+    kept: frozenset[str]
+    reduced: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A graph over stored factors; Reshapes are gone where they could be."""
+
+    graph: Graph
+    cells: tuple[Cell, ...]
+    shapes: Mapping[str, Shape]
+    """Stored value -> extents of its factors."""
+    factors: Mapping[str, Factors]
+    """Any value -> the factors of its own axes."""
+    alias: Mapping[str, str]
+    """Value -> the value that is stored in its place."""
+
+
+class _Splits:
+    """Where each axis is split, as inner strides, kept consistent along all links."""
+
+    def __init__(self, graph: Graph, rules: Mapping[str, AxisRule]) -> None:
+        self.extent: dict[Axis, int] = {
+            (name, axis): extent
+            for name, value in graph.values.items()
+            for axis, extent in enumerate(value.shape)
+        }
+        self.splits: dict[Axis, set[int]] = {axis: set() for axis in self.extent}
+        self.atomic: set[Axis] = set()
+        self.links: dict[Axis, list[tuple[Axis, int | None]]] = {axis: [] for axis in self.extent}
+        self.segments: dict[Axis, list[list[tuple[Axis, int]]]] = {axis: [] for axis in self.extent}
+        for node in graph.nodes:
+            if node.op != "Reshape":
+                self.add_rule(node, rules[node.name])
+
+    def add_rule(self, node: Node, rule: AxisRule) -> None:
+        """Link axes that share a letter; an axis that a window slides over is never split."""
+        fixed: set[str] = set()
+        letters: dict[str, list[tuple[Axis, int | None]]] = {}
+        for names, operands in ((node.inputs, rule.inputs), (node.outputs, rule.outputs)):
+            for name, axes in zip(names, operands, strict=True):
+                for position, index in enumerate(axes):
+                    axis = (name, position)
+                    if isinstance(index, Plain):
+                        letters.setdefault(index.letter, []).append((axis, None))
+                    elif isinstance(index, Shifted) and index.step == 1:
+                        letters.setdefault(index.letter, []).append((axis, index.offset))
+                    elif index is not None and not isinstance(index, Whole):
+                        fixed.add(index.letter)
+                        self.atomic.add(axis)
+        for letter, members in letters.items():
+            if letter in fixed:
+                self.atomic.update(axis for axis, _ in members)
+            first, first_offset = members[0]
+            for axis, offset in members[1:]:
+                shift = None if offset is None and first_offset is None else (offset or 0) - (first_offset or 0)
+                self.links[first].append((axis, shift))
+                self.links[axis].append((first, shift))
+
+    def try_split(self, axis: Axis, inner: int, journal: list[tuple[Axis, int]]) -> bool:
+        """Split ``axis`` at stride ``inner`` and all that follows; False on a contradiction."""
+        pending = [(axis, inner)]
+        while pending:
+            axis, inner = pending.pop()
+            extent, known = self.extent[axis], self.splits[axis]
+            if inner in known or inner == 1 or inner == extent:
+                continue
+            if axis in self.atomic or extent % inner or any(max(q, inner) % min(q, inner) for q in known):
+                return False
+            known.add(inner)
+            journal.append((axis, inner))
+            for other, shift in self.links[axis]:
+                if shift is not None and (shift % inner or inner >= self.extent[other]):
+                    return False
+                pending.append((other, inner))
+            for segment in self.segments[axis]:
+                mine = next(stride for member, stride in segment if member == axis)
+                for member, stride in segment:
+                    place = inner * mine
+                    if stride < place < stride * self.extent[member]:
+                        if place % stride:
+                            return False
+                        pending.append((member, place // stride))
+        return True
+
+    def add_reshape(self, node: Node, before: Shape, after: Shape) -> bool:
+        """Make a Reshape a renaming of factors; False (and nothing changed) if it cannot be."""
+        segments = _segments(node, before, after)
+        if segments is None:
+            return False
+        journal: list[tuple[Axis, int]] = []
+        for segment in segments:
+            for axis, _ in segment:
+                self.segments[axis].append(segment)
+        good = True
+        for segment in segments:
+            places = {stride for _, stride in segment}
+            places |= {stride * inner for axis, stride in segment for inner in self.splits[axis]}
+            for axis, stride in segment:
+                for place in sorted(places):
+                    if good and stride < place < stride * self.extent[axis]:
+                        good = place % stride == 0 and self.try_split(axis, place // stride, journal)
+        if not good:
+            for axis, inner in journal:
+                self.splits[axis].discard(inner)
+            for segment in segments:
+                for axis, _ in segment:
+                    self.segments[axis].remove(segment)
+        return good
+
+    def factors(self, axis: Axis) -> tuple[int, ...]:
+        """Factors of an axis, outermost first."""
+        extent = self.extent[axis]
+        if extent == 1:
+            return ()
+        strides = [extent, *sorted(self.splits[axis], reverse=True), 1]
+        return tuple(a // b for a, b in zip(strides[:-1], strides[1:], strict=True))
+
+
+def _segments(node: Node, before: Shape, after: Shape) -> list[list[tuple[Axis, int]]] | None:
+    """Smallest groups of axes of equal product, each axis with its stride inside the group."""
+    if 0 in before:
+        return None
+    sides = [
+        [((name, axis), extent) for axis, extent in enumerate(shape)]
+        for name, shape in ((node.inputs[0], before), (node.outputs[0], after))
+    ]
+    segments: list[list[tuple[Axis, int]]] = []
+    while any(sides):
+        segment: list[tuple[Axis, int]] = []
+        stride = [1, 1]
+        for side in (0, 1):
+            if sides[side]:
+                axis, extent = sides[side].pop()
+                segment.append((axis, stride[side]))
+                stride[side] *= extent
+        while stride[0] != stride[1]:
+            side = 0 if stride[0] < stride[1] else 1
+            axis, extent = sides[side].pop()
+            segment.append((axis, stride[side]))
+            stride[side] *= extent
+        segments.append(segment)
+    return segments
+
+
+def factorize(graph: Graph, rules: Rules) -> Factored:
+    """Rewrite ``graph`` over factors. No node is added, Reshapes are dropped where possible."""
+    axis_rules: dict[str, AxisRule] = {}
+    for node in graph.nodes:
+        rule = rules[node.op].axes
+        assert rule is not None, node.op
+        shapes_in = [graph.values[name].shape for name in node.inputs]
+        shapes_out = [graph.values[name].shape for name in node.outputs]
+        axis_rules[node.name] = rule(node, shapes_in, shapes_out)
+    splits = _Splits(graph, axis_rules)
+    alias: dict[str, str] = {}
+    stays: list[Node] = []
+    for node in graph.nodes:
+        if node.op == "Reshape":
+            source, target = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+            if splits.add_reshape(node, source.shape, target.shape):
+                alias[target.name] = alias.get(source.name, source.name)
+                continue
+            splits.add_rule(node, axis_rules[node.name])
+        stays.append(node)
+    factors = {
+        name: tuple(splits.factors((name, axis)) for axis in range(len(value.shape)))
+        for name, value in graph.values.items()
+    }
+    shapes = {
+        name: tuple(f for axis in factors[name] for f in axis) for name in graph.values if name not in alias
+    }
+    cells = tuple(_cell(graph, node, axis_rules[node.name], factors, alias) for node in stays)
+    return Factored(graph, cells, shapes, factors, alias)
+
+
+def _cell(
+    graph: Graph, node: Node, rule: AxisRule, factors: Mapping[str, Factors], alias: Mapping[str, str]
+) -> Cell:
+    """A node's rule with every letter replaced by the letters of its factors."""
+    sizes: dict[str, tuple[int, ...]] = {letter: (extent,) for letter, extent in rule.extents.items()}
+    for names, operands in ((node.outputs, rule.outputs), (node.inputs, rule.inputs)):
+        for name, axes in zip(names, operands, strict=True):
+            for index, parts in zip(axes, factors[name], strict=True):
+                if isinstance(index, Plain) and parts:
+                    sizes[index.letter] = parts
+
+    def view(name: str, axes: Sequence[Index | None]) -> View:
+        positions: list[tuple[int, ...]] = []
+        indices: list[tuple[Index | None, ...]] = []
+        count = 0
+        for index, parts in zip(axes, factors[name], strict=True):
+            positions.append(tuple(range(count, count + len(parts))))
+            count += len(parts)
+            indices.append(_split_index(index, parts, sizes))
+        return View(alias.get(name, name), graph.values[name].shape, tuple(positions), tuple(indices))
+
+    inputs = tuple(view(n, axes) for n, axes in zip(node.inputs, rule.inputs, strict=True))
+    outputs = tuple(view(n, axes) for n, axes in zip(node.outputs, rule.outputs, strict=True))
+    extents = {part: size for letter in sizes for part, size in _parts(letter, sizes[letter])}
+    uncut = frozenset(p for letter in rule.uncut for p, _ in _parts(letter, sizes.get(letter, (1,))))
+    kept = frozenset(i.letter for v in outputs for axis in v.indices for i in axis if isinstance(i, Plain))
+    seen = (
+        i.letter for v in inputs for axis in v.indices for i in axis if i is not None and not isinstance(i, Whole)
+    )
+    reduced = tuple(dict.fromkeys(letter for letter in seen if letter not in kept and extents[letter] > 1))
+    return Cell(node, inputs, outputs, extents, uncut, rule.combine, kept, reduced)
+
+
+def _parts(letter: str, sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+    if len(sizes) <= 1:
+        return [(letter, prod(sizes))]
+    return [(f"{letter}.{number}", size) for number, size in enumerate(sizes)]
+
+
+def _split_index(
+    index: Index | None, parts: tuple[int, ...], sizes: Mapping[str, tuple[int, ...]]
+) -> tuple[Index | None, ...]:
+    """The index of one axis as one index a factor."""
+    if isinstance(index, Whole):
+        return tuple(Whole(part) for part in parts) or (index,)
+    if index is None or len(parts) <= 1:
+        letter = None if index is None else index.letter
+        if letter is None or len(sizes[letter]) <= 1:
+            return (index,)
+        # An axis of extent one against a letter of several factors is a broadcast of a Shifted axis.
+        return (None,)
+    names = [name for name, _ in _parts(index.letter, sizes[index.letter])]
+    if isinstance(index, Shifted):
+        inner = prod(parts[1:])
+        return (Shifted(names[0], index.offset // inner), *(Plain(name) for name in names[1:]))
+    return tuple(Plain(name) for name in names)

@@ -1,0 +1,102 @@
+"""The intermediate representation: values, nodes, graphs. Frozen data, no behaviour.
+
+One graph holds forward, loss, gradient and update alike. Passes read a graph
+and return another; ``Builder`` is the only way nodes are made, so every value
+has its shape and dtype from the moment it exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+Attrs = Mapping[str, Any]
+
+
+class Role(StrEnum):
+    """What a value is for; decides where its bytes come from and go to."""
+
+    INPUT = "input"  # read from the dataset, by region
+    TARGET = "target"  # read from the dataset, by region
+    WEIGHT = "weight"  # versioned in the run, replaced by an update
+    STATE = "state"  # optimizer state and running statistics, as weights
+    CONSTANT = "constant"  # a small array of the graph
+    SCALAR = "scalar"  # one number a step: learning rate, bias correction
+    RANDOM = "random"  # counter-based, keyed by (seed, step, value, global index)
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    """A NumPy dtype name: ``float32``, ``float64``, ``int64``, ``bool``."""
+    role: Role = Role.ACTIVATION
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole value."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation. ``attrs`` are plain Python data and never change."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Values and nodes in topological order."""
+
+    values: Mapping[str, Value]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    """What has to be computed: model outputs, later losses and updated weights."""
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    """Contents of the values of role CONSTANT."""
+    updates: Mapping[str, str] = field(default_factory=dict)
+    """Weight or state -> the value that replaces it at the end of the step."""
+
+    def of_role(self, *roles: Role) -> list[Value]:
+        """Values that have one of ``roles``, in order of creation."""
+        return [value for value in self.values.values() if value.role in roles]
+
+    def producers(self) -> dict[str, Node]:
+        """Value name -> the node that makes it."""
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """Value name -> the nodes that read it, each once."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node)
+        return found
+
+
+def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Non-negative, sorted axes."""
+    return tuple(sorted(axis % rank for axis in axes))

@@ -1,0 +1,280 @@
+"""The plan: how many pieces each layer is cut into, so that every unit fits.
+
+The fewest, largest shards that keep the budget. Cuts prefer the batch (no halo),
+then slabs along the outermost spatial axis, then further axes, then channels.
+Adding a class of cuts can turn a local reduction into one that crosses shards,
+so layers are formed again each time a class is added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from oocdl.errors import BudgetError, InputError
+from oocdl.graph.classes import Classes, find_classes
+from oocdl.graph.cost import made_bytes, program_flops, program_peak_bytes, read_bytes
+from oocdl.graph.cut import LayerCutter, Unit
+from oocdl.graph.factorize import Factored
+from oocdl.graph.layers import group
+from oocdl.graph.rule import Rules
+from oocdl.graph.traffic import Layer, choose_stored
+
+THIN_SLAB = 4
+"""A slab thinner than this reads as much halo as body: another axis is cut first."""
+WORTH_CUTTING_FLOPS = 5e7
+"""A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
+LANE_BYTES = 16 << 20
+"""Partial results of one value that may be kept side by side before shards share lanes."""
+NOMINAL_FLOPS_PER_SECOND = 1e11
+NOMINAL_BYTES_PER_SECOND = 1e9
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """A layer with its cuts and what they cost."""
+
+    layer: Layer
+    grid: Mapping[int, int]
+    units: tuple[Unit, ...]
+    peak_bytes: int
+    """Of its largest unit."""
+    read_bytes: int
+    written_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """All layers of one training step, in order."""
+
+    factored: Factored
+    classes: Classes
+    cuts: tuple[int, ...]
+    layers: tuple[LayerPlan, ...]
+
+    @property
+    def peak_unit_bytes(self) -> int:
+        """Of the largest unit."""
+        return max((layer.peak_bytes for layer in self.layers), default=0)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that all units read in a step; from disk when nothing fits in RAM."""
+        return sum(layer.read_bytes for layer in self.layers)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that all units write in a step; to disk when nothing fits in RAM."""
+        return sum(layer.written_bytes for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def tasks(self) -> int:
+        """Number of units."""
+        return sum(len(layer.units) for layer in self.layers)
+
+    @property
+    def seconds(self) -> float:
+        """A rough prediction from nominal rates of arithmetic and disk."""
+        moved = self.read_bytes + self.written_bytes
+        return max(self.flops / NOMINAL_FLOPS_PER_SECOND, moved / NOMINAL_BYTES_PER_SECOND)
+
+    def numerics(self) -> str:
+        """A digest of everything in the plan that the bits of the result depend on."""
+        digest = hashlib.blake2b(digest_size=16)
+        for planned in self.layers:
+            for unit in planned.units:
+                digest.update(repr((unit.layer, unit.shard, unit.reads, unit.makes)).encode())
+                digest.update(unit.program.key.encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan has to keep."""
+
+    unit_bytes: int
+    """Memory that one unit may take."""
+    threads: int = 1
+    """Heavy layers are cut into at least this many pieces."""
+    parallel: Mapping[str, int | tuple[int, ...]] | None = None
+    """At least these many pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
+    cuts: Mapping[int, int] | None = None
+    """At least these many pieces of cut classes given by number."""
+
+
+def asked_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
+    """Pieces that the user asked for, a class each."""
+    wanted: dict[str, int] = {}
+    for name, count in (limits.parallel or {}).items():
+        if name == "space":
+            counts = (count,) if isinstance(count, int) else tuple(count)
+            wanted |= {f"space{axis}": number for axis, number in enumerate(counts)}
+        else:
+            assert isinstance(count, int)
+            wanted[name] = count
+    found: dict[int, int] = {
+        number: min(count, classes.extents[number]) for number, count in (limits.cuts or {}).items()
+    }
+    for number, name in classes.names.items():
+        kind = "channels" if name.startswith("channels") else name
+        count = wanted.get(kind, 1)
+        if count > 1 and classes.extents[number] > 1:
+            found[number] = min(count, classes.extents[number])
+    return found
+
+
+def preference(classes: Classes) -> list[int]:
+    """All classes, those that are best to cut first."""
+    rank = {"batch": 0, "space0": 1, "space1": 2, "space2": 3}
+    numbers = [number for number in classes.names if classes.extents[number] > 1]
+    return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
+
+
+class _Fitter:
+    """Finds the grid of each layer for one choice of cut classes."""
+
+    def __init__(
+        self, factored: Factored, classes: Classes, rules: Rules, limits: Limits, asked: Mapping[int, int]
+    ) -> None:
+        self.factored, self.classes, self.rules = factored, classes, rules
+        self.limits, self.asked = limits, asked
+        self.order = preference(classes)
+
+    def peak(self, cutter: LayerCutter) -> tuple[int, int]:
+        """Largest memory and total work over a few telling shards: first, middle, last."""
+        shards = cutter.shards()
+        some = {shards[0], shards[len(shards) // 2], shards[-1]}
+        programs = [cutter.unit(shard).program for shard in some]
+        flops = max(program_flops(program, self.rules) for program in programs)
+        return max(program_peak_bytes(p, self.rules) for p in programs), flops * len(shards)
+
+    def fit(self, layer: Layer) -> tuple[LayerCutter, int]:
+        """The coarsest grid whose units fit, and the peak bytes of a unit."""
+        grid = {cut: self.asked.get(cut, 1) for cut in layer.touched}
+        cutter = LayerCutter(self.factored, self.classes, self.rules, layer, grid)
+        peak, flops = self.peak(cutter)
+        pieces = len(cutter.shards())
+        if pieces < self.limits.threads and flops > WORTH_CUTTING_FLOPS:
+            step = self.grow(cutter, self.limits.threads / pieces)
+            if step is not None:
+                cutter = step
+                peak, flops = self.peak(cutter)
+        while peak > self.limits.unit_bytes:
+            step = self.grow(cutter, peak / self.limits.unit_bytes)
+            if step is None:
+                break
+            cutter = step
+            peak, _ = self.peak(cutter)
+        return cutter, peak
+
+    def grow(self, cutter: LayerCutter, factor: float) -> LayerCutter | None:
+        """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""
+        for thin in (THIN_SLAB, 1):
+            for cut in self.order:
+                count, base = cutter.grid.get(cut, 0), cutter.base.get(cut, 0)
+                least = 1 if self.classes.names[cut] == "batch" else thin
+                most = base // least
+                if count == 0 or count >= most:
+                    continue
+                wanted = min(max(count + 1, ceil(count * factor)), most)
+                while wanted < base and ceil(base / wanted) == ceil(base / count):
+                    wanted += 1
+                grid = {**cutter.grid, cut: wanted}
+                step = LayerCutter(self.factored, self.classes, self.rules, cutter.layer, grid)
+                if len(step.shards()) > len(cutter.shards()):
+                    return step
+        return None
+
+
+def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
+    """Layers and grids such that every unit fits; BudgetError if none do."""
+    classes = find_classes(factored)
+    asked = asked_cuts(classes, limits)
+    order = preference(classes)
+    cuts = list(asked)
+    if limits.threads > 1 and not cuts:
+        roomy = [cut for cut in order if classes.extents[cut] >= limits.threads]
+        named = [cut for cut in roomy if not classes.names[cut].startswith("channels")]
+        cuts = named[:1]
+    while True:
+        grouping = group(factored, classes, rules, cuts)
+        layers = choose_stored(factored, grouping, classes, cuts)
+        fitter = _Fitter(factored, classes, rules, limits, asked)
+        fitted = [fitter.fit(layer) for layer in layers]
+        worst = max(range(len(fitted)), key=lambda index: fitted[index][1], default=-1)
+        if worst < 0 or fitted[worst][1] <= limits.unit_bytes:
+            planned = tuple(_finish(cutter, factored, rules) for cutter, _ in fitted)
+            return StepPlan(factored, classes, tuple(cuts), planned)
+        added = _next_cut(layers[worst], classes, order, cuts)
+        if added is None:
+            raise BudgetError(
+                f"no cut of layer '{layers[worst].name}' fits: one unit needs "
+                f"{fitted[worst][1] / 2**20:.0f} MiB and may take {limits.unit_bytes / 2**20:.0f} MiB"
+            )
+        cuts.append(added)
+
+
+def frozen_cuts(plan: StepPlan) -> dict[str, object]:
+    """What is needed to make the same plan again: plain data for ``plan.json``."""
+    return {
+        "cuts": list(plan.cuts),
+        "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
+    }
+
+
+def replan_step(factored: Factored, rules: Rules, frozen: Mapping[str, Any]) -> StepPlan:
+    """The plan that ``frozen_cuts`` was taken of."""
+    classes = find_classes(factored)
+    cuts = [int(cut) for cut in frozen["cuts"]]
+    layers = choose_stored(factored, group(factored, classes, rules, cuts), classes, cuts)
+    if len(layers) != len(frozen["grids"]):
+        raise InputError("the stored plan belongs to another model or version; pass replan=True")
+    planned = []
+    for layer, grid in zip(layers, frozen["grids"], strict=True):
+        cutter = LayerCutter(factored, classes, rules, layer, {int(c): int(n) for c, n in grid.items()})
+        planned.append(_finish(cutter, factored, rules))
+    return StepPlan(factored, classes, tuple(cuts), tuple(planned))
+
+
+def _next_cut(layer: Layer, classes: Classes, order: Sequence[int], cuts: Sequence[int]) -> int | None:
+    """The best class not yet cut that cuts something this layer makes."""
+    sinks = {*layer.stores, *layer.partials}
+    makers = [cell for cell in layer.cells if any(view.value in sinks for view in cell.outputs)]
+    for cut in order:
+        if cut not in cuts and all(classes.cut_letter(cell, cut) is not None for cell in makers):
+            return cut
+    return next((cut for cut in order if cut not in cuts), None)
+
+
+def _finish(cutter: LayerCutter, factored: Factored, rules: Rules) -> LayerPlan:
+    units = [cutter.unit(shard) for shard in cutter.shards()]
+    if cutter.layer.index % 2:
+        # Serpentine: start with the shard that the layer before has just written.
+        units.reverse()
+    per_program: dict[str, tuple[int, int]] = {}
+    for unit in units:
+        if unit.program.key not in per_program:
+            per_program[unit.program.key] = (
+                program_peak_bytes(unit.program, rules), program_flops(unit.program, rules),
+            )
+    total: Callable[[Callable[[Unit, Factored], dict[str, int]]], int] = lambda count: sum(
+        sum(count(unit, factored).values()) for unit in units
+    )
+    return LayerPlan(
+        cutter.layer,
+        cutter.grid,
+        tuple(units),
+        max(per_program[unit.program.key][0] for unit in units),
+        total(read_bytes),
+        total(made_bytes),
+        sum(per_program[unit.program.key][1] for unit in units),
+    )

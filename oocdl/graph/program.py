@@ -1,0 +1,62 @@
+"""What an engine runs: the nodes of one layer, for one shard, on local arrays.
+
+A program is made by ``graph/cut.py`` from a layer and the geometry of a shard.
+Its values are numbered slots. Kernels see ordinary ONNX axes: every operand is
+first cropped, reshaped to its node's own axes, and padded with the node's fill.
+Programs of equal geometry are equal, so interior shards share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oocdl.graph.ir import Shape
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a kernel sees one slot."""
+
+    slot: int
+    crop: tuple[tuple[int, int], ...] | None
+    """(start, stop) an axis of the slot's array; None: all of it."""
+    shape: Shape
+    """The shape to view the cropped array as: the node's own axes."""
+    pads: tuple[tuple[int, int], ...] | None
+    """(before, after) an axis of ``shape``, filled with ``Instruction.fill``; None: nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One kernel call."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    """Slots."""
+    kernel_shapes: tuple[Shape, ...]
+    """Shapes of the outputs with the node's own axes, as the kernel returns them."""
+    shapes: tuple[Shape, ...]
+    """Shapes of the outputs as they are kept in their slots (same elements, same order)."""
+    dtypes: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """The node's attributes, and ``crop``: per axis of the first output, how many
+    elements of the kernel's uncropped result come before the wanted region (operators
+    whose rule has ``Inverse`` or ``Around`` axes; negative: that many zeros come first)."""
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Instructions in order, over slots."""
+
+    inputs: tuple[int, ...]
+    input_shapes: tuple[Shape, ...]
+    input_dtypes: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Operand, ...]
+    """Cropped to the owned region; ``shape`` is that of the cropped array (no pads)."""
+    key: str
+    """Equal for equal programs; engines cache by it."""

@@ -1,0 +1,159 @@
+"""The contract of an operator, and the builder through which all nodes are made.
+
+An operator is one ``OpRule``: shape, axes, gradient, cost. ``graph/`` knows no
+operator; every pass takes the table of rules as an argument, so it can be
+tested with two toy operators. Kernels live with the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.axes import AxisRule, Region
+from oocdl.graph.ir import Array, Graph, Node, Role, Shape, Value
+
+Spec = tuple[Shape, str]
+"""Shape and dtype of a value."""
+
+Infer = Callable[[Node, Sequence[Value]], Sequence[Spec]]
+Axes = Callable[[Node, Sequence[Shape], Sequence[Shape]], AxisRule]
+Gradient = Callable[["Builder", Node, Sequence["str | None"]], Sequence["str | None"]]
+Expand = Callable[["Builder", Node], Sequence[str]]
+Localize = Callable[[Node, Region, Sequence[Region], Sequence[Shape]], Mapping[str, Any]]
+Cost = Callable[[Node, Sequence[Shape], Sequence[Shape]], int]
+
+
+def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """The gradient rule of an operator that has none: zero to every input."""
+    return [None] * len(node.inputs)
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """Everything the compiler knows of one operator.
+
+    Exactly one of ``axes`` and ``expand`` is given: an operator is either cut
+    as it is, or rewritten into others before anything is cut (after gradients).
+    """
+
+    op: str
+    infer: Infer
+    """Shapes and dtypes of the outputs from those of the inputs; raises ModelError."""
+    gradient: Gradient
+    """(builder, node, gradients of the outputs, None = zero) -> gradients of the inputs,
+    as names of values of exactly the inputs' shapes; None = zero."""
+    axes: Axes | None = None
+    expand: Expand | None = None
+    flops: Cost = lambda node, inputs, outputs: sum(_size(shape) for shape in outputs)
+    """Floating-point operations for operands of the given (local) shapes, 2 for a multiply-add."""
+    workspace: Cost = lambda node, inputs, outputs: 0
+    """Elements of scratch space the slowest engine takes beyond operands."""
+    fill: float = 0.0
+    """What lies outside a value where a window reaches beyond it."""
+    joins: bool = False
+    """Operands fill disjoint parts of the output: what lies outside one belongs to another (Concat)."""
+    localize: Localize | None = None
+    """Attributes that depend on the shard's position: (node, ranges of the output's own axes,
+    for each input the ranges of its own axes, whole shapes of the inputs) -> further attributes
+    of the instruction."""
+
+
+Rules = Mapping[str, OpRule]
+
+
+def _size(shape: Shape) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+class Builder:
+    """Grows a graph; the only mutable thing in ``graph/``.
+
+    >>> from oocdl.ops import RULES
+    >>> build = Builder(RULES)
+    >>> x = build.value("x", (2, 3), "float32", Role.INPUT)
+    >>> build.shape(build("Mul", x, build.constant(2.0)))
+    (2, 3)
+    """
+
+    def __init__(self, rules: Rules, graph: Graph | None = None) -> None:
+        self.rules = rules
+        self.values: dict[str, Value] = dict(graph.values) if graph else {}
+        self.nodes: list[Node] = list(graph.nodes) if graph else []
+        self.constants: dict[str, Array] = dict(graph.constants) if graph else {}
+        self.updates: dict[str, str] = dict(graph.updates) if graph else {}
+        self.outputs: list[str] = list(graph.outputs) if graph else []
+        self.role = Role.ACTIVATION
+        """Role of the values that nodes make from now on."""
+        self.scope = ""
+        """Prefix of the names of nodes and values made from now on."""
+        self._counts: dict[str, int] = {}
+        self._labels = {node.name for node in self.nodes}
+
+    def unique(self, stem: str) -> str:
+        """A name that no value or node has yet."""
+        while True:
+            count = self._counts.get(stem, 0)
+            self._counts[stem] = count + 1
+            name = f"{stem}.{count}" if count else stem
+            if name not in self.values and name not in self._labels:
+                return name
+
+    def value(self, name: str, shape: Shape, dtype: str, role: Role) -> str:
+        """Declare a value that no node makes; returns its name."""
+        if name in self.values:
+            raise ModelError(f"value '{name}' is defined twice")
+        self.values[name] = Value(name, tuple(shape), dtype, role)
+        return name
+
+    def constant(self, data: Any, dtype: str | None = None, stem: str = "const") -> str:
+        """A constant value. Python floats become float32 unless ``dtype`` says otherwise."""
+        array = np.asarray(data)
+        if dtype is None and array.dtype == np.float64 and not isinstance(data, np.ndarray):
+            dtype = "float32"
+        array = np.ascontiguousarray(array, dtype=dtype).reshape(array.shape)
+        name = self.unique(self.scope + stem)
+        self.values[name] = Value(name, array.shape, array.dtype.name, Role.CONSTANT)
+        self.constants[name] = array
+        return name
+
+    def like(self, number: float, value: str) -> str:
+        """A scalar constant of the dtype of ``value``."""
+        return self.constant(number, self.dtype(value))
+
+    def node(
+        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None, label: str | None = None,
+    ) -> tuple[str, ...]:
+        """Add a node; returns the names of its outputs (``names`` where given)."""
+        rule = self.rules[op]
+        name = self.unique(label or self.scope + op.lower())
+        draft = Node(name, op, tuple(inputs), (), dict(attrs or {}))
+        self._labels.add(name)
+        specs = rule.infer(draft, [self.values[value] for value in inputs])
+        stems = [name] if len(specs) == 1 else [f"{name}:{index}" for index in range(len(specs))]
+        outputs = tuple(names) if names else tuple(self.unique(stem) if stem in self.values else stem for stem in stems)
+        for output, (shape, dtype) in zip(outputs, specs, strict=True):
+            self.values[output] = Value(output, tuple(int(d) for d in shape), dtype, self.role)
+        self.nodes.append(Node(name, op, tuple(inputs), outputs, draft.attrs))
+        return outputs
+
+    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Add a node with one output (or whose first output is wanted); returns its name."""
+        return self.node(op, inputs, attrs)[0]
+
+    def shape(self, value: str) -> Shape:
+        """Shape of a value."""
+        return self.values[value].shape
+
+    def dtype(self, value: str) -> str:
+        """Dtype of a value."""
+        return self.values[value].dtype
+
+    def graph(self) -> Graph:
+        """The graph as it is now, frozen."""
+        return Graph(dict(self.values), tuple(self.nodes), tuple(self.outputs), dict(self.constants), dict(self.updates))

@@ -1,0 +1,303 @@
+"""From a plan to the tasks of one step: the structure of the Dask graph.
+
+Compiled once; each step only fills in its number. A call is a unit, the combining
+of partial results, or a piece of a unit's result on its own (so that it lives and
+dies by itself). Partial results go to a fixed number of lanes: a unit adds its own
+to the lane's sum so far, one call then combines the lanes in order. What is added
+to what is fixed by the plan, never by who was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
+from oocdl.graph.cost import itemsize, program_peak_bytes
+from oocdl.graph.cut import Unit
+from oocdl.graph.factorize import Cell
+from oocdl.graph.ir import Role
+from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.graph.rule import Rules
+
+Key = tuple[str, int]
+Piece = tuple[Region, Key]
+
+SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT)
+"""Roles of values that a unit reads from elsewhere than from chunks."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """One input of a unit's program."""
+
+    value: str
+    region: Region
+    chunks: tuple[tuple[int, Region], ...]
+    """(argument number, part of it) that together make the region; empty for a source."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitCall:
+    """Run one unit."""
+
+    key: Key
+    position: int
+    """Place in the plan's order."""
+    unit: Unit
+    arguments: tuple[Key, ...]
+    reads: tuple[Read, ...]
+    lanes: tuple[tuple[int, int] | None, ...]
+    """For each made value: (argument number, elements so far) of the lane it is added to."""
+    combines: tuple[str | None, ...]
+    """For each made value: how it is combined."""
+    dtypes: tuple[str, ...]
+    uses: tuple[tuple[int, ...], ...]
+    """For each made value: positions of the calls that read it."""
+    peak_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class CombineCall:
+    """Combine the lanes of the outputs of one partial node, for one piece."""
+
+    key: Key
+    position: int
+    combine: str
+    arguments: tuple[Key, ...]
+    """Lane by lane, each with all outputs."""
+    values: tuple[str, ...]
+    counts: tuple[int, ...]
+    """Elements that went into each lane."""
+    region: Region
+    uses: tuple[tuple[int, ...], ...]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class PickCall:
+    """One result of a call that makes several."""
+
+    key: Key
+    source: Key
+    number: int
+
+
+Call = UnitCall | CombineCall | PickCall
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """All calls in plan order, and where every value's pieces are."""
+
+    calls: tuple[Call, ...]
+    pieces: Mapping[str, tuple[Piece, ...]]
+    inputs: tuple[Key, ...]
+    """Chunks of weights and state that the step starts from."""
+    outputs: tuple[Key, ...]
+    """Chunks to be kept when the step is over."""
+    input_uses: Mapping[Key, tuple[int, ...]]
+    """Positions of the calls that read each input."""
+
+
+@dataclass
+class _Draft:
+    """The growing step."""
+
+    calls: list[Call] = field(default_factory=list)
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    readers: dict[Key, list[int]] = field(default_factory=dict)
+    position: int = 0
+
+
+def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
+    """How weights and state are stored: as the layers that update them make them."""
+    graph, alias = plan.factored.graph, plan.factored.alias
+    made: dict[str, list[Region]] = {}
+    for planned in plan.layers:
+        stores = planned.layer.stores
+        for unit in planned.units:
+            for name, region in unit.makes[: len(stores)]:
+                if region not in made.setdefault(name, []):
+                    made[name].append(region)
+    found: dict[str, tuple[Region, ...]] = {}
+    for value in graph.of_role(Role.WEIGHT, Role.STATE):
+        stored = alias.get(value.name, value.name)
+        if stored not in plan.factored.shapes:
+            continue
+        new = graph.updates.get(value.name)
+        whole = tuple((0, extent) for extent in plan.factored.shapes[stored])
+        regions = made.get(alias.get(new, new)) if new else None
+        found[value.name] = tuple(sorted(regions)) if regions else (whole,)
+    return found
+
+
+def expand_step(
+    plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Region]]
+) -> StepGraph:
+    """All calls of one step. ``pieces`` says how weights and state are stored."""
+    draft = _Draft()
+    inputs: list[Key] = []
+    for name, regions in pieces.items():
+        for number, region in enumerate(regions):
+            key = (f"stored/{name}", number)
+            inputs.append(key)
+            draft.pieces.setdefault(name, []).append((region, key))
+    for planned in plan.layers:
+        _expand_layer(draft, plan, planned, rules)
+    graph, alias = plan.factored.graph, plan.factored.alias
+    wanted = [*graph.updates.values(), *graph.outputs]
+    outputs = [key for name in wanted for _, key in draft.pieces.get(alias.get(name, name), [])]
+    calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
+    return StepGraph(
+        calls,
+        {name: tuple(found) for name, found in draft.pieces.items()},
+        tuple(inputs),
+        tuple(dict.fromkeys(outputs)),
+        {key: tuple(draft.readers.get(key, ())) for key in inputs},
+    )
+
+
+def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rules) -> None:
+    layer = planned.layer
+    label = f"{layer.index:03d} {layer.name}"
+    cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
+    lanes = _Lanes(plan, planned)
+    for number, unit in enumerate(planned.units):
+        key = (label, number)
+        arguments: list[Key] = []
+        reads = tuple(_read(draft, plan, name, region, arguments) for name, region in unit.reads)
+        lane_of: list[tuple[int, int] | None] = [None] * len(unit.makes)
+        for index, (name, region) in enumerate(unit.makes):
+            if name in layer.partials:
+                previous = lanes.join(name, region, number, unit.counts[index], _made_key(unit, key, index))
+                if previous is not None:
+                    lane_of[index] = (len(arguments), previous[1])
+                    arguments.append(previous[0])
+        for argument in dict.fromkeys(arguments):
+            draft.readers.setdefault(argument, []).append(draft.position)
+        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer.partials, rules))
+        draft.position += 1
+        for index, (name, region) in enumerate(unit.makes):
+            made = _made_key(unit, key, index)
+            if made != key:
+                draft.calls.append(PickCall(made, key, index))
+            if name not in layer.partials or lanes.alone(name, region):
+                draft.pieces.setdefault(name, []).append((region, made))
+    for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
+        _combine(draft, plan, label, cell, lanes)
+
+
+def _unit_call(
+    draft: _Draft, plan: StepPlan, unit: Unit, key: Key, arguments: list[Key], reads: tuple[Read, ...],
+    lanes: list[tuple[int, int] | None], cell_of: Mapping[str, Cell], partials: Sequence[str], rules: Rules,
+) -> UnitCall:
+    values = plan.factored.graph.values
+    combines = tuple(cell_of[name].combine if name in partials else None for name, _ in unit.makes)
+    extra = sum(
+        region_size(region) * itemsize(values[name].dtype)
+        for (name, region), lane in zip(unit.makes, lanes, strict=True)
+        if lane is not None
+    )
+    return UnitCall(
+        key, draft.position, unit, tuple(arguments), reads, tuple(lanes), combines,
+        tuple(values[name].dtype for name, _ in unit.makes), (),
+        program_peak_bytes(unit.program, rules) + extra,
+    )
+
+
+def _made_key(unit: Unit, key: Key, index: int) -> Key:
+    """The key of one made value: the unit's own if it makes only one."""
+    return key if len(unit.makes) == 1 else (f"{key[0]} > {unit.makes[index][0]}", key[1])
+
+
+def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
+    if plan.factored.graph.values[name].role in SOURCES and name not in draft.pieces:
+        return Read(name, region, ())
+    chunks: list[tuple[int, Region]] = []
+    for held, key in draft.pieces[name]:
+        part = intersect(held, region)
+        if not is_empty(part):
+            chunks.append((len(arguments), part))
+            arguments.append(key)
+    return Read(name, region, tuple(chunks))
+
+
+class _Lanes:
+    """Which earlier partial result each unit adds its own to."""
+
+    def __init__(self, plan: StepPlan, planned: LayerPlan) -> None:
+        self.groups: dict[tuple[str, Region], list[list[tuple[Key, int]]]] = {}
+        shards: dict[tuple[str, Region], int] = {}
+        for unit in planned.units:
+            for name, region in unit.makes:
+                if name in planned.layer.partials:
+                    shards[name, region] = shards.get((name, region), 0) + 1
+        for (name, region), count in shards.items():
+            size = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
+            lanes = min(count, max(2, LANE_BYTES // max(size, 1)))
+            self.groups[name, region] = [[] for _ in range(lanes)]
+        self.shards = shards
+
+    def alone(self, name: str, region: Region) -> bool:
+        """Whether one unit makes all of it, so that nothing is left to combine."""
+        return self.shards[name, region] == 1
+
+    def join(self, name: str, region: Region, number: int, count: int, key: Key) -> tuple[Key, int] | None:
+        """Enter a unit's partial result; returns the lane's last key and its count so far."""
+        lanes = self.groups[name, region]
+        filled = sum(len(lane) for lane in lanes)
+        lane = lanes[filled % len(lanes)]
+        previous = lane[-1] if lane else None
+        lane.append((key, count + (previous[1] if previous else 0)))
+        return previous
+
+
+def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lanes) -> None:
+    """One call for each piece of a partial node whose result several units share."""
+    values = plan.factored.graph.values
+    names = [view.value for view in cell.outputs if any(n == view.value for n, _ in lanes.groups)]
+    regions = [region for name, region in lanes.groups if name == names[0]]
+    for number, region in enumerate(regions):
+        if lanes.alone(names[0], region):
+            continue
+        ends = [[lane[-1] for lane in lanes.groups[name, region]] for name in names]
+        arguments = tuple(ends[index][lane][0] for lane in range(len(ends[0])) for index in range(len(names)))
+        key = (f"{label} = {names[0]}", number)
+        for argument in arguments:
+            draft.readers.setdefault(argument, []).append(draft.position)
+        size = sum(region_size(region) * itemsize(values[name].dtype) for name in names)
+        assert cell.combine is not None
+        draft.calls.append(
+            CombineCall(
+                key, draft.position, cell.combine, arguments, tuple(names),
+                tuple(count for _, count in ends[0]), region, (),
+                # All lanes at once, the result, and the same again in float64 while it is made.
+                size * (len(ends[0]) + 4) + 4096,
+            )
+        )
+        draft.position += 1
+        for index, name in enumerate(names):
+            made = key if len(names) == 1 else (f"{key[0]} > {name}", number)
+            if made != key:
+                draft.calls.append(PickCall(made, key, index))
+            draft.pieces.setdefault(name, []).append((region, made))
+
+
+def _with_uses(call: Call, readers: Mapping[Key, Sequence[int]]) -> Call:
+    """The call, told when each of its results will be read."""
+    if isinstance(call, PickCall):
+        return call
+    if isinstance(call, UnitCall):
+        keys = [_made_key(call.unit, call.key, index) for index in range(len(call.unit.makes))]
+    else:
+        several = len(call.values) > 1
+        keys = [(f"{call.key[0]} > {name}", call.key[1]) if several else call.key for name in call.values]
+    uses = tuple(tuple(sorted(readers.get(key, ()))) for key in keys)
+    return type(call)(**{**call.__dict__, "uses": uses})
+
+
+__all__ = [
+    "SOURCES", "Call", "CombineCall", "Key", "PickCall", "Read", "StepGraph", "UnitCall",
+    "expand_step", "region_shape", "versioned_pieces",
+]

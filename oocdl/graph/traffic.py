@@ -1,0 +1,232 @@
+"""Which cheap values are stored: as little as possible moves between layers.
+
+Every layer recomputes its cheap values from what is stored. Storing one more
+value costs its bytes once, and pays where several layers would otherwise each
+read more than that to recompute it. A heavy output that is no longer read by
+another layer is then not stored at all: a residual stream is stored as
+``x + f(x)`` instead of ``f(x)``. This is the minimum cut that PyTorch's
+partitioner takes between forward and backward, but by bytes and between all
+layers, found by local search: values are tried in order until none pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oocdl.graph.classes import Classes
+from oocdl.graph.factorize import Cell, Factored
+from oocdl.graph.layers import Group, Grouping, final_values
+
+PASSES = 3
+"""Sweeps of the local search; the models measured settle in two."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One unit of work a shard."""
+
+    name: str
+    index: int
+    cells: tuple[Cell, ...]
+    """All that a shard computes, in order."""
+    reads: tuple[str, ...]
+    """Stored values and sources that it reads."""
+    stores: tuple[str, ...]
+    """Values made whole by the shards together, each its piece."""
+    partials: tuple[str, ...]
+    """Values of which each shard makes a partial result."""
+    touched: frozenset[int]
+    """Cut classes along which it may be cut."""
+
+
+class _Search:
+    """The current choice of stored values, with what each layer then reads and computes."""
+
+    def __init__(
+        self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]
+    ) -> None:
+        self.factored, self.grouping = factored, grouping
+        self.classes, self.cuts = classes, cuts
+        self.values = factored.graph.values
+        self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
+        self.home: dict[str, int] = {}
+        """Stored cheap value -> the layer that stores it."""
+        self.finals = set(final_values(factored))
+        self.side: dict[int, set[str]] = {g.index: set() for g in grouping.groups}
+        self.reads: dict[int, set[str]] = {}
+        self.computes: dict[int, set[str]] = {}
+        self.users: dict[str, set[int]] = {}
+        """Cheap value -> layers that compute it."""
+        self.readers: dict[str, set[int]] = {}
+        for found in grouping.groups:
+            self._set(found.index, *self.traverse(found))
+
+    def is_anchor(self, cell: Cell) -> bool:
+        return cell.node.name in self.grouping.heavy or cell.node.name in self.grouping.partial
+
+    def traverse(self, group: Group) -> tuple[set[str], set[str]]:
+        """What a layer reads, and which cheap values it computes."""
+        reads: set[str] = set()
+        computed: set[str] = set()
+        pending = [view.value for anchor in group.anchors for view in anchor.inputs]
+        pending += [*group.finals, *self.side[group.index]]
+        layer_of, partial = self.grouping.layer_of, self.grouping.partial
+        while pending:
+            value = pending.pop()
+            if value in computed or value in reads:
+                continue
+            maker = self.maker.get(value)
+            if maker is None:
+                reads.add(value)
+            elif self.is_anchor(maker):
+                inside = layer_of[value] == group.index and maker.node.name not in partial
+                if not inside:
+                    reads.add(value)
+            elif self.home.get(value, group.index) < group.index:
+                reads.add(value)
+            else:
+                computed.add(value)
+                pending.extend(view.value for view in maker.inputs)
+        return reads, computed
+
+    def _set(self, index: int, reads: set[str], computed: set[str]) -> None:
+        for value in self.reads.get(index, set()) - reads:
+            self.readers[value].discard(index)
+        for value in reads:
+            self.readers.setdefault(value, set()).add(index)
+        for value in self.computes.get(index, set()) - computed:
+            self.users[value].discard(index)
+        for value in computed:
+            self.users.setdefault(value, set()).add(index)
+        self.reads[index], self.computes[index] = reads, computed
+
+    def cost(self, layers: Iterable[int], extra: Iterable[str]) -> int:
+        """Bytes read by ``layers``, and written for the values they read and ``extra``."""
+        layers = list(layers)
+        read = sum(self.values[value].nbytes for index in layers for value in self.reads[index])
+        touched = {value for index in layers for value in self.reads[index]} | set(extra)
+        return read + sum(self.values[value].nbytes for value in touched if self.is_written(value))
+
+    def is_written(self, value: str) -> bool:
+        """Whether some layer has to write the value."""
+        return value in self.maker and (value in self.finals or bool(self.readers.get(value)))
+
+    def try_change(self, value: str, home: int | None) -> bool:
+        """Store ``value`` in layer ``home`` (None: nowhere) if that lowers the traffic."""
+        old = self.home.get(value)
+        affected = set(self.users.get(value, ())) | set(self.readers.get(value, ()))
+        affected |= {index for index in (old, home) if index is not None}
+        before_state = {index: (self.reads[index], self.computes[index]) for index in affected}
+        watch = {v for index in affected for v in self.reads[index]} | {value}
+        before = self.cost(affected, watch)
+        self._move(value, old, home)
+        for index in affected:
+            self._set(index, *self.traverse(self.grouping.groups[index]))
+        watch_after = watch | {v for index in affected for v in self.reads[index]}
+        gained = before - self.cost(affected, watch_after)
+        new = watch_after - watch
+        gained += 0 if not new else self._written_before(new, before_state)
+        if gained > 0:
+            return True
+        self._move(value, home, old)
+        for index, (reads, computed) in before_state.items():
+            self._set(index, reads, computed)
+        return False
+
+    def _written_before(self, values: set[str], state: Mapping[int, tuple[set[str], set[str]]]) -> int:
+        """Bytes that were written for ``values`` already, by readers outside the change."""
+        total = 0
+        for value in values:
+            others = self.readers.get(value, set()) - set(state)
+            if value in self.maker and (value in self.finals or others):
+                total += self.values[value].nbytes
+        return total
+
+    def _move(self, value: str, old: int | None, new: int | None) -> None:
+        if old is not None:
+            self.side[old].discard(value)
+            del self.home[value]
+        if new is not None:
+            self.side[new].add(value)
+            self.home[value] = new
+
+    def best_home(self, value: str) -> int | None:
+        """The first layer that can make the value: in its epilogue, else its first user."""
+        made, inside = self.grouping.ready.get(value, (-1, False))
+        touched = self.classes.touched(self.maker[value], self.cuts)
+        groups = self.grouping.groups
+        if inside and groups[made].touched == touched:
+            return made
+        users = (index for index in self.users.get(value, ()) if index > made)
+        return min((index for index in users if groups[index].touched == touched), default=None)
+
+
+def _seed(search: _Search, users: Mapping[str, int]) -> None:
+    """Start from storing what fans out where it is made: else every cone reaches the inputs."""
+    for cell in search.factored.cells:
+        if search.is_anchor(cell):
+            continue
+        for view in cell.outputs:
+            made, inside = search.grouping.ready[view.value]
+            if inside and users.get(view.value, 0) > 1 and search.best_home(view.value) == made:
+                search._move(view.value, search.home.get(view.value), made)
+    for found in search.grouping.groups:
+        search._set(found.index, *search.traverse(found))
+
+
+def choose_stored(
+    factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]
+) -> tuple[Layer, ...]:
+    """Decide what is stored and finish the layers."""
+    search = _Search(factored, grouping, classes, cuts)
+    uses: dict[str, int] = {}
+    for cell in factored.cells:
+        for view in cell.inputs:
+            uses[view.value] = uses.get(view.value, 0) + 1
+    _seed(search, uses)
+    cheap = [v.value for c in factored.cells if not search.is_anchor(c) for v in c.outputs]
+    for _ in range(PASSES):
+        changed = False
+        for value in cheap:
+            if value in search.home:
+                changed |= search.try_change(value, None)
+            else:
+                home = search.best_home(value)
+                if home is not None and value not in search.finals and _may_pay(search, value, home):
+                    changed |= search.try_change(value, home)
+        if not changed:
+            break
+    return tuple(_finish(search, found) for found in grouping.groups)
+
+
+def _may_pay(search: _Search, value: str, home: int) -> bool:
+    """Storing pays only if another layer would read it."""
+    return bool(search.users.get(value, set()) - {home})
+
+
+def _finish(search: _Search, group: Group) -> Layer:
+    reads, computed = search.reads[group.index], search.computes[group.index]
+    anchors = {cell.node.name for cell in group.anchors}
+    partial = search.grouping.partial
+    cells = tuple(
+        cell
+        for cell in search.factored.cells
+        if cell.node.name in anchors
+        or (not search.is_anchor(cell) and any(view.value in computed for view in cell.outputs))
+    )
+    stores: list[str] = []
+    partials: list[str] = []
+    for cell in cells:
+        for view in cell.outputs:
+            if not search.is_written(view.value):
+                continue
+            if cell.node.name in partial:
+                partials.append(view.value)
+            elif cell.node.name in anchors or search.home.get(view.value) == group.index:
+                stores.append(view.value)
+            elif search.grouping.layer_of.get(view.value) == group.index:
+                stores.append(view.value)
+    title = next((c.node.name for c in group.anchors if c.node.name in search.grouping.heavy), None)
+    title = title or (group.anchors[0].node.name if group.anchors else f"update/{group.finals[0]}")
+    return Layer(title, group.index, cells, tuple(sorted(reads)), tuple(stores), tuple(partials), group.touched)
