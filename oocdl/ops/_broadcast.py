@@ -1,0 +1,97 @@
+"""Shared shape helpers of the operator files: broadcasting, undoing it, and its axis rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NoReturn
+
+import numpy as np
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.axes import AxisRule, Plain
+from oocdl.graph.ir import Node, Shape
+from oocdl.graph.rule import Builder
+
+
+def fail(node: Node, why: str) -> NoReturn:
+    """Refuse a node at build time."""
+    raise ModelError(f"node '{node.name}' ({node.op}): {why}")
+
+
+def no_second_derivative(
+    build: Builder, node: Node, grads: Sequence[str | None]
+) -> Sequence[str | None]:
+    """Gradient rule of operators that occur in gradients only: refused, never silently zero."""
+    raise UnsupportedError(
+        f"node '{node.name}' ({node.op}) has no derivative: remove it from the model"
+    )
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of this dtype can have gradients."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def plain(letter: str, extent: int) -> Plain | None:
+    """The letter, or ``None`` for an axis of extent one, which follows nothing."""
+    return None if extent == 1 else Plain(letter)
+
+
+def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
+    """NumPy's broadcast of all shapes."""
+    try:
+        return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
+    except ValueError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        fail(node, f"shapes {listed} cannot be broadcast together")
+
+
+def broadcast_axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    """The rule of every elementwise operator: letters ``a0, a1, ..`` aligned from the right."""
+    rank = len(outputs[0])
+
+    def letters(shape: Shape) -> tuple[Plain | None, ...]:
+        start = rank - len(shape)
+        return tuple(plain(f"a{start + axis}", extent) for axis, extent in enumerate(shape))
+
+    return AxisRule(
+        inputs=tuple(letters(shape) for shape in inputs),
+        outputs=tuple(letters(shape) for shape in outputs),
+        extents={f"a{axis}": extent for axis, extent in enumerate(outputs[0])},
+    )
+
+
+def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
+    """Undo a broadcast: sum ``grad`` over the broadcast axes, so that it has ``shape``.
+
+    The adjoint of ``Expand``. A gradient that is itself smaller is expanded first.
+    """
+    full = tuple(int(extent) for extent in np.broadcast_shapes(build.shape(grad), shape))
+    if full != build.shape(grad):
+        grad = build("Expand", grad, shape=full)
+    missing = len(full) - len(shape)
+    aligned = (1,) * missing + tuple(shape)
+    axes = tuple(axis for axis, extent in enumerate(full) if aligned[axis] != extent)
+    if axes:
+        grad = build("ReduceSum", grad, axes=axes)
+    if missing:
+        grad = build("Reshape", grad, shape=tuple(shape))
+    return grad
+
+
+def zeros_like(build: Builder, value: str) -> str:
+    """Zeros of the shape and dtype of ``value``, as an expanded scalar."""
+    return build("Expand", build.like(0.0, value), shape=build.shape(value))
+
+
+def size(shape: Sequence[int]) -> int:
+    """Number of elements."""
+    return prod(shape)
+
+
+def same_dtype(node: Node, dtypes: Sequence[str]) -> str:
+    """The one dtype of all operands."""
+    if len(set(dtypes)) != 1:
+        fail(node, f"operands have different dtypes {', '.join(dtypes)}; cast them to one")
+    return dtypes[0]

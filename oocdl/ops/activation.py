@@ -1,0 +1,54 @@
+"""Activation functions and their fused gradients, as rows of the elementwise table.
+
+Gradients are operators of their own so that an engine can run one kernel over one read.
+"""
+
+from __future__ import annotations
+
+from oocdl.graph.ir import Node
+from oocdl.graph.rule import Builder, OpRule
+from oocdl.ops.pointwise import Row, RowGradient, elementwise
+
+
+def _from_input(op: str) -> RowGradient:
+    """``op(dy, x)`` with the attributes of the activation."""
+
+    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+        return (build(op, g, node.inputs[0], **node.attrs),)
+
+    return gradient
+
+
+def _from_output(op: str) -> RowGradient:
+    """``op(dy, y)``."""
+
+    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+        return (build(op, g, node.outputs[0]),)
+
+    return gradient
+
+
+ACTIVATIONS: tuple[Row, ...] = (
+    # max(x, 0); gradient 0 at 0, as PyTorch
+    Row("Relu", 1, _from_input("ReluGrad")),
+    Row("ReluGrad", 2, None),
+    # x if x > 0 else alpha x
+    Row("LeakyRelu", 1, _from_input("LeakyReluGrad")),
+    Row("LeakyReluGrad", 2, None),
+    # none: x Phi(x) = x/2 (1 + erf(x / sqrt 2)); tanh: x/2 (1 + tanh(sqrt(2/pi)(x + 0.044715 x^3)))
+    # (Hendrycks & Gimpel 2016, arXiv:1606.08415)
+    Row("Gelu", 1, _from_input("GeluGrad"), flops=15),
+    Row("GeluGrad", 2, None, flops=25),
+    # 1 / (1 + exp(-x)); y (1 - y)
+    Row("Sigmoid", 1, _from_output("SigmoidGrad"), flops=10),
+    Row("SigmoidGrad", 2, None, flops=3),
+    # (1 - y^2)
+    Row("Tanh", 1, _from_output("TanhGrad"), flops=10),
+    Row("TanhGrad", 2, None, flops=3),
+    # max(x, 0) + log(1 + exp(-|x|)); its derivative is the sigmoid, also at 0
+    Row("Softplus", 1, lambda b, n, g: (b("Mul", g, b("Sigmoid", n.inputs[0])),), flops=20),
+    # x / (1 - ratio) where u >= ratio, else 0, with u uniform in [0, 1); linear in x
+    Row("Dropout", 2, lambda b, n, g: (b("Dropout", g, n.inputs[1], **n.attrs), None), flops=2),
+)
+
+RULES: tuple[OpRule, ...] = tuple(elementwise(row) for row in ACTIVATIONS)

@@ -1,0 +1,90 @@
+"""Embedding lookup: ``Gather(table, ids)`` takes rows of the table's axis 0.
+
+Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows}``; over cut ids the partial
+tables are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oocdl.graph.axes import AxisRule, Plain, Whole
+from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    table, ids = inputs
+    if ids.dtype != "int64" or not table.shape:
+        fail(node, f"ids must be int64, not {ids.dtype}, for a table of shape {list(table.shape)}")
+    return [(ids.shape + table.shape[1:], table.dtype)]
+
+
+def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    ids, dy = inputs
+    rank = len(ids.shape)
+    if dy.shape[:rank] != ids.shape:
+        fail(node, f"gradient {list(dy.shape)} does not begin with the shape {list(ids.shape)}")
+    return [((node.attrs["rows"], *dy.shape[rank:]), dy.dtype)]
+
+
+def _letters(kind: str, shape: Shape) -> tuple[Plain | None, ...]:
+    return tuple(plain(f"{kind}{axis}", extent) for axis, extent in enumerate(shape))
+
+
+def _extents(ids: Shape, row: Shape) -> dict[str, int]:
+    """``i0, i1, ..`` of the ids, ``e0, e1, ..`` of a row."""
+    return {
+        **{f"i{axis}": extent for axis, extent in enumerate(ids)},
+        **{f"e{axis}": extent for axis, extent in enumerate(row)},
+    }
+
+
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    table, ids = inputs
+    places, row = _letters("i", ids), _letters("e", table[1:])
+    return AxisRule(
+        inputs=((Whole(table[0]), *row), places),
+        outputs=((*places, *row),),
+        extents=_extents(ids, table[1:]),
+    )
+
+
+def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    ids, table = inputs[0], outputs[0]
+    places, row = _letters("i", ids), _letters("e", table[1:])
+    return AxisRule(
+        inputs=(places, (*places, *row)),
+        outputs=((plain("v", table[0]), *row),),
+        extents={"v": table[0], **_extents(ids, table[1:])},
+        uncut=frozenset({"v"}),
+        combine="sum",
+    )
+
+
+def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    if grads[0] is None:
+        return [None, None]
+    table, ids = node.inputs
+    return [build("GatherGrad", ids, grads[0], rows=build.shape(table)[0]), None]
+
+
+def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return 0
+
+
+def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return size(inputs[1])
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule("Gather", infer=_infer, gradient=_gradient, axes=_axes, flops=_no_flops),
+    OpRule(
+        "GatherGrad",
+        infer=_infer_grad,
+        gradient=no_second_derivative,
+        axes=_axes_grad,
+        flops=_flops_grad,
+    ),
+)

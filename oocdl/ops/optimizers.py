@@ -1,0 +1,199 @@
+"""Optimizers as nodes: elementwise updates of weights and state, exactly as ``torch.optim``.
+
+Each is a frozen record of its settings. ``add_updates`` appends the nodes; numbers that change with
+the step are values of role SCALAR, whose contents ``scalars`` gives. State begins as zeros.
+
+    SGD    b' = m b + (1 - dampening) g;  w' = w - lr (nesterov: g + m b', else b')
+    Adam   e' = e + (1 - b1)(g - e);  s' = b2 s + (1 - b2) g^2
+           w' = w - lr / (1 - b1^t) e' / (sqrt(s') / sqrt(1 - b2^t) + eps)
+           (Kingma & Ba 2015, arXiv:1412.6980)
+    AdamW  w decays by lr * weight_decay first (Loshchilov & Hutter 2019, arXiv:1711.05101);
+           SGD and Adam add weight_decay * w to g instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+from oocdl.errors import InputError
+from oocdl.graph.ir import Role
+from oocdl.graph.rule import Builder
+from oocdl.ops.schedules import Rate, rate
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent."""
+
+    lr: Rate = 1e-3
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    dampening: float = 0.0
+    clip_norm: float | None = None
+    """Largest allowed norm of all gradients together."""
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.clip_norm)
+        if self.momentum < 0:
+            raise InputError(f"momentum must not be negative, not {self.momentum}")
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise InputError("nesterov needs a positive momentum and no dampening")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, with L2 weight decay."""
+
+    lr: Rate = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    """Largest allowed norm of all gradients together."""
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.clip_norm)
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas must be two numbers in [0, 1), not {self.betas}")
+        if self.eps < 0:
+            raise InputError(f"eps must not be negative, not {self.eps}")
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam, with decoupled weight decay."""
+
+    weight_decay: float = 1e-2
+
+
+Optimizer = SGD | Adam
+OPTIMIZERS: Mapping[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+def _check(lr: Rate, weight_decay: float, clip_norm: float | None) -> None:
+    if not callable(lr) and lr < 0:
+        raise InputError(f"lr must not be negative, not {lr}")
+    if weight_decay < 0:
+        raise InputError(f"weight_decay must not be negative, not {weight_decay}")
+    if clip_norm is not None and clip_norm <= 0:
+        raise InputError(f"clip_norm must be positive, not {clip_norm}")
+
+
+def scalars(optimizer: Optimizer, step: int) -> dict[str, float]:
+    """Contents of the SCALAR values at a step, counted from 0."""
+    found = {"lr": rate(optimizer.lr, step)}
+    if isinstance(optimizer, Adam):
+        first, second = (1 - beta ** (step + 1) for beta in optimizer.betas)
+        found.update({"adam/bias1": first, "adam/bias2": sqrt(second)})
+    elif optimizer.momentum and optimizer.dampening:
+        # PyTorch starts the buffer as the whole first gradient.
+        found["sgd/undamped"] = 1 - optimizer.dampening if step else 1.0
+    return found
+
+
+def add_updates(build: Builder, optimizer: Optimizer, gradients: Mapping[str, str]) -> None:
+    """Append the update of every weight: ``gradients`` maps weight -> gradient."""
+    role, build.role = build.role, Role.GRADIENT
+    try:
+        grads = dict(gradients)
+        if optimizer.clip_norm is not None and grads:
+            grads = _clipped(build, grads, optimizer.clip_norm)
+        for weight, grad in grads.items():
+            if isinstance(optimizer, Adam):
+                new = _adam(build, optimizer, weight, grad)
+            else:
+                new = _sgd(build, optimizer, weight, grad)
+            build.updates[weight] = new
+    finally:
+        build.role = role
+
+
+def _scalar(build: Builder, name: str, like: str) -> str:
+    """The SCALAR value ``name`` in the dtype of ``like``; declared on first use."""
+    if name not in build.values:
+        build.value(name, (), build.dtype(like), Role.SCALAR)
+    if build.dtype(name) != build.dtype(like):
+        return build("Cast", name, to=build.dtype(like))
+    return name
+
+
+def _state(build: Builder, weight: str, kind: str) -> str:
+    """A value of the weight's shape that is kept between steps."""
+    return build.value(f"{weight}/{kind}", build.shape(weight), build.dtype(weight), Role.STATE)
+
+
+def _named(build: Builder, name: str, op: str, *inputs: str) -> str:
+    return build.node(op, inputs, names=[name], label=name)[0]
+
+
+def _scaled(build: Builder, value: str, factor: float) -> str:
+    return value if factor == 1 else build("Mul", value, build.like(factor, value))
+
+
+def _clipped(build: Builder, grads: Mapping[str, str], limit: float) -> dict[str, str]:
+    """``torch.nn.utils.clip_grad_norm_``: all times ``min(1, limit / (norm + 1e-6))``."""
+    total: str | None = None
+    for grad in grads.values():
+        axes = tuple(range(len(build.shape(grad))))
+        square = build("Mul", grad, grad)
+        if axes:
+            square = build("Reshape", build("ReduceSum", square, axes=axes), shape=())
+        if total is not None and build.dtype(square) != build.dtype(total):
+            square = build("Cast", square, to=build.dtype(total))
+        total = square if total is None else build("Add", total, square)
+    assert total is not None
+    norm = _named(build, "grad/norm", "Sqrt", total)
+    ratio = build("Div", build.like(limit, norm), build("Add", norm, build.like(1e-6, norm)))
+    factor = build("Min", ratio, build.like(1.0, norm))
+    clipped = {}
+    for weight, grad in grads.items():
+        own = factor
+        if build.dtype(grad) != build.dtype(factor):
+            own = build("Cast", factor, to=build.dtype(grad))
+        clipped[weight] = build("Mul", grad, own)
+    return clipped
+
+
+def _sgd(build: Builder, optimizer: SGD, weight: str, grad: str) -> str:
+    if optimizer.weight_decay:
+        grad = build("Add", grad, _scaled(build, weight, optimizer.weight_decay))
+    if optimizer.momentum:
+        buffer = _state(build, weight, "momentum")
+        part = grad
+        if optimizer.dampening:
+            part = build("Mul", grad, _scalar(build, "sgd/undamped", weight))
+        kept = _scaled(build, buffer, optimizer.momentum)
+        build.updates[buffer] = _named(build, f"{buffer}/next", "Add", kept, part)
+        if optimizer.nesterov:
+            ahead = _scaled(build, build.updates[buffer], optimizer.momentum)
+            grad = build("Add", grad, ahead)
+        else:
+            grad = build.updates[buffer]
+    move = build("Mul", grad, _scalar(build, "lr", weight))
+    return _named(build, f"{weight}/next", "Sub", weight, move)
+
+
+def _adam(build: Builder, optimizer: Adam, weight: str, grad: str) -> str:
+    lr = _scalar(build, "lr", weight)
+    value = weight
+    if optimizer.weight_decay and isinstance(optimizer, AdamW):
+        keep = build("Sub", build.like(1.0, lr), _scaled(build, lr, optimizer.weight_decay))
+        value = build("Mul", weight, keep)
+    elif optimizer.weight_decay:
+        grad = build("Add", grad, _scaled(build, weight, optimizer.weight_decay))
+    first, second = optimizer.betas
+    mean, square = _state(build, weight, "exp_avg"), _state(build, weight, "exp_avg_sq")
+    step = _scaled(build, build("Sub", grad, mean), 1 - first)
+    new_mean = _named(build, f"{mean}/next", "Add", mean, step)
+    fresh = _scaled(build, build("Mul", grad, grad), 1 - second)
+    new_square = _named(build, f"{square}/next", "Add", _scaled(build, square, second), fresh)
+    build.updates[mean], build.updates[square] = new_mean, new_square
+    root = build("Div", build("Sqrt", new_square), _scalar(build, "adam/bias2", weight))
+    below = build("Add", root, build.like(optimizer.eps, weight))
+    size = build("Div", lr, _scalar(build, "adam/bias1", weight))
+    move = build("Div", build("Mul", new_mean, size), below)
+    return _named(build, f"{weight}/next", "Sub", value, move)

@@ -1,0 +1,194 @@
+"""Elementwise operators, a table row each. Operands broadcast as in NumPy.
+
+A row's gradient is a function of (builder, node, gradient of the output) that
+returns a gradient an operand; undoing the broadcast is common to all rows.
+Costs count a transcendental function as ten floating-point operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+
+import numpy as np
+
+from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rule import Builder, OpRule, Spec, no_gradient
+from oocdl.ops._broadcast import (
+    broadcast,
+    broadcast_axes,
+    fail,
+    is_float,
+    no_second_derivative,
+    reduce_to,
+    same_dtype,
+    size,
+)
+
+RowGradient = Callable[[Builder, Node, str], tuple[str | None, ...]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise operator."""
+
+    op: str
+    arity: int
+    gradient: RowGradient | None
+    """``None``: there is no derivative, and asking for one is an error."""
+    flops: int = 1
+    """Floating-point operations an output element."""
+    result: str = "same"
+    """Dtype of the output: ``same`` as the operands, ``bool``, or ``to`` (an attribute)."""
+
+
+def _extreme_gradient(better: str) -> RowGradient:
+    """Max and Min: the gradient goes to the operand that won.
+
+    Ties: halves, as ``torch.maximum``; against a constant (ONNX Clip) the variable gets
+    all of it, as ``torch.clamp``.
+    """
+    worse = {"Greater": "Less", "Less": "Greater"}[better]
+
+    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+        zero, found = build.like(0.0, g), []
+        for mine, other in (node.inputs, node.inputs[::-1]):
+            if other in build.constants:
+                found.append(build("Where", build(worse, mine, other), zero, g))
+            else:
+                half = build("Mul", g, build.like(0.5, g))
+                tie = build("Where", build("Equal", mine, other), half, zero)
+                found.append(build("Where", build(better, mine, other), g, tie))
+        return tuple(found)
+
+    return gradient
+
+
+def _pow_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """``p x^(p-1)`` and ``x^p log x``, both 0 where autograd says 0 (p = 0; x = 0)."""
+    base, power = node.inputs
+    if power in build.constants:
+        exponent = build.constants[power]
+        lower = build.constant(np.where(exponent == 0, 1, exponent - 1), build.dtype(power))
+        slope = build("Mul", power, build("Pow", base, lower))
+        return build("Mul", g, slope), None
+    one, zero = build.like(1.0, g), build.like(0.0, g)
+    lower = build("Where", build("Equal", power, zero), one, build("Sub", power, one))
+    slope = build("Mul", power, build("Pow", base, lower))
+    safe = build("Where", build("Equal", base, zero), one, base)
+    rise = build("Mul", node.outputs[0], build("Log", safe))
+    return build("Mul", g, slope), build("Mul", g, rise)
+
+
+def _abs_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """``g sign(x)``, 0 at 0."""
+    x, zero = node.inputs[0], build.like(0.0, g)
+    falling = build("Where", build("Less", x, zero), build("Neg", g), zero)
+    return (build("Where", build("Greater", x, zero), g, falling),)
+
+
+def _erf_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """``2 / sqrt(pi) exp(-x^2)``."""
+    bell = build("Exp", build("Neg", build("Mul", node.inputs[0], node.inputs[0])))
+    return (build("Mul", g, build("Mul", bell, build.like(2 / sqrt(pi), g))),)
+
+
+def _cast_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    source = build.dtype(node.inputs[0])
+    return (build("Cast", g, to=source) if is_float(source) else None,)
+
+
+def _where_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    zero = build.like(0.0, g)
+    chosen = build("Where", node.inputs[0], g, zero)
+    return None, chosen, build("Where", node.inputs[0], zero, g)
+
+
+def _div_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """``1 / b`` and ``-y / b``."""
+    over = build("Div", g, node.inputs[1])
+    return over, build("Neg", build("Mul", over, node.outputs[0]))
+
+
+def _reciprocal_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """``-y^2``."""
+    y = node.outputs[0]
+    return (build("Neg", build("Mul", g, build("Mul", y, y))),)
+
+
+POINTWISE: tuple[Row, ...] = (
+    Row("Add", 2, lambda b, n, g: (g, g)),
+    Row("Sub", 2, lambda b, n, g: (g, b("Neg", g))),
+    Row("Mul", 2, lambda b, n, g: (b("Mul", g, n.inputs[1]), b("Mul", g, n.inputs[0]))),
+    Row("Div", 2, _div_gradient),
+    Row("Pow", 2, _pow_gradient, flops=10),
+    Row("Max", 2, _extreme_gradient("Greater")),
+    Row("Min", 2, _extreme_gradient("Less")),
+    Row("Neg", 1, lambda b, n, g: (b("Neg", g),)),
+    Row("Sqrt", 1, lambda b, n, g: (b("Div", b("Mul", g, b.like(0.5, g)), n.outputs[0]),)),
+    Row("Exp", 1, lambda b, n, g: (b("Mul", g, n.outputs[0]),), flops=10),
+    Row("Log", 1, lambda b, n, g: (b("Div", g, n.inputs[0]),), flops=10),
+    Row("Abs", 1, _abs_gradient),
+    Row("Erf", 1, _erf_gradient, flops=10),
+    Row("Reciprocal", 1, _reciprocal_gradient),
+    Row("Identity", 1, lambda b, n, g: (g,), flops=0),
+    Row("Cast", 1, _cast_gradient, result="to"),
+    Row("Greater", 2, lambda b, n, g: (None, None), result="bool"),
+    Row("Less", 2, lambda b, n, g: (None, None), result="bool"),
+    Row("Equal", 2, lambda b, n, g: (None, None), result="bool"),
+    Row("Not", 1, lambda b, n, g: (None,), result="bool"),
+    Row("And", 2, lambda b, n, g: (None, None), result="bool"),
+    Row("Or", 2, lambda b, n, g: (None, None), result="bool"),
+    Row("Where", 3, _where_gradient),
+)
+
+
+def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    """Broadcast shape; operands of one dtype (but for the condition of Where)."""
+    if len(inputs) != row.arity:
+        fail(node, f"takes {row.arity} operands, got {len(inputs)}")
+    dtypes = [value.dtype for value in inputs]
+    if row.op == "Where" and dtypes.pop(0) != "bool":
+        fail(node, "its condition must be bool")
+    dtype = same_dtype(node, dtypes)
+    if row.op in ("Not", "And", "Or") and dtype != "bool":
+        fail(node, f"its operands must be bool, not {dtype}")
+    if row.result == "to":
+        dtype = np.dtype(node.attrs["to"]).name
+    elif row.result == "bool":
+        dtype = "bool"
+    return [(broadcast(node, [value.shape for value in inputs]), dtype)]
+
+
+def _gradient(
+    row: Row, build: Builder, node: Node, grads: Sequence[str | None]
+) -> Sequence[str | None]:
+    """The row's gradients, summed over what was broadcast."""
+    grad = grads[0]
+    if grad is None:
+        return no_gradient(build, node, grads)
+    if row.gradient is None:
+        return no_second_derivative(build, node, grads)
+    return [
+        None if found is None else reduce_to(build, found, build.shape(operand))
+        for found, operand in zip(row.gradient(build, node, grad), node.inputs, strict=True)
+    ]
+
+
+def elementwise(row: Row) -> OpRule:
+    """The rule of a row."""
+
+    def flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+        return row.flops * size(outputs[0])
+
+    return OpRule(
+        op=row.op,
+        infer=lambda node, inputs: _infer(row, node, inputs),
+        gradient=lambda build, node, grads: _gradient(row, build, node, grads),
+        axes=broadcast_axes,
+        flops=flops,
+    )
+
+
+RULES: tuple[OpRule, ...] = tuple(elementwise(row) for row in POINTWISE)

@@ -1,0 +1,112 @@
+"""Max pooling and its gradient. Outside the value lies minus infinity.
+
+The gradient goes to the first maximum of each window, as in PyTorch. It is
+gathered: an element looks at every window that touches it (``Inverse`` on the
+gradient) and at all that those windows see (``Around`` on the value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from oocdl.graph.axes import Around, AxisRule, Inverse, Plain, Window
+from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
+from oocdl.ops.conv import slides, spatial_letters, window_shape
+
+
+def _pooled(node: Node, x: Value) -> Shape:
+    """Shape of the pooled value."""
+    kernel = node.attrs["kernel_shape"]
+    if len(x.shape) != len(kernel) + 2 or not is_float(x.dtype):
+        fail(node, f"kernel {list(kernel)} does not fit a {x.dtype} value of shape {list(x.shape)}")
+    windows = slides(node, kernel)
+    if any(max(slide.pad, slide.pad_after) >= slide.reach for slide in windows):
+        fail(node, "its pads are as large as its window: some windows would see nothing")
+    return (*x.shape[:2], *window_shape(node, x.shape[2:], windows))
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    return [(_pooled(node, inputs[0]), inputs[0].dtype)]
+
+
+def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    x, dy = inputs
+    if _pooled(node, x) != dy.shape:
+        fail(node, f"gradient {list(dy.shape)} is not of the pooling of {list(x.shape)}")
+    return [(x.shape, same_dtype(node, [x.dtype, dy.dtype]))]
+
+
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    x, y = inputs[0], outputs[0]
+    letters = spatial_letters(len(x) - 2)
+    windows = slides(node, node.attrs["kernel_shape"])
+    moving = (Window(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
+    return AxisRule(
+        inputs=((plain("n", x[0]), plain("c", x[1]), *moving),),
+        outputs=((plain("n", y[0]), plain("c", y[1]), *map(Plain, letters)),),
+        extents={"n": x[0], "c": x[1], **dict(zip(letters, y[2:], strict=True))},
+    )
+
+
+def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    x = inputs[0]
+    letters = spatial_letters(len(x) - 2)
+    windows = slides(node, node.attrs["kernel_shape"])
+    outer = (plain("n", x[0]), plain("c", x[1]))
+    seen = (Around(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
+    touching = (Inverse(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
+    return AxisRule(
+        inputs=((*outer, *seen), (*outer, *touching)),
+        outputs=((*outer, *map(Plain, letters)),),
+        extents={"n": x[0], "c": x[1], **dict(zip(letters, x[2:], strict=True))},
+    )
+
+
+def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    if grads[0] is None:
+        return [None]
+    return [build("MaxPoolGrad", node.inputs[0], grads[0], **node.attrs)]
+
+
+def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """A comparison a window element."""
+    return size(outputs[0]) * size(node.attrs["kernel_shape"])
+
+
+def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return size(inputs[1]) * size(node.attrs["kernel_shape"]) + size(outputs[0])
+
+
+def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """PyTorch makes int64 indices beside the result."""
+    return 2 * size(outputs[0])
+
+
+def _workspace_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """The pooled value and its int64 indices, and the gradient before it is cropped."""
+    return 3 * size(inputs[1]) + size(inputs[0])
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule(
+        op="MaxPool",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        flops=_flops,
+        workspace=_workspace,
+        fill=-inf,
+    ),
+    OpRule(
+        op="MaxPoolGrad",
+        infer=_infer_grad,
+        gradient=no_second_derivative,
+        axes=_axes_grad,
+        flops=_flops_grad,
+        workspace=_workspace_grad,
+        fill=-inf,
+    ),
+)

@@ -1,0 +1,110 @@
+"""Reductions: ReduceSum, ReduceMax, LogSumExp. Dims are kept; axes sorted, non-negative.
+
+Cut reductions are combined exactly: sums by adding, LogSumExp because the partial
+results are LogSumExps themselves, ``lse(lse(a), lse(b)) = lse(a, b)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oocdl.graph.axes import AxisRule
+from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rule import Axes, Builder, Infer, OpRule, Spec
+from oocdl.ops._broadcast import fail, is_float, plain, size
+
+
+def reduced_shape(node: Node, shape: Shape) -> Shape:
+    """The operand's shape with extent one on the attribute ``axes``."""
+    axes = tuple(node.attrs["axes"])
+    if list(axes) != sorted(set(axes)) or any(not 0 <= axis < len(shape) for axis in axes):
+        fail(node, f"axes {list(axes)} are not sorted axes of a value of rank {len(shape)}")
+    return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+
+
+def reduction_axes(combine: str) -> Axes:
+    """Letters ``a0, a1, ..``; the outputs lack the reduced ones."""
+
+    def axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+        gone = node.attrs["axes"]
+        operand = tuple(plain(f"a{axis}", extent) for axis, extent in enumerate(inputs[0]))
+        kept = tuple(None if axis in gone else index for axis, index in enumerate(operand))
+        return AxisRule(
+            inputs=(operand,),
+            outputs=(kept,) * len(outputs),
+            extents={f"a{axis}": extent for axis, extent in enumerate(inputs[0])},
+            combine=combine,
+        )
+
+    return axes
+
+
+def _infer(floats: bool) -> Infer:
+    def infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+        x = inputs[0]
+        if x.dtype == "bool" or (floats and not is_float(x.dtype)):
+            wanted = "floating point" if floats else "a number"
+            fail(node, f"its operand must be {wanted}, not {x.dtype}")
+        return [(reduced_shape(node, x.shape), x.dtype)]
+
+    return infer
+
+
+def _sum_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """The same gradient everywhere."""
+    if grads[0] is None:
+        return [None]
+    return [build("Expand", grads[0], shape=build.shape(node.inputs[0]))]
+
+
+def _max_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """Shared equally between the maxima, as ``torch.amax``."""
+    if grads[0] is None:
+        return [None]
+    x, y = node.inputs[0], node.outputs[0]
+    here = build("Cast", build("Equal", x, y), to=build.dtype(x))
+    share = build("Div", grads[0], build("ReduceSum", here, axes=node.attrs["axes"]))
+    return [build("Mul", here, share)]
+
+
+def _lse_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """``g exp(x - y)``: the softmax."""
+    if grads[0] is None:
+        return [None]
+    return [build("Mul", grads[0], build("Exp", build("Sub", node.inputs[0], node.outputs[0])))]
+
+
+def _operand_size(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return size(inputs[0])
+
+
+def _lse_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """A maximum, a difference, an exponential and a sum an element."""
+    return 13 * size(inputs[0])
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule(
+        op="ReduceSum",
+        infer=_infer(floats=False),
+        gradient=_sum_gradient,
+        axes=reduction_axes("sum"),
+        flops=_operand_size,
+    ),
+    OpRule(
+        op="ReduceMax",
+        infer=_infer(floats=False),
+        gradient=_max_gradient,
+        axes=reduction_axes("max"),
+        flops=_operand_size,
+    ),
+    OpRule(
+        op="LogSumExp",
+        infer=_infer(floats=True),
+        gradient=_lse_gradient,
+        axes=reduction_axes("logsumexp"),
+        flops=_lse_flops,
+        # exp(x - max) is a copy of the operand.
+        workspace=_operand_size,
+    ),
+)

@@ -1,0 +1,38 @@
+"""The table of all operators, assembled by hand: an operator that is not here does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oocdl.graph.rule import OpRule
+from oocdl.ops import (
+    activation,
+    conv,
+    einsum,
+    gather,
+    norm,
+    pointwise,
+    pool,
+    reduce,
+    resample,
+    shape,
+    softmax,
+)
+
+RULES: Mapping[str, OpRule] = {
+    rule.op: rule
+    for rules in (
+        pointwise.RULES,
+        activation.RULES,
+        norm.RULES,
+        reduce.RULES,
+        softmax.RULES,
+        einsum.RULES,
+        conv.RULES,
+        pool.RULES,
+        resample.RULES,
+        shape.RULES,
+        gather.RULES,
+    )
+    for rule in rules
+}

@@ -1,0 +1,163 @@
+"""Resize along one axis: ``y = R x`` with a banded matrix ``R`` of ``[size, extent]``.
+
+A Resize of several axes is a chain of these (both of ONNX's modes are separable).
+``transposed`` is ``y = R^T x``, where R belongs to the Resize whose gradient this is:
+its ``[extent of x, size]``. Coordinates follow ONNX's Resize-19:
+
+    half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
+    align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.graph.axes import AxisRule, Band, Plain, Region
+from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.ops._broadcast import fail, is_float, plain, size
+
+Matrix = npt.NDArray[np.float64]
+
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
+    """Coordinate in the input of each output index."""
+    index = np.arange(out, dtype=np.float64)
+    if coordinates == "align_corners":
+        return index * (extent - 1) / (out - 1) if out > 1 else index
+    # A scale that is just the ratio of the extents is used as that ratio: o * in / out is exact
+    # where o / scale may fall below the integer that ``floor`` has to find.
+    exact = abs(scale * extent - out) < 1e-6 * out
+    numerator, denominator = (extent, out) if exact else (1.0, scale)
+    if coordinates == "asymmetric":
+        return index * numerator / denominator
+    if coordinates == "pytorch_half_pixel" and out == 1:
+        return index
+    return (2 * index + 1) * numerator / (2 * denominator) - 0.5
+
+
+def _nearest(positions: Matrix, rounding: str) -> Matrix:
+    """The nearest input index, ties as ONNX's ``nearest_mode`` says."""
+    if rounding == "round_prefer_floor":
+        return np.asarray(np.ceil(positions - 0.5))
+    if rounding == "round_prefer_ceil":
+        return np.asarray(np.floor(positions + 0.5))
+    return np.asarray(np.floor(positions) if rounding == "floor" else np.ceil(positions))
+
+
+@lru_cache(maxsize=256)
+def _forward(
+    mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int
+) -> Matrix:
+    """``R`` of ``[out, extent]``; read-only, since it is shared."""
+    positions = _positions(coordinates, scale, out, extent)
+    matrix = np.zeros((out, extent))
+    rows = np.arange(out)
+    if mode == "nearest":
+        columns = np.clip(_nearest(positions, rounding), 0, extent - 1).astype(np.int64)
+        matrix[rows, columns] = 1.0
+    else:
+        positions = np.clip(positions, 0, extent - 1)
+        lower = np.floor(positions).astype(np.int64)
+        upper = np.minimum(lower + 1, extent - 1)
+        matrix[rows, lower] += 1 - (positions - lower)
+        matrix[rows, upper] += positions - lower
+    matrix.setflags(write=False)
+    return matrix
+
+
+def matrix(attrs: Mapping[str, Any], in_extent: int) -> Matrix:
+    """The whole map ``[size, in_extent]``: R, or R^T when ``transposed``."""
+    transposed = bool(attrs["transposed"])
+    out, extent = (in_extent, attrs["size"]) if transposed else (attrs["size"], in_extent)
+    rounding = attrs.get("nearest_mode") or "round_prefer_floor"
+    scale = attrs.get("scale") or out / extent
+    whole = _forward(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent)
+    return whole.T if transposed else whole
+
+
+def _band(whole: Matrix) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """First and last column of each row, made monotone (a row of zeros asks for one column)."""
+    used = whole != 0
+    some = used.any(axis=1)
+    first = np.where(some, used.argmax(axis=1), whole.shape[1] - 1)
+    last = np.where(some, whole.shape[1] - 1 - used[:, ::-1].argmax(axis=1), 0)
+    last = np.maximum.accumulate(last)
+    first = np.minimum(np.minimum.accumulate(first[::-1])[::-1], last)
+    return tuple(first.tolist()), tuple(last.tolist())
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    x, attrs = inputs[0], node.attrs
+    if not 0 <= attrs["axis"] < len(x.shape) or attrs["size"] < 1:
+        fail(node, f"axis {attrs['axis']} or size {attrs['size']} does not fit {list(x.shape)}")
+    if attrs["mode"] not in ("nearest", "linear") or attrs["coordinates"] not in COORDINATES:
+        fail(node, f"mode '{attrs['mode']}' with '{attrs['coordinates']}' is not supported")
+    if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
+        fail(node, f"nearest mode '{attrs.get('nearest_mode')}' on {x.dtype} is not supported")
+    shape = list(x.shape)
+    shape[attrs["axis"]] = attrs["size"]
+    return [(tuple(shape), x.dtype)]
+
+
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    axis, shape = node.attrs["axis"], outputs[0]
+    band = Band(f"a{axis}", *_band(matrix(node.attrs, inputs[0][axis])))
+    others = [plain(f"a{place}", extent) for place, extent in enumerate(shape)]
+    return AxisRule(
+        inputs=((*others[:axis], band, *others[axis + 1 :]),),
+        outputs=((*others[:axis], Plain(f"a{axis}"), *others[axis + 1 :]),),
+        extents={f"a{place}": extent for place, extent in enumerate(shape)},
+    )
+
+
+def _localize(
+    node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
+) -> Mapping[str, Any]:
+    """The piece of the matrix that maps the local input to the local output."""
+    axis = node.attrs["axis"]
+    whole = matrix(node.attrs, shapes[0][axis])
+    return {"matrix": np.ascontiguousarray(whole[slice(*out[axis]), slice(*inputs[0][axis])])}
+
+
+def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """The transposed matrix."""
+    if grads[0] is None:
+        return [None]
+    attrs = dict(node.attrs)
+    extent = build.shape(node.inputs[0])[attrs["axis"]]
+    attrs.update(size=extent, transposed=not attrs["transposed"])
+    return [build("Resample", grads[0], **attrs)]
+
+
+def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """R has two entries a row (linear) or one (nearest); its rows are the side it maps to."""
+    rows = inputs[0] if node.attrs["transposed"] else outputs[0]
+    return (4 if node.attrs["mode"] == "linear" else 2) * size(rows)
+
+
+def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Copies with the axis moved to where a matrix product wants it, and the matrix."""
+    axis = node.attrs["axis"]
+    return size(inputs[0]) + size(outputs[0]) + inputs[0][axis] * outputs[0][axis]
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule(
+        op="Resample",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        flops=_flops,
+        workspace=_workspace,
+        localize=_localize,
+    ),
+)
