@@ -1,0 +1,167 @@
+"""The handle of a stored piece of a value: what a Dask task returns and Dask holds.
+
+The bytes are with the process's ``Tier``: in RAM or in its spill. Pickling a chunk
+ships its bytes, and unpickling gives them to the tier of the process it arrives in,
+so a chunk never refers to another process. Dropping the last reference frees them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.graph.axes import Region, region_shape, within
+from oocdl.storage.spill import SpillFile
+
+Array = npt.NDArray[Any]
+Uses = tuple[int, ...]
+
+
+class Slot:
+    """Where the bytes of one chunk are. Every field is guarded by the lock of its tier."""
+
+    __slots__ = (
+        "array", "busy", "dropped", "dtype", "file", "nbytes", "pins", "readers", "shape", "uses",
+    )  # fmt: skip
+
+    def __init__(self, array: Array, uses: Uses) -> None:
+        self.array: Array | None = array
+        self.file: SpillFile | None = None  # set: the spill has it, RAM may be dropped
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
+        self.uses = uses
+        self.pins = 0  # reservations that need it in RAM
+        self.readers = 0  # threads that copy from RAM now
+        self.busy = False  # an I/O thread writes or loads it now
+        self.dropped = False  # the handle is gone
+
+
+class Home(Protocol):
+    """What a chunk asks of the tier it is in."""
+
+    def read(self, slot: Slot, box: Region, out: Array) -> None: ...
+
+    def view(self, slot: Slot) -> Array: ...
+
+    def drop(self, slot: Slot) -> None: ...
+
+    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk: ...
+
+
+class Plain:
+    """The home of chunks in a process without a tier: just memory."""
+
+    def read(self, slot: Slot, box: Region, out: Array) -> None:
+        assert slot.array is not None
+        np.copyto(out, slot.array[tuple(slice(*axis) for axis in box)])
+
+    def view(self, slot: Slot) -> Array:
+        assert slot.array is not None
+        return slot.array
+
+    def drop(self, slot: Slot) -> None:
+        slot.array = None
+
+    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
+        return Chunk(self, Slot(array, uses), region)
+
+
+_home: Home = Plain()
+
+
+def home() -> Home:
+    """Who takes chunks that arrive in this process."""
+    return _home
+
+
+def set_home(new: Home | None) -> None:
+    """Choose who takes chunks that arrive in this process; ``None``: they just stay in memory."""
+    global _home
+    _home = new or Plain()
+
+
+class Chunk:
+    """A piece of a value, by handle. Made by ``Reservation.put`` and ``Tier.adopt`` only.
+
+    >>> chunk = home().adopt(np.arange(6.0).reshape(2, 3), ((4, 6), (0, 3)), (7,))
+    >>> out = np.empty((1, 2))
+    >>> chunk.read(((5, 6), (1, 3)), out)
+    >>> out.tolist(), chunk.nbytes, chunk.uses
+    ([[4.0, 5.0]], 48, (7,))
+    """
+
+    __slots__ = ("__weakref__", "home", "region", "slot")
+
+    def __init__(self, home: Home, slot: Slot, region: Region) -> None:
+        if region_shape(region) != slot.shape:
+            raise ValueError(f"region {region} does not have the shape {slot.shape}")
+        self.home = home
+        self.slot = slot
+        self.region = region
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents; those of ``region``."""
+        return self.slot.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.slot.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.slot.nbytes
+
+    @property
+    def uses(self) -> Uses:
+        """Plan positions at which it will be read, sorted."""
+        return self.slot.uses
+
+    def read(self, region: Region, out: Array) -> None:
+        """Copy ``region`` (in the coordinates of the whole value) into ``out``.
+
+        ``out`` has the shape of ``region`` and our dtype, and may be strided. Bytes come
+        from RAM, or straight from the spill without bringing the chunk back.
+        Raises StoreError if the spill cannot be read.
+        """
+        box = tuple((part.start, part.stop) for part in within(region, self.region))
+        for (start, stop), extent in zip(box, self.shape, strict=True):
+            if not 0 <= start <= stop <= extent:
+                raise ValueError(f"region {region} is not inside the chunk {self.region}")
+        if out.shape != region_shape(region) or out.dtype != self.dtype:
+            raise ValueError(f"out is {out.dtype} {out.shape}, region {region} is {self.dtype}")
+        self.home.read(self.slot, box, out)
+
+    def array(self) -> Array:
+        """The array in RAM, read-only and not copied; only while a reservation pins the chunk."""
+        view = self.home.view(self.slot).view()
+        view.flags.writeable = False
+        return view
+
+    def copy(self) -> Array:
+        """A new array with all of the chunk, wherever it is; its memory is the caller's to plan."""
+        out = np.empty(self.shape, self.dtype)
+        self.read(self.region, out)
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In RAM the array itself is handed to the pickler, which can send it without a copy.
+        array = self.slot.array
+        return _restore, (self.copy() if array is None else array, self.region, self.uses)
+
+    def __del__(self) -> None:
+        # The collector may run this inside a tier's lock: drop() takes none.
+        if hasattr(self, "slot"):
+            self.home.drop(self.slot)
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.dtype}, {self.region})"
+
+
+def _restore(array: Array, region: Region, uses: Uses) -> Chunk:
+    return _home.adopt(array, region, uses)

@@ -1,0 +1,216 @@
+"""Writing one version of a run: chunks first, then all of it made durable, then CURRENT.
+
+Nothing is updated in place: every version has folders of its own, with the epoch (the
+count of writers this run has had) in the name, so a late write of a writer that was
+given up on harms nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.errors import StoreError
+from oocdl.graph.axes import Region, region_shape
+from oocdl.storage.files import io_error, part_of, sync_path, write_array
+from oocdl.storage.manifest import Index, Manifest, Record, Tensor, TensorSpec, crc32c, publish
+from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes chunks of one version; picklable, so workers can write and report records."""
+
+    root: Path
+    tensors: Mapping[str, Tensor]
+    sync: bool = True
+    """fsync each chunk here: on a network disk only the host that wrote it can."""
+
+    def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
+        """Write whole chunks; ``region`` starts and ends on chunk borders or the array's end.
+
+        Needs memory for one chunk at most. Raises StoreError for a region that cuts a
+        chunk or a version that is gone, ResourceError if the disk is full.
+        """
+        tensor = self.tensors[name]
+        _check(tensor.spec, region, array)
+        records = {}
+        for index in touched(region, tensor.spec.chunks):
+            piece = _padded(tensor.spec, index, region, array)
+            path = self.root / tensor.folder / chunk_key(index)
+            # A second run of the same task may come late: replace whole files only.
+            partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+            write_array(partial, piece, self.sync)
+            partial.replace(path)
+            records[index] = Record(piece.nbytes, crc32c(piece))
+        return records
+
+
+class Commit:
+    """One version being written. Made by ``RunStore.begin``; thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        draft: Manifest,
+        history: Path,
+        done: Callable[[Manifest | None], None],
+    ) -> None:
+        self._root = root
+        self._draft = draft
+        self._history = history
+        self._done = done
+        # What this version writes; the rest is carried over from the one before.
+        mine = (draft.version, draft.epoch)
+        self._fresh = tuple(n for n, t in draft.tensors.items() if (t.version, t.epoch) == mine)
+        self._lock = threading.Condition()
+        self._records: dict[str, dict[Index, Record]] = {name: {} for name in self._fresh}
+        self._open = True
+        self._running = 0  # writes under way: finish() waits for late ones
+        self._writer = replace(self.writer(), sync=False)  # synced all together by finish()
+        for name in self._fresh:
+            _make(root, draft.tensors[name])
+
+    @property
+    def version(self) -> int:
+        """The version that this becomes."""
+        return self._draft.version
+
+    def writer(self) -> Writer:
+        """For workers: what its ``write`` returns goes to ``record`` here."""
+        return Writer(self._root, {name: self._draft.tensors[name] for name in self._fresh})
+
+    def write(self, name: str, region: Region, array: Array) -> None:
+        """As ``Writer.write``, and record it. Writing the same bytes twice changes nothing."""
+        if name not in self._records:
+            raise StoreError(f"array {name!r} is not written by version {self.version}")
+        with self._lock:
+            self._check_open()
+            self._running += 1
+        try:
+            self.record(name, self._writer.write(name, region, array))
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._lock.notify_all()
+
+    def record(self, name: str, records: Mapping[Index, Record]) -> None:
+        """Take what a ``Writer`` wrote. Raises StoreError if it differs from an earlier run."""
+        with self._lock:
+            self._check_open()
+            known = self._records[name]
+            for index, record in records.items():
+                if known.setdefault(index, record) != record:
+                    raise StoreError(
+                        f"array {name!r} chunk {index} of version {self.version} was computed "
+                        "twice with different results; the engine is not deterministic"
+                    )
+
+    def finish(self, meta: Mapping[str, Any]) -> Manifest:
+        """Make the version durable and current. After it returns no crash can lose it.
+
+        Raises StoreError if chunks are missing; the version before stays current.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not self._running)
+            self._check_open()
+            self._check_complete()
+            self._open = False
+        tensors = dict(self._draft.tensors)
+        for name in self._fresh:
+            records = dict(sorted(self._records[name].items()))
+            tensors[name] = replace(tensors[name], records=records)
+        manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
+        try:
+            self._sync([tensors[name] for name in self._fresh])
+            publish(self._root, manifest)
+        except BaseException:
+            # Nothing is deleted: CURRENT may name it already. The next writer clears up.
+            self._done(None)
+            raise
+        self._done(manifest)
+        return manifest
+
+    def abort(self) -> None:
+        """Delete what was written. Does nothing after ``finish``."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            self._lock.wait_for(lambda: not self._running)
+        for name in self._fresh:
+            shutil.rmtree(self._root / self._draft.tensors[name].folder, ignore_errors=True)
+        self._done(None)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"version {self.version} is finished; begin the next one")
+
+    def _check_complete(self) -> None:
+        for name, records in self._records.items():
+            wanted = prod(self._draft.tensors[name].spec.grid)
+            if len(records) != wanted:
+                raise StoreError(
+                    f"version {self.version} is incomplete: array {name!r} has "
+                    f"{len(records)} of {wanted} chunks"
+                )
+
+    def _sync(self, tensors: Sequence[Tensor]) -> None:
+        folders = {self._root / tensor.folder for tensor in tensors}
+        for folder in sorted(folders):
+            for path in folder.iterdir():
+                sync_path(path)
+        for folder in sorted(folders | {f.parent for f in folders}):
+            sync_path(folder)
+        for kind in {folder.parent.parent for folder in folders}:
+            sync_path(kind)
+        if self._history.exists():
+            sync_path(self._history)
+            sync_path(self._history.parent)
+
+
+def _make(root: Path, tensor: Tensor) -> None:
+    folder = root / tensor.folder
+    spec = tensor.spec
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        group = folder.parent / "zarr.json"
+        if not group.exists():
+            group.write_text(group_json({"name": spec.name}))
+            sync_path(group)
+        folder.mkdir()
+        names = {"name": spec.name, "version": tensor.version}
+        text = array_json(spec.shape, spec.chunks, np.dtype(spec.dtype), names)
+        (folder / "zarr.json").write_text(text)
+    except OSError as error:
+        raise io_error(error, folder, spec.chunk_bytes) from error
+
+
+def _check(spec: TensorSpec, region: Region, array: Array) -> None:
+    if array.shape != region_shape(region) or array.dtype != np.dtype(spec.dtype):
+        raise StoreError(f"array {spec.name!r}: {array.dtype} {array.shape} is not for {region}")
+    for (start, stop), size, extent in zip(region, spec.chunks, spec.shape, strict=True):
+        whole = start % size == 0 and (stop % size == 0 or stop == extent)
+        if not (0 <= start <= stop <= extent and whole):
+            raise StoreError(f"array {spec.name!r}: {region} is not made of whole {spec.chunks}")
+
+
+def _padded(spec: TensorSpec, index: Index, region: Region, array: Array) -> Array:
+    covered = chunk_region(index, spec.shape, spec.chunks)
+    piece = part_of(array, covered, region)
+    if piece.shape == spec.chunks:
+        return np.ascontiguousarray(piece).reshape(spec.chunks)
+    full = np.zeros(spec.chunks, array.dtype)
+    full[tuple(slice(extent) for extent in piece.shape)] = piece
+    return full

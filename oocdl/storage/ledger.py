@@ -1,0 +1,114 @@
+"""The books of the RAM tier: what is counted, and what is evicted first. No I/O, no waiting."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from oocdl.storage.chunk import Slot
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """What a tier has done so far; all in bytes but ``evictions``."""
+
+    resident_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    """Largest sum of resident and reserved bytes."""
+    read_bytes: int
+    """Read from the spill."""
+    written_bytes: int
+    """Written to the spill."""
+    evictions: int
+    """Chunks that left RAM."""
+
+
+class Ledger:
+    """Counts bytes. Every call is made under the lock of the tier.
+
+    Invariant: resident + reserved <= capacity, but for what ``count(overflow=True)`` let in.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots: set[Slot] = set()  # counted as resident: in RAM, or being loaded
+        self.resident = self.reserved = self.peak = 0
+        self.leaving = 0  # bytes of chunks being written so that they can leave
+        self.read_bytes = self.written_bytes = self.evictions = 0
+        self.position = -1
+
+    @property
+    def free(self) -> int:
+        """Bytes that are neither resident nor reserved; negative after an overflow."""
+        return self.capacity - self.resident - self.reserved
+
+    def count(self, resident: int = 0, reserved: int = 0, overflow: bool = False) -> None:
+        """Change the counts."""
+        grows = resident + reserved > 0
+        self.resident += resident
+        self.reserved += reserved
+        assert self.resident >= 0 and self.reserved >= 0
+        assert overflow or not grows or self.free >= 0, "the memory tier is over its capacity"
+        self.peak = max(self.peak, self.resident + self.reserved)
+
+    def enter(self, slot: Slot, from_reserved: bool = False, overflow: bool = False) -> None:
+        """A chunk becomes resident, out of reserved bytes or out of free ones."""
+        self.slots.add(slot)
+        self.count(slot.nbytes, -slot.nbytes if from_reserved else 0, overflow)
+
+    def leave(self, slot: Slot) -> None:
+        """A chunk is no longer resident."""
+        if slot in self.slots:
+            self.slots.discard(slot)
+            slot.array = None
+            self.count(resident=-slot.nbytes)
+
+    def evict(self, slot: Slot) -> None:
+        """A chunk that the spill has leaves RAM."""
+        assert slot.file is not None and not slot.pins and not slot.readers
+        self.leave(slot)
+        self.evictions += 1
+
+    def absent(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of ``slots`` that are not resident."""
+        return [slot for slot in slots if slot not in self.slots]
+
+    def make_room(self, need: int) -> list[Slot]:
+        """Evict clean chunks, and choose dirty ones to write, until ``need`` bytes can be free.
+
+        Returns those to write: marked busy, and counted as leaving.
+        """
+        writes: list[Slot] = []
+        short = need - self.free - self.leaving
+        if short <= 0:
+            return writes
+        victims = [slot for slot in self.slots if not (slot.pins or slot.busy)]
+        # Furthest next use first; of equals the clean, which cost no writing.
+        victims.sort(key=lambda slot: (self.next_use(slot), slot.file is not None))
+        while short > 0 and victims:
+            slot = victims.pop()
+            if slot.file is None:
+                slot.busy = True
+                self.leaving += slot.nbytes
+                writes.append(slot)
+            elif slot.readers:
+                continue  # its memory is not free before the reader has left
+            else:
+                self.evict(slot)
+            short -= slot.nbytes
+        return writes
+
+    def next_use(self, slot: Slot) -> float:
+        """Plan position at which a chunk is next read; infinity: never."""
+        at = bisect_right(slot.uses, self.position)
+        return slot.uses[at] if at < len(slot.uses) else inf
+
+    def stats(self) -> TierStats:
+        """A snapshot."""
+        return TierStats(
+            self.resident, self.reserved, self.peak,
+            self.read_bytes, self.written_bytes, self.evictions,
+        )  # fmt: skip

@@ -1,0 +1,55 @@
+"""What writers leave behind: epochs, uncommitted and superseded versions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from oocdl.errors import StoreError
+from oocdl.storage.files import sync_path
+from oocdl.storage.manifest import Manifest, load_parent
+
+
+def next_epoch(root: Path, committed: int) -> int:
+    """The number of this writer, taken by making its file: no two can have the same.
+
+    This holds where locks do not (some network disks); StoreError if another was faster.
+    """
+    known = {
+        int(path.name[len("epoch-") :]): path
+        for path in root.glob("epoch-*")
+        if path.name[len("epoch-") :].isdigit()
+    }
+    epoch = max([committed, *known]) + 1
+    try:
+        (root / f"epoch-{epoch}").touch(exist_ok=False)
+        sync_path(root)
+    except FileExistsError as error:
+        raise StoreError(f"run {root} was opened by another process just now") from error
+    except OSError as error:
+        raise StoreError(f"cannot write {root}: {error.strerror or error}") from error
+    for path in known.values():
+        path.unlink(missing_ok=True)
+    return epoch
+
+
+def remove_unnamed(root: Path, current: Manifest | None) -> None:
+    """Delete every version and manifest that neither ``current`` nor its parent names."""
+    parent = None if current is None else load_parent(root, current)
+    named = [manifest for manifest in (current, parent) if manifest is not None]
+    files = {manifest.file for manifest in named}
+    folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
+    arrays = {folder.parent for folder in folders}
+    for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
+        if path.name not in files:
+            path.unlink(missing_ok=True)
+    for array in [*root.glob("weights/t*"), *root.glob("state/t*")]:
+        if array not in arrays:
+            shutil.rmtree(array, ignore_errors=True)
+            continue
+        for folder in array.glob("e*-v*"):
+            if folder not in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                for partial in folder.glob("*.partial"):
+                    partial.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""One writer for each run: an flock, with a record of who holds it for the message."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oocdl.errors import StoreError
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class RunLock:
+    """Holds ``path`` locked until ``release``; the kernel lets go when the process dies.
+
+    Raises StoreError naming the owner if another has it. Where the file system has no
+    locks the record decides: an owner on this host that is dead is taken over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+        try:
+            self._take(path)
+        except BaseException:
+            os.close(self._handle)
+            raise
+        owner = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "start": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, json.dumps(owner).encode(), 0)
+
+    def _take(self, path: Path) -> None:
+        assert self._handle is not None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(path, _owner(self._handle)) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+            owner = _owner(self._handle)
+            if owner and not _is_dead(owner):
+                raise _in_use(path, owner) from error
+
+    def release(self) -> None:
+        """Let go. May be called twice."""
+        if self._handle is not None:
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = None
+
+
+def _in_use(path: Path, owner: dict[str, object]) -> StoreError:
+    who = "pid {pid} on {host} since {start}".format(
+        **{"pid": "?", "host": "?", "start": "?", **owner}
+    )
+    return StoreError(f"run {path.parent} is in use by {who}; wait for it, or stop it")
+
+
+def _owner(handle: int) -> dict[str, object]:
+    try:
+        record = json.loads(os.pread(handle, 4096, 0))
+    except ValueError:  # empty: released, or between the lock and its record
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_dead(owner: dict[str, object]) -> bool:
+    if owner.get("host") != socket.gethostname():
+        return False  # cannot be seen from here
+    try:
+        os.kill(int(str(owner.get("pid"))), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError):
+        return False
+    return False

@@ -1,0 +1,173 @@
+"""Moves chunks between RAM and the spill, by threads that are not tasks.
+
+Methods that say so are called under the lock (``changed``); no I/O is done under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from oocdl.errors import OocdlError, StoreError
+from oocdl.storage.chunk import Slot
+from oocdl.storage.ledger import Ledger
+from oocdl.storage.spill import SpillFile, SpillStore
+
+
+class Mover:
+    """The threads of a tier, their queues, the line of waiters, and the error that stops all."""
+
+    def __init__(self, books: Ledger, spill: SpillStore, io_threads: int) -> None:
+        self.books = books
+        self.spill = spill
+        self.changed = threading.Condition(threading.Lock())
+        self.waiting: deque[object] = deque()
+        self.error: OocdlError | None = None
+        # SimpleQueue.put may be called from a finalizer, wherever that interrupts us.
+        self.dead: SimpleQueue[Slot | SpillFile | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Callable[[Slot], None], Slot] | None] = SimpleQueue()
+        self._closed = False
+        names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
+        work = [self._serve_dead] + [self._serve_jobs] * io_threads
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in zip(work, names, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
+        with self.changed:
+            if self._closed:
+                return
+            self._closed = True
+            self.error = self.error or StoreError("the memory tier is closed")
+            self.changed.notify_all()
+        self.dead.put(None)
+        for _ in self._threads[1:]:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.spill.close()
+
+    # --- under the lock ------------------------------------------------------------------
+
+    def make_room(self, need: int) -> None:
+        """Evict, or start writing, until ``need`` bytes can be free."""
+        for slot in self.books.make_room(need):
+            self.start(self.write, slot)
+
+    def start(self, job: Callable[[Slot], None], slot: Slot, enter: bool = False) -> None:
+        """Have a thread run ``job`` (write or load) on a chunk."""
+        slot.busy = True
+        if enter:
+            self.books.enter(slot)
+        self._jobs.put((job, slot))
+
+    def settle(self) -> None:
+        """After any change: undo an overflow of adopt(), wake the waiters."""
+        if self.books.free < 0 and self.error is None:
+            self.make_room(0)
+        self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the error that stopped the tier, if there is one."""
+        if self.error is not None:
+            raise type(self.error)(str(self.error)) from self.error
+
+    def wait(self) -> None:
+        """Wait for any change."""
+        self.check()
+        self.changed.wait()
+        self.check()
+
+    def bury(self) -> None:
+        """Count dropped chunks as gone, at once; their files are left to the thread."""
+        for _ in range(self.dead.qsize()):
+            try:
+                item = self.dead.get_nowait()
+            except Empty:
+                return  # the thread was faster
+            left = self.forget(item) if isinstance(item, Slot) else item
+            if left is not None or item is None:
+                self.dead.put(left)
+
+    def forget(self, slot: Slot) -> SpillFile | None:
+        """Count a dropped chunk as gone; returns the file to delete."""
+        slot.dropped = True
+        if slot.busy:
+            return None  # the thread that is at it drops it again
+        self.books.leave(slot)
+        file, slot.file = slot.file, None
+        self.settle()
+        return file
+
+    # --- threads -------------------------------------------------------------------------
+
+    def _serve_dead(self) -> None:
+        while (item := self.dead.get()) is not None:
+            if isinstance(item, Slot):
+                with self.changed:
+                    item = self.forget(item)
+            if item is not None:
+                self.spill.remove(item)
+
+    def _serve_jobs(self) -> None:
+        while (task := self._jobs.get()) is not None:
+            job, slot = task
+            del task
+            job(slot)
+            del slot
+
+    def write(self, slot: Slot) -> None:
+        """Write a chunk to the spill; then it leaves RAM, if that is still wanted."""
+        array, file, error = slot.array, None, None
+        if array is not None and not slot.dropped and not self._closed:
+            try:
+                file = self.spill.write(array)
+            except Exception as failure:  # kept for those who wait: this thread must live on
+                error = failure
+        del array
+        with self.changed:
+            self.books.leaving -= slot.nbytes
+            if file is not None:
+                slot.file = file
+                self.books.written_bytes += slot.nbytes
+            self._finish(slot, error)
+            idle = not (slot.pins or slot.readers or slot.dropped) and slot in self.books.slots
+            if file is not None and idle and (self.waiting or self.books.free < 0):
+                self.books.evict(slot)
+            self.settle()
+
+    def load(self, slot: Slot) -> None:
+        """Bring a chunk that is counted as resident back from the spill."""
+        array = error = None
+        file = slot.file
+        if file is not None and not slot.dropped and not self._closed:
+            try:
+                array = np.empty(slot.shape, slot.dtype)
+                count = self.spill.read(file, tuple((0, extent) for extent in slot.shape), array)
+            except Exception as failure:  # raised by the reserve() that waits for it
+                array, error = None, failure
+        with self.changed:
+            if array is None:
+                self.books.leave(slot)
+            else:
+                slot.array = array
+                self.books.read_bytes += count
+            self._finish(slot, error)
+            self.settle()
+
+    def _finish(self, slot: Slot, error: Exception | None) -> None:
+        slot.busy = False
+        if error is not None and self.error is None:
+            if not isinstance(error, OocdlError):
+                error = StoreError(f"spilling failed: {error!r}")
+            self.error = error
+        if slot.dropped:
+            self.dead.put(slot)

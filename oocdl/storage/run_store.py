@@ -1,0 +1,265 @@
+"""The run on disk: a Zarr v3 group with versions of weights and state, kept values, history.
+
+    run/  zarr.json  run.json  LOCK  CURRENT  epoch-3  manifest-120-e3.json
+          weights/t00012/e3-v120/{zarr.json, c.0.0, ...}    state/...    kept/...
+          history/steps.jsonl
+
+CURRENT names the committed manifest, and only what it and its parent name is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from oocdl.errors import CorruptError, StoreError
+from oocdl.graph.axes import Region, intersect, region_shape
+from oocdl.storage import manifest as manifests
+from oocdl.storage.commit import Commit
+from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
+from oocdl.storage.history import History
+from oocdl.storage.kept import Kept
+from oocdl.storage.leftovers import next_epoch, remove_unnamed
+from oocdl.storage.lock import RunLock
+from oocdl.storage.manifest import Index, Kind, Manifest, Tensor, TensorSpec
+from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
+
+Array = npt.NDArray[Any]
+
+_GROUPS = ("", "weights", "state", "kept")
+
+
+class RunStore:
+    """A run directory, open for reading or (one process at a time) for writing.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RunStore.create(folder.name, {"model": "m.onnx"}) as store:
+    ...     commit = store.begin(0, [TensorSpec("w", "weights", (3,), "float32", (2,))])
+    ...     commit.write("w", ((0, 3),), np.ones(3, np.float32))
+    ...     done = commit.finish({"step": 0})
+    ...     store.read("w", ((1, 3),)).tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, path: Path, lock: RunLock | None) -> None:
+        """Use ``create`` or ``open``."""
+        self.path = path
+        self._lock = lock
+        self._writing: Commit | None = None
+        self.meta: Mapping[str, Any] = _read_meta(path)
+        """The settings stored at creation; they never change."""
+        self._manifest = manifests.load_current(path)
+        self._kept = Kept(path / "kept")
+        self._history = History(path / "history" / "steps.jsonl")
+        self.epoch = self._manifest.epoch if self._manifest else 0
+        """How many writers the run has had."""
+        if lock is not None:
+            self.epoch = next_epoch(path, self.epoch)
+            done = self._manifest.meta.get("step", -1) if self._manifest else -1
+            self._history.cut(done)
+            self._kept.cut(done)
+            remove_unnamed(path, self._manifest)
+
+    @classmethod
+    def create(cls, path: str | Path, meta: Mapping[str, Any]) -> RunStore:
+        """Start a run; ``meta`` is plain data. Raises StoreError if something else is there."""
+        root = Path(path).absolute()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            left = {entry.name for entry in root.iterdir()} - {"LOCK"}
+            if "run.json" in left:
+                raise StoreError(f"a run is in {root} already; open it, or choose another folder")
+            # A creation that was cut off may have left these; run.json is written last.
+            if left - {"history", "zarr.json", *_GROUPS} - {p.name for p in root.glob("*.partial")}:
+                raise StoreError(f"{root} is not empty and not a run; choose another folder")
+            lock = RunLock(root / "LOCK")
+            try:
+                (root / "history").mkdir(exist_ok=True)
+                for name in _GROUPS:
+                    (root / name).mkdir(exist_ok=True)
+                    write_text(root / name / "zarr.json", group_json())
+                write_text(root / "run.json", json.dumps(dict(meta)))
+                sync_path(root)
+                sync_path(root.parent)
+                return cls(root, lock)
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise io_error(error, root, 0) from error
+
+    @classmethod
+    def open(cls, path: str | Path, writable: bool = False) -> RunStore:
+        """Open a run. For writing: locks it, and removes whatever was not committed."""
+        root = Path(path).absolute()
+        if not (root / "run.json").is_file():
+            raise StoreError(f"{root} is not a run: no run.json in it")
+        if not writable:
+            return cls(root, None)
+        lock = RunLock(root / "LOCK")
+        try:
+            return cls(root, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def close(self) -> None:
+        """Abort a commit that was begun, release the lock. May be called twice."""
+        if self._writing is not None:
+            self._writing.abort()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- versions ------------------------------------------------------------------------
+
+    def current(self) -> Manifest | None:
+        """The committed version; a reader sees what the writer has committed since."""
+        if self._lock is None:
+            self._manifest = manifests.load_current(self.path)
+        return self._manifest
+
+    def begin(
+        self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()
+    ) -> Commit:
+        """Start writing ``version``: all of ``tensors`` anew, those named by ``carry`` as they are.
+
+        Raises StoreError if read-only, if a commit is open, or if versions would not grow.
+        """
+        self._check_writable()
+        old = self._manifest
+        if self._writing is not None:
+            raise StoreError(f"version {self._writing.version} is still being written")
+        if old is not None and version <= old.version:
+            raise StoreError(f"version {version} is not after the current {old.version}")
+        found = {} if old is None else dict(old.tensors)
+        lost = [name for name in carry if name not in found]
+        if lost:
+            raise StoreError(f"cannot carry over {lost[0]!r}: no version has it")
+        made: dict[str, Tensor] = {name: found[name] for name in carry}
+        next_id = 0 if old is None else old.next_id
+        for spec in tensors:
+            if spec.name in made:
+                raise StoreError(f"array {spec.name!r} is named twice in version {version}")
+            same = spec.name in found and found[spec.name].spec.kind == spec.kind
+            ident = found[spec.name].id if same else f"t{next_id:05d}"
+            next_id += not same
+            made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
+        parent = None if old is None else old.file
+        draft = Manifest(version, self.epoch, parent, {}, made, next_id)
+        self._writing = Commit(self.path, draft, self._history.path, self._finished)
+        return self._writing
+
+    def read(self, name: str, region: Region, out: Array | None = None) -> Array:
+        """``region`` of an array of the current version, every touched chunk verified.
+
+        Needs memory for one chunk besides ``out``, unless chunks fill it contiguously.
+        Raises CorruptError naming array, chunk and version; StoreError if there is none.
+        """
+        tensor = self._tensor(name)
+        spec = tensor.spec
+        if out is None:
+            out = np.empty(region_shape(region), spec.dtype)
+        if out.shape != region_shape(region) or out.dtype != np.dtype(spec.dtype):
+            raise ValueError(f"out is {out.dtype} {out.shape}, array {name!r} is {spec.dtype}")
+        for index in touched(region, spec.chunks):
+            covered = chunk_region(index, spec.shape, spec.chunks)
+            part = intersect(covered, region)
+            target = part_of(out, part, region)
+            if target.shape == spec.chunks and target.flags.c_contiguous:
+                self._read_chunk(tensor, index, target)
+            else:
+                chunk = np.empty(spec.chunks, spec.dtype)
+                self._read_chunk(tensor, index, chunk)
+                target[...] = part_of(chunk, part, covered)
+        return out
+
+    def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
+        """A weight or state array of the current version as a read-only Zarr array (unverified)."""
+        tensor = self._tensor(name)
+        if tensor.spec.kind != kind:
+            raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
+        return zarr.open_array(self.path / tensor.folder, mode="r")
+
+    # --- history and kept values ---------------------------------------------------------
+
+    def append_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows of plain data, each with a ``step``; durable with the next commit."""
+        self._check_writable()
+        self._history.append(rows)
+
+    def history(self) -> list[dict[str, Any]]:
+        """All rows."""
+        return self._history.rows()
+
+    def keep(
+        self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
+    ) -> zarr.Array[Any]:
+        """A writable array for a value to keep; the same name again replaces it."""
+        self._check_writable()
+        return self._kept.make(name, shape, dtype, chunks, step)
+
+    def kept(self) -> Mapping[str, zarr.Array[Any]]:
+        """What was kept, by name, read-only."""
+        return self._kept.arrays()
+
+    # --- inside --------------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        if self._lock is None:
+            raise StoreError(f"run {self.path} is open for reading only")
+
+    def _tensor(self, name: str) -> Tensor:
+        if self._manifest is None:
+            raise StoreError(f"run {self.path} has no committed version yet")
+        if name not in self._manifest.tensors:
+            raise StoreError(f"run {self.path} has no array {name!r}")
+        return self._manifest.tensors[name]
+
+    def _read_chunk(self, tensor: Tensor, index: Index, target: Array) -> None:
+        record = tensor.records[index]
+        where = (
+            f"array {tensor.spec.name!r} chunk {index} of version {tensor.version} in {self.path}"
+        )
+        try:
+            with (self.path / tensor.folder / chunk_key(index)).open("rb", buffering=0) as file:
+                length = os.fstat(file.fileno()).st_size
+                if length != record.nbytes:
+                    raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}")
+                view, done = as_bytes(target).data, 0
+                while done < length and (count := file.readinto(view[done:])):
+                    done += count
+        except OSError as error:
+            raise CorruptError(f"{where} is lost: {error.strerror or error}") from error
+        if manifests.crc32c(target) != record.crc:
+            raise CorruptError(f"{where} is not what was written; restore it from a backup")
+
+    def _finished(self, made: Manifest | None) -> None:
+        self._writing = None
+        if made is not None:
+            self._manifest = made
+            remove_unnamed(self.path, made)
+
+
+def _read_meta(path: Path) -> Mapping[str, Any]:
+    try:
+        meta = json.loads((path / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CorruptError(f"{path / 'run.json'} is damaged ({error}); restore it") from error
+    if not isinstance(meta, dict):
+        raise CorruptError(f"{path / 'run.json'} is damaged (not an object); restore it")
+    return meta

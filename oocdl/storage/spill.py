@@ -1,0 +1,138 @@
+"""The spill: chunks that RAM has no room for, each a Zarr v3 array of one chunk.
+
+Private to one process and worth nothing after it. Every process has a folder of its
+own with a lock in it, so whoever starts next on this host clears up after the dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import socket
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.errors import StoreError
+from oocdl.graph.axes import Region
+from oocdl.storage.files import filesystem, io_error, read_box, write_array
+from oocdl.storage.zarr_json import array_json, chunk_key
+
+Array = npt.NDArray[Any]
+
+MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+@dataclass(frozen=True)
+class SpillFile:
+    """A spilled chunk: the folder is a Zarr array, ``data`` its only chunk."""
+
+    folder: Path
+    data: Path
+    shape: tuple[int, ...]
+
+
+class SpillStore:
+    """A folder of spilled chunks, one for each process and only for its life.
+
+    ``path`` is shared by the processes of a host; it is made if it is not there.
+    Raises StoreError if it is in memory (tmpfs) or cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        root = Path(path).absolute()
+        _refuse_memory(root)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            # One at a time: a folder that has no lock yet must not be taken for a dead one.
+            with (root / "LOCK").open("a") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                _remove_dead(root)
+                self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+                self.folder.mkdir()
+                self._lock: IO[str] | None = (self.folder / "lock").open("w")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"cannot use {root} for spilling: {error.strerror or error}; choose another folder"
+            ) from error
+        self._names = count()
+
+    def write(self, array: Array) -> SpillFile:
+        """Store a C-contiguous array, straight from its memory.
+
+        Raises ResourceError if the disk is full; then nothing is left behind.
+        """
+        folder = self.folder / f"s{next(self._names):08d}"
+        data = folder / chunk_key((0,) * array.ndim)
+        try:
+            folder.mkdir()
+            (folder / "zarr.json").write_text(_metadata(array.shape, array.dtype))
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise io_error(error, folder, array.nbytes) from error
+        try:
+            write_array(data, array)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return SpillFile(folder, data, array.shape)
+
+    def read(self, file: SpillFile, box: Region, out: Array) -> int:
+        """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read."""
+        return read_box(file.data, file.shape, box, out)
+
+    def remove(self, file: SpillFile) -> None:
+        """Delete a spilled chunk; it is no error if it is gone."""
+        shutil.rmtree(file.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete everything. May be called twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> SpillStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@lru_cache(maxsize=4096)
+def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    return array_json(shape, shape, dtype)
+
+
+def _prefix() -> str:
+    # The host is in the name because locks of other hosts cannot be trusted on every network disk.
+    return f"spill-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
+
+
+def _refuse_memory(root: Path) -> None:
+    kind = filesystem(root)
+    if kind in MEMORY_FILESYSTEMS:
+        raise StoreError(
+            f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk"
+        )
+
+
+def _remove_dead(root: Path) -> None:
+    for folder in root.glob(f"{_prefix()}*"):
+        try:
+            with (folder / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue  # its process lives
+        except FileNotFoundError:
+            shutil.rmtree(folder, ignore_errors=True)  # it died while it made the folder

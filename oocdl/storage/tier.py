@@ -1,0 +1,252 @@
+"""The RAM tier: every byte of chunks and of running units in this process, counted.
+
+The acquire protocol, which cannot deadlock as long as the largest unit fits:
+
+* a unit acquires all it needs at once (``Tier.reserve``) and nothing more while it runs;
+* waiters are served in FIFO order, and only the first may hold pins while it waits;
+* whatever no reservation pins can always be evicted, by threads that are not tasks
+  and need no memory (they write straight from the chunk's array).
+
+One lock guards all state; it is never held during I/O or copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from oocdl.errors import BudgetError
+from oocdl.graph.axes import Region
+from oocdl.storage.chunk import Array, Chunk, Slot, Uses, set_home
+from oocdl.storage.ledger import Ledger, TierStats
+from oocdl.storage.mover import Mover
+from oocdl.storage.spill import SpillStore
+
+_current: Tier | None = None
+
+
+class Reservation:
+    """What one unit holds while it runs: pinned chunks, and bytes to work in."""
+
+    def __init__(self, tier: Tier, nbytes: int, pins: Sequence[Chunk]) -> None:
+        self._tier = tier
+        self._pins = pins  # holding the handles keeps the chunks alive
+        self.left = nbytes
+        """Bytes not yet turned into chunks."""
+
+    def put(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
+        """Turn ``array.nbytes`` of the reservation into a chunk that the tier owns.
+
+        The array is taken over, not copied: it must be C-contiguous and must not change
+        any more. Raises BudgetError if so much is not left.
+        """
+        return self._tier._put(self, array, region, uses)
+
+    def release(self) -> None:
+        """Give back the pins and what is left. May be called twice."""
+        pins, self._pins = self._pins, ()
+        self._tier._release(self, pins)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Tier:
+    """Chunks of this process in ``capacity_bytes`` of RAM, the rest in ``spill`` (ours to close).
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Tier(1 << 20, SpillStore(folder.name)) as tier:
+    ...     with tier.reserve(nbytes=800) as unit:
+    ...         made = unit.put(np.zeros(100), ((0, 100),), uses=(3,))
+    ...     tier.stats.resident_bytes, tier.stats.reserved_bytes
+    (800, 0)
+    """
+
+    def __init__(self, capacity_bytes: int, spill: SpillStore, io_threads: int = 2) -> None:
+        self._spill = spill
+        self._books = Ledger(capacity_bytes)
+        self._mover = Mover(self._books, spill, io_threads)
+        self._changed = self._mover.changed
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that chunks and reservations may have together."""
+        return self._books.capacity
+
+    @property
+    def stats(self) -> TierStats:
+        """A snapshot."""
+        with self._changed:
+            return self._books.stats()
+
+    # --- what executors call -------------------------------------------------------------
+
+    def reserve(self, nbytes: int, pins: Sequence[Chunk] = ()) -> Reservation:
+        """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
+
+        Use as a context manager; never reserve while holding a reservation. Raises BudgetError
+        if it could never fit, StoreError or ResourceError if the spill has failed.
+        """
+        unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
+        need = nbytes + sum(pin.nbytes for pin in unique)
+        if need > self.capacity_bytes:
+            raise BudgetError(
+                f"a unit needs {need} bytes of memory at once, the tier has "
+                f"{self.capacity_bytes}; raise the budget or cut finer"
+            )
+        with self._changed:
+            loads = self._acquire(nbytes, [pin.slot for pin in unique])
+        reservation = Reservation(self, nbytes, unique)
+        try:
+            for slot in loads:
+                self._mover.load(slot)
+            with self._changed:  # another unit, or a prefetch, may be loading the others
+                while any(pin.slot.array is None for pin in unique):
+                    self._mover.wait()
+        except BaseException:
+            reservation.release()
+            raise
+        return reservation
+
+    def adopt(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
+        """Take over an array that is in memory already (arrived, or read at start-up).
+
+        Never waits. If it does not fit, something is evicted in the background; until
+        then the capacity is exceeded by at most what was adopted.
+        """
+        made = Chunk(self, Slot(_checked(array), uses), region)
+        with self._changed:
+            self._books.enter(made.slot, overflow=True)
+            self._mover.settle()
+        return made
+
+    def advance(self, position: int) -> None:
+        """Tell the plan position that runs now; decides what is evicted first."""
+        with self._changed:
+            self._books.position = position
+
+    def prefetch(self, chunks: Sequence[Chunk]) -> None:
+        """Load spilled chunks in the background, while there is room that nobody waits for."""
+        with self._changed:
+            for slot in self._books.absent(item.slot for item in chunks if item.home is self):
+                if self._mover.waiting or self._mover.error or slot.nbytes > self._books.free:
+                    return
+                self._mover.start(self._mover.load, slot, enter=True)
+
+    def close(self) -> None:
+        """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
+        self._mover.close()
+
+    def __enter__(self) -> Tier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what chunks and reservations call -----------------------------------------------
+
+    def read(self, slot: Slot, box: Region, out: Array) -> None:
+        """Copy ``box`` (relative to the chunk) into ``out``."""
+        with self._changed:
+            array, file = slot.array, slot.file
+            slot.readers += array is not None
+        if array is not None:
+            try:
+                np.copyto(out, array[tuple(slice(*axis) for axis in box)])
+            finally:
+                del array  # before it can be counted as free
+                with self._changed:
+                    slot.readers -= 1
+                    self._mover.settle()
+            return
+        assert file is not None, "a chunk is neither in RAM nor in the spill"
+        count = self._spill.read(file, box, out)
+        with self._changed:
+            self._books.read_bytes += count
+
+    def view(self, slot: Slot) -> Array:
+        """The array in RAM of a pinned chunk."""
+        with self._changed:
+            if not slot.pins or slot.array is None:
+                raise ValueError("array() needs a reservation that pins the chunk")
+            return slot.array
+
+    def drop(self, slot: Slot) -> None:
+        """The handle is gone. Takes no lock: the collector may call it anywhere."""
+        self._mover.dead.put(slot)
+
+    def _put(self, held: Reservation, array: Array, region: Region, uses: Uses) -> Chunk:
+        made = Chunk(self, Slot(_checked(array), uses), region)
+        with self._changed:
+            if array.nbytes > held.left:
+                raise BudgetError(f"put of {array.nbytes} bytes, {held.left} are left reserved")
+            held.left -= array.nbytes
+            self._books.enter(made.slot, from_reserved=True)
+            self._mover.settle()
+        return made
+
+    def _release(self, held: Reservation, pins: Sequence[Chunk]) -> None:
+        with self._changed:
+            for pin in pins:
+                pin.slot.pins -= 1
+            self._books.count(reserved=-held.left)
+            held.left = 0
+            self._mover.settle()
+
+    # --- under the lock ------------------------------------------------------------------
+
+    def _acquire(self, nbytes: int, slots: Sequence[Slot]) -> list[Slot]:
+        """Wait for our turn and for room; returns the slots that the caller has to load."""
+        ticket = object()
+        pinned: Sequence[Slot] = ()
+        self._mover.waiting.append(ticket)
+        try:
+            self._mover.check()
+            while self._mover.waiting[0] is not ticket:
+                self._mover.wait()
+            pinned = slots
+            for slot in pinned:
+                slot.pins += 1
+            while True:
+                self._mover.bury()
+                absent = self._books.absent(slots)
+                need = nbytes + sum(slot.nbytes for slot in absent)
+                self._mover.make_room(need)
+                if need <= self._books.free:
+                    break
+                self._mover.wait()
+            self._books.count(reserved=nbytes)
+            for slot in absent:
+                slot.busy = True
+                self._books.enter(slot)
+            return absent
+        except BaseException:
+            for slot in pinned:
+                slot.pins -= 1
+            raise
+        finally:
+            self._mover.waiting.remove(ticket)
+            self._changed.notify_all()
+
+
+def use(tier: Tier | None) -> None:
+    """Make ``tier`` the one that takes chunks unpickled in this process; ``None``: just memory."""
+    global _current
+    _current = tier
+    set_home(tier)
+
+
+def current() -> Tier | None:
+    """The tier that takes chunks unpickled in this process."""
+    return _current
+
+
+def _checked(array: Array) -> Array:
+    if not array.flags.c_contiguous:
+        raise ValueError("a chunk needs a C-contiguous array; copy it into reserved memory first")
+    return array

@@ -1,0 +1,96 @@
+"""The few Zarr v3 files that are written by hand: array and group metadata, chunk names.
+
+The array metadata is what the zarr library itself makes, once for each dtype, with
+only the shapes put in. Arrays are uncompressed little-endian bytes, so a chunk file
+is the array's memory. Chunk names use the separator ``.`` (``c.0.1``), which the
+specification allows: one folder for each array, so one folder to make and to sync.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import MemoryStore
+
+from oocdl.graph.axes import Region
+
+Attributes = Mapping[str, Any]
+
+
+def array_json(
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dtype: np.dtype[Any],
+    attributes: Attributes | None = None,
+) -> str:
+    """The ``zarr.json`` of an array."""
+    document = copy.deepcopy(_template(dtype))
+    document["shape"] = list(shape)
+    document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
+    document["attributes"] = {**document["attributes"], **(attributes or {})}
+    return json.dumps(document)
+
+
+def group_json(attributes: Attributes | None = None) -> str:
+    """The ``zarr.json`` of a group."""
+    return json.dumps(
+        {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})}
+    )
+
+
+@cache
+def _template(dtype: np.dtype[Any]) -> dict[str, Any]:
+    files: dict[str, Any] = {}
+    known = dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
+    zarr.create_array(
+        store=MemoryStore(files),
+        shape=(1,),
+        chunks=(1,),
+        dtype=known,
+        compressors=None,
+        filters=None,
+        chunk_key_encoding={"name": "default", "separator": "."},
+    )
+    document: dict[str, Any] = json.loads(files["zarr.json"].to_bytes())
+    if known != dtype:  # bfloat16: Zarr has no name for it, its bits are kept as integers
+        document["attributes"]["dtype"] = dtype.name
+    return document
+
+
+def chunk_key(index: tuple[int, ...]) -> str:
+    """File name of a chunk.
+
+    >>> chunk_key((0, 12)), chunk_key(())
+    ('c.0.12', 'c')
+    """
+    return ".".join(["c", *map(str, index)])
+
+
+def grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> tuple[int, ...]:
+    """Number of chunks along each axis."""
+    return tuple(-(-extent // size) for extent, size in zip(shape, chunks, strict=True))
+
+
+def touched(region: Region, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Indices of the chunks that a region touches, in C order."""
+    return product(
+        *(
+            range(start // size, -(-stop // size)) if start < stop else range(0)
+            for (start, stop), size in zip(region, chunks, strict=True)
+        )
+    )
+
+
+def chunk_region(index: tuple[int, ...], shape: tuple[int, ...], chunks: tuple[int, ...]) -> Region:
+    """What a chunk covers of its array, clipped at the border."""
+    return tuple(
+        (at * size, min((at + 1) * size, extent))
+        for at, size, extent in zip(index, chunks, shape, strict=True)
+    )
