@@ -1,0 +1,1 @@
+"""Engines: what turns a program into a function on NumPy arrays."""

@@ -1,0 +1,106 @@
+"""The gate to the engines: one protocol, and the choice of a runtime by name.
+
+A runtime is heavy, so it is imported only when it is chosen: importing this
+module imports neither PyTorch nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from oocdl.errors import InputError
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Program
+
+Compiled = Callable[[Sequence[Array]], list[Array]]
+"""Arrays of ``Program.inputs`` in order -> arrays of ``Program.outputs`` in order."""
+
+
+class Engine(Protocol):
+    """Runs programs. One instance serves every thread of a process."""
+
+    name: str
+
+    def compile(self, program: Program) -> Compiled:
+        """A function that may be called from several threads at once.
+
+        It only reads its arguments, and returns new arrays that share no memory
+        with them. Programs of equal ``key`` are compiled once.
+        """
+        ...
+
+
+_INSTALL = {
+    "torch": "PyTorch: pip install 'oocdl[torch]'",
+    "onnxruntime": "onnxruntime: pip install onnxruntime",
+}
+_SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
+"""Environment of a runtime, read when it is first used, where the user has not set it.
+Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
+
+_engines: dict[tuple[str, int], Engine] = {}
+_lock = threading.Lock()
+
+
+def installed(name: str) -> bool:
+    """Whether the runtime of engine ``name`` is there (without importing it)."""
+    return importlib.util.find_spec(name) is not None
+
+
+def resolve(name: str) -> str:
+    """The engine that ``name`` stands for: "auto" is torch where it is installed.
+
+    >>> resolve("onnxruntime")
+    'onnxruntime'
+    """
+    if name == "auto":
+        return "torch" if installed("torch") else "onnxruntime"
+    if name not in _INSTALL:
+        known = ", ".join(["auto", *_INSTALL])
+        raise InputError(f"there is no engine '{name}'; choose one of: {known}")
+    return name
+
+
+def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
+    """The engine of this process for ``name``; the same instance for the same arguments."""
+    if threads_per_kernel < 1:
+        raise InputError(f"threads_per_kernel is {threads_per_kernel}; it must be at least 1")
+    name = resolve(name)
+    with _lock:
+        key = (name, threads_per_kernel)
+        if key not in _engines:
+            if not installed(name):
+                raise InputError(f"engine '{name}' needs {_INSTALL[name]}")
+            for variable, value in _SETTINGS.get(name, {}).items():
+                os.environ.setdefault(variable, value)
+            module = importlib.import_module(f"oocdl.engines.{name}")
+            engine: Engine = module.make_engine(threads_per_kernel)
+            _engines[key] = engine
+        return _engines[key]
+
+
+class Cache:
+    """Compiled programs by key, safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Compiled] = {}
+        self._making: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str, make: Callable[[], Compiled]) -> Compiled:
+        """The function stored under ``key``; made by the first caller, once."""
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            if key not in self._known:
+                self._known[key] = make()
+        with self._lock:
+            self._making.pop(key, None)
+        return self._known[key]

@@ -1,0 +1,298 @@
+"""Writing ONNX: an emitter that knows every shape, and a program as a model.
+
+Only operators of the standard domain are written, at an opset that onnxruntime
+1.19 and newer have alike. Shapes are static, so are all slices and reshapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from oocdl.engines.operands import PAD_THEMSELVES, fill_of, is_empty, padded_shape, pads_of
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.program import Instruction, Operand, Program
+
+OPSET = 18
+IR_VERSION = 8
+
+
+@dataclass(frozen=True)
+class Val:
+    """A tensor of the model."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+
+Lowering = Callable[["Emitter", list[Val], Instruction], list[Val]]
+
+
+def tensor_type(dtype: str) -> int:
+    """ONNX's number of a NumPy dtype."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """NumPy's rule."""
+    return tuple(np.broadcast_shapes(*shapes))
+
+
+class Emitter:
+    """Collects nodes; methods return the result, and write nothing where nothing is to do."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._constants: dict[tuple[str, Shape, bytes], Val] = {}
+        self._count = 0
+
+    def constant(self, array: Array) -> Val:
+        """An initializer; equal ones are one."""
+        array = np.asarray(array, order="C")
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"c{len(self._constants)}"
+            self.initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = Val(name, array.shape, array.dtype.name)
+        return self._constants[key]
+
+    def ints(self, numbers: Sequence[int]) -> Val:
+        """A vector of int64."""
+        return self.constant(np.asarray(numbers, dtype=np.int64))
+
+    def scalar(self, number: float, like: Val) -> Val:
+        """A number of the dtype of ``like``."""
+        return self.constant(np.asarray(number, dtype=like.dtype))
+
+    def many(
+        self,
+        kind: str,
+        inputs: Sequence[Val | None],
+        specs: Sequence[tuple[Shape, str]],
+        **attrs: Any,
+    ) -> list[Val]:
+        """A node with several outputs; an input of None is left out."""
+        outputs = []
+        for shape, dtype in specs:
+            outputs.append(Val(f"v{self._count}", tuple(shape), dtype))
+            self._count += 1
+        names = [value.name if value else "" for value in inputs]
+        self.nodes.append(helper.make_node(kind, names, [v.name for v in outputs], **attrs))
+        return outputs
+
+    def node(
+        self, kind: str, inputs: Sequence[Val], shape: Shape, dtype: str | None = None, **attrs: Any
+    ) -> Val:
+        """A node with one output."""
+        return self.many(kind, inputs, [(shape, dtype or inputs[0].dtype)], **attrs)[0]
+
+    def __call__(
+        self, kind: str, *inputs: Val | float, dtype: str | None = None, **attrs: Any
+    ) -> Val:
+        """An elementwise node that broadcasts; numbers get the dtype of the first tensor."""
+        like = next(value for value in inputs if isinstance(value, Val))
+        values = [v if isinstance(v, Val) else self.scalar(v, like) for v in inputs]
+        shape = broadcast_shapes(*(value.shape for value in values))
+        return self.node(kind, values, shape, dtype or like.dtype, **attrs)
+
+    def reshape(self, value: Val, shape: Sequence[int]) -> Val:
+        """Other axes, same elements."""
+        shape = tuple(shape)
+        if shape == value.shape:
+            return value
+        return self.node("Reshape", [value, self.ints(shape)], shape, allowzero=int(0 in shape))
+
+    def transpose(self, value: Val, perm: Sequence[int]) -> Val:
+        """Axes in another order; moving axes of extent one is a reshape."""
+        shape = tuple(value.shape[axis] for axis in perm)
+        moved = [axis for axis in perm if value.shape[axis] != 1]
+        if moved == sorted(moved):
+            return self.reshape(value, shape)
+        return self.node("Transpose", [value], shape, perm=list(perm))
+
+    def slice(
+        self, value: Val, ranges: Sequence[tuple[int, int]], steps: Sequence[int] | None = None
+    ) -> Val:
+        """``value[start:stop:step]`` on every axis, all non-negative."""
+        steps = steps or (1,) * len(value.shape)
+        axes = [
+            axis
+            for axis, ((start, stop), step) in enumerate(zip(ranges, steps, strict=True))
+            if (start, stop) != (0, value.shape[axis]) or step != 1
+        ]
+        if not axes:
+            return value
+        shape = tuple(
+            max(0, -((start - stop) // step))
+            for (start, stop), step in zip(ranges, steps, strict=True)
+        )
+        bounds = [self.ints([ranges[axis][side] for axis in axes]) for side in (0, 1)]
+        rest = [self.ints(axes), self.ints([steps[axis] for axis in axes])]
+        return self.node("Slice", [value, *bounds, *rest], shape)
+
+    def flip(self, value: Val, axes: Sequence[int]) -> Val:
+        """``value`` backwards along ``axes``."""
+        axes = [axis for axis in axes if value.shape[axis] > 1]
+        if not axes:
+            return value
+        starts, stops = [-1] * len(axes), [-value.shape[axis] - 1 for axis in axes]
+        numbers = [self.ints(v) for v in (starts, stops, axes, [-1] * len(axes))]
+        return self.node("Slice", [value, *numbers], value.shape)
+
+    def pad(self, value: Val, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> Val:
+        """(before, after) elements of ``fill`` on every axis."""
+        if not any(before or after for before, after in pads):
+            return value
+        shape = tuple(b + n + a for n, (b, a) in zip(value.shape, pads, strict=True))
+        if prod(value.shape) == 0:
+            return self.full(shape, fill, value.dtype)
+        flat = [before for before, _ in pads] + [after for _, after in pads]
+        return self.node("Pad", [value, self.ints(flat), self.scalar(fill, value)], shape)
+
+    def take(self, value: Val, crop: Sequence[int], shape: Shape) -> Val:
+        """The box of ``shape`` that starts at ``crop``; zeros where ``value`` has nothing."""
+        ranges, pads = [], []
+        for start, extent, have in zip(crop, shape, value.shape, strict=True):
+            first, last = max(start, 0), min(start + extent, have)
+            if last <= first:
+                return self.full(shape, 0.0, value.dtype)
+            ranges.append((first, last))
+            pads.append((first - start, start + extent - last))
+        return self.pad(self.slice(value, ranges), pads)
+
+    def full(self, shape: Shape, fill: float, dtype: str) -> Val:
+        """A tensor of one number, made at run time: it would be large in the model."""
+        number = self.constant(np.asarray(fill, dtype=dtype))
+        return self.node("Expand", [number, self.ints(shape)], tuple(shape))
+
+    def cast(self, value: Val, dtype: str) -> Val:
+        """Another dtype."""
+        if dtype == value.dtype:
+            return value
+        return self.node("Cast", [value], value.shape, dtype, to=tensor_type(dtype))
+
+    def matmul(self, a: Val, b: Val) -> Val:
+        """Matrix product of the last two axes; the others broadcast."""
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return self.node("MatMul", [a, b], (*batch, a.shape[-2], b.shape[-1]))
+
+    def reduce(self, kind: str, value: Val, axes: Sequence[int]) -> Val:
+        """ReduceSum, ReduceMean or ReduceMax over ``axes``, which are kept.
+
+        Long sums are added up in two stages, as onnxruntime adds one by one: the error
+        grows with the square root of their length then. Neighbouring axes are taken as one,
+        since three axes with the reduced one in the middle are what its fast paths know.
+        """
+        shape = list(value.shape)
+        for first, last in reversed(runs(axes)):
+            length = prod(shape[first : last + 1])
+            before, after = prod(shape[:first]), prod(shape[last + 1 :])
+            part = 1 if kind == "ReduceMax" else inner_length(length)
+            # No axis of extent one at the end: it would hide that the reduced one is the last.
+            tail = (after,) if after > 1 else ()
+            if 1 < part < length:
+                value = self.reshape(value, (before, length // part, part, *tail))
+                value = self._reduce(kind, value, 2)
+                length //= part
+            value = self._reduce(kind, self.reshape(value, (before, length, *tail)), 1)
+            shape[first : last + 1] = [1] * (last + 1 - first)
+            value = self.reshape(value, shape)
+        return value
+
+    def _reduce(self, kind: str, value: Val, axis: int) -> Val:
+        shape = tuple(1 if i == axis else n for i, n in enumerate(value.shape))
+        return self.node(kind, [value, self.ints([axis])], shape, keepdims=1)
+
+
+def runs(axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring axes together, as (first, last).
+
+    >>> runs((0, 2, 3))
+    [(0, 0), (2, 3)]
+    """
+    found: list[tuple[int, int]] = []
+    for axis in sorted(axes):
+        if found and found[-1][1] == axis - 1:
+            found[-1] = (found[-1][0], axis)
+        else:
+            found.append((axis, axis))
+    return found
+
+
+def inner_length(length: int) -> int:
+    """The divisor of a long sum's length that is nearest above its square root; 1 for a short sum.
+
+    >>> inner_length(4096 * 16), inner_length(100), inner_length(8191)
+    (256, 1, 8191)
+    """
+    if length < 1024:
+        return 1
+    root = int(length**0.5)
+    return next(n for n in range(max(root, 1), length + 1) if length % n == 0)
+
+
+def _operand(emit: Emitter, value: Val, instruction: Instruction, index: int) -> Val:
+    """The slot as the kernel sees it."""
+    operand = instruction.operands[index]
+    fill, pads = fill_of(instruction, index), pads_of(operand)
+    if instruction.op in PAD_THEMSELVES:
+        pads = None
+    if pads is not None and is_empty(operand):
+        return emit.full(padded_shape(operand), fill, value.dtype)
+    if operand.crop is not None:
+        value = emit.slice(value, operand.crop)
+    value = emit.reshape(value, operand.shape)
+    return value if pads is None else emit.pad(value, pads, fill)
+
+
+def _output(emit: Emitter, value: Val, operand: Operand, taken: set[str]) -> Val:
+    """An output under a name of its own: of neither an input nor another output."""
+    if operand.crop is not None:
+        value = emit.slice(value, operand.crop)
+    value = emit.reshape(value, operand.shape)
+    if value.name in taken:
+        value = emit.node("Identity", [value], value.shape)
+    taken.add(value.name)
+    return value
+
+
+def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
+    """The program as a model, and the model's outputs."""
+    emit = Emitter()
+    inputs = [
+        Val(f"x{index}", shape, dtype)
+        for index, (shape, dtype) in enumerate(
+            zip(program.input_shapes, program.input_dtypes, strict=True)
+        )
+    ]
+    slots = dict(zip(program.inputs, inputs, strict=True))
+    for item in program.instructions:
+        args = [
+            _operand(emit, slots[operand.slot], item, index)
+            for index, operand in enumerate(item.operands)
+        ]
+        results = table[item.op](emit, args, item)
+        for index, result in enumerate(results):
+            if result.shape != item.kernel_shapes[index] or result.dtype != item.dtypes[index]:
+                raise ValueError(
+                    f"{item.op} gave {result.dtype} {result.shape}, "
+                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
+                )
+            slots[item.outputs[index]] = emit.reshape(result, item.shapes[index])
+    taken = {value.name for value in inputs}
+    outputs = [_output(emit, slots[operand.slot], operand, taken) for operand in program.outputs]
+    given, made = (
+        [helper.make_tensor_value_info(v.name, tensor_type(v.dtype), list(v.shape)) for v in values]
+        for values in (inputs, outputs)
+    )
+    graph = helper.make_graph(emit.nodes, "program", given, made, emit.initializers)
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION), outputs

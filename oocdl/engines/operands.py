@@ -1,0 +1,161 @@
+"""What both engines read from a program: padding, liveness, pieces, crops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from oocdl.errors import UnsupportedError
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.program import Instruction, Operand, Program
+
+Pads = tuple[tuple[int, int], ...]
+
+ALIGNMENT = 16
+"""Bytes; NumPy's and PyTorch's allocators give at least so much."""
+
+PAD_THEMSELVES = frozenset(
+    {"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"}
+)
+"""Operators whose kernels get operands unpadded, because they can do without the copy."""
+
+
+def aligned(array: Array) -> Array:
+    """``array`` at an address as allocators give them, copied if it is not.
+
+    Some kernels (MKL's matrix by vector) add in another order elsewhere, and equal
+    inputs must give equal bits.
+    """
+    return array if array.ctypes.data % ALIGNMENT == 0 else array.copy()
+
+
+def pads_of(operand: Operand) -> Pads | None:
+    """The padding of an operand, or None where nothing is added."""
+    if operand.pads is None or not any(before or after for before, after in operand.pads):
+        return None
+    return operand.pads
+
+
+def padded_shape(operand: Operand) -> Shape:
+    """The shape of an operand as its node sees it."""
+    if operand.pads is None:
+        return operand.shape
+    return tuple(
+        before + extent + after
+        for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
+    )
+
+
+def fill_of(instruction: Instruction, index: int) -> float:
+    """What the operand is padded with.
+
+    Where a window does not exist, its gradient is zero although its values are -inf.
+    """
+    if instruction.op == "MaxPoolGrad" and index == 1:
+        return 0.0
+    return instruction.fill
+
+
+def is_empty(operand: Operand) -> bool:
+    """Whether nothing of the slot is seen: all of the operand is padding."""
+    return prod(operand.shape) == 0
+
+
+def spatial_pads(operand: Operand) -> Pads:
+    """(before, after) of the axes after batch and channels; zeros where there are none."""
+    if operand.pads is None:
+        return ((0, 0),) * (len(operand.shape) - 2)
+    return operand.pads[2:]
+
+
+def crop_of(instruction: Instruction) -> tuple[int, ...]:
+    """The ``crop`` attribute, zeros where there is none."""
+    crop: Sequence[int] = instruction.attrs.get("crop") or (0,) * len(instruction.kernel_shapes[0])
+    return tuple(crop)
+
+
+def concat_axis(instruction: Instruction) -> int:
+    """The axis of a Concat, non-negative."""
+    return int(instruction.attrs["axis"]) % len(instruction.kernel_shapes[0])
+
+
+def concat_pieces(instruction: Instruction) -> list[int]:
+    """The operands of a Concat that have something of the wanted region.
+
+    An operand that is wanted in part lies in a region of the result's extent, padded
+    on the other operands' side; so the operands, unpadded, follow each other.
+    """
+    axis = concat_axis(instruction)
+    found = [index for index, item in enumerate(instruction.operands) if item.shape[axis] > 0]
+    extent = sum(instruction.operands[index].shape[axis] for index in found)
+    if extent != instruction.kernel_shapes[0][axis]:
+        wanted = instruction.kernel_shapes[0]
+        raise ValueError(f"Concat: pieces have {extent} on axis {axis}, the result is {wanted}")
+    return found
+
+
+def last_uses(program: Program) -> list[tuple[int, ...]]:
+    """Per instruction, the slots that nothing reads after it, its unread outputs included."""
+    kept = {operand.slot for operand in program.outputs}
+    last: dict[int, int] = {}
+    for index, instruction in enumerate(program.instructions):
+        for slot in instruction.outputs:
+            last[slot] = index
+        for operand in instruction.operands:
+            last[operand.slot] = index
+    dying: list[list[int]] = [[] for _ in program.instructions]
+    for slot, index in last.items():
+        if slot not in kept:
+            dying[index].append(slot)
+    return [tuple(slots) for slots in dying]
+
+
+def check_known(program: Program, known: frozenset[str], engine: str) -> None:
+    """Refuse a program with operators that the engine has no kernel for, naming all of them."""
+    missing = sorted({item.op for item in program.instructions} - known)
+    if missing:
+        names = ", ".join(f"'{op}'" for op in missing)
+        raise UnsupportedError(f"engine '{engine}' has no kernel for {names}")
+
+
+@dataclass(frozen=True)
+class Letters:
+    """The letters of a two-operand einsum by class."""
+
+    left: str
+    right: str
+    out: str
+    left_kept: str
+    """Those of the left operand that are not summed over it alone."""
+    right_kept: str
+    batch: str
+    """Of both operands and the result."""
+    rows: str
+    """Of the left operand and the result."""
+    inner: str
+    """Of both operands, not the result: the inner axis of the product."""
+    columns: str
+    """Of the right operand and the result."""
+
+
+def classify(equation: str) -> Letters:
+    """The classes of an einsum's letters.
+
+    >>> letters = classify("bik,bjkl->bij")
+    >>> letters.batch, letters.rows, letters.inner, letters.columns, letters.right_kept
+    ('b', 'i', 'k', 'j', 'bjk')
+    """
+    terms, out = equation.replace(" ", "").split("->")
+    left, right = terms.split(",")
+    return Letters(
+        left,
+        right,
+        out,
+        left_kept="".join(x for x in left if x in right or x in out),
+        right_kept="".join(x for x in right if x in left or x in out),
+        batch="".join(x for x in left if x in right and x in out),
+        rows="".join(x for x in left if x not in right and x in out),
+        inner="".join(x for x in left if x in right and x not in out),
+        columns="".join(x for x in right if x not in left and x in out),
+    )

@@ -1,0 +1,101 @@
+"""Linear maps in PyTorch: Einsum as one matrix product, Resample along one axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oocdl.engines.operands import Letters, classify
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction
+
+_ONEDNN: bool = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_ONEDNN_WORK = 1 << 16
+"""Multiply-adds; with fewer the call costs more than it saves."""
+
+_TAPS = 12
+"""A gather and its product cost about as much as so many columns of a matrix product."""
+
+
+def _sum_lone(x: Tensor, term: str, kept: str) -> Tensor:
+    """``x`` with the letters that nothing else has summed away."""
+    lone = [axis for axis, letter in enumerate(term) if letter not in kept]
+    return x.sum(lone) if lone else x
+
+
+def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
+    """``x`` with one axis a group of letters."""
+    extents = dict(zip(term, x.shape, strict=True))
+    x = x.permute([term.index(letter) for letter in "".join(groups)])
+    return x.reshape([math.prod(extents[letter] for letter in group) for group in groups])
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two matrices in float32 by oneDNN: MKL takes twice as long on AMD processors."""
+    work = a.shape[0] * a.shape[1] * b.shape[1]
+    if a.dtype != torch.float32 or work < _ONEDNN_WORK or not _ONEDNN:
+        return a @ b
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    return product
+
+
+def contract(a: Tensor, b: Tensor, letters: Letters) -> Tensor:
+    """The product of two operands, its axes in the order batch, rows, columns."""
+    a = _sum_lone(a, letters.left, letters.left_kept)
+    b = _sum_lone(b, letters.right, letters.right_kept)
+    left, right = letters.left_kept, letters.right_kept
+    batch, rows, inner, columns = letters.batch, letters.rows, letters.inner, letters.columns
+    if not inner:
+        a, b = _grouped(a, left, batch, rows, ""), _grouped(b, right, batch, "", columns)
+        return a * b
+    if batch:
+        return torch.bmm(
+            _grouped(a, left, batch, rows, inner), _grouped(b, right, batch, inner, columns)
+        )
+    return matmul(_grouped(a, left, rows, inner), _grouped(b, right, inner, columns))
+
+
+def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """Two operands of distinct letters."""
+    letters = classify(instruction.attrs["equation"])
+    product = contract(args[0], args[1], letters)
+    shape = instruction.kernel_shapes[0]
+    extents = dict(zip(letters.out, shape, strict=True))
+    ordered = letters.batch + letters.rows + letters.columns
+    product = product.reshape([extents[letter] for letter in ordered])
+    return [product.permute([ordered.index(letter) for letter in letters.out])]
+
+
+def resample(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """A matrix along one axis; gathers where its rows have next to nothing in them."""
+    axis = int(instruction.attrs["axis"]) % args[0].dim()
+    matrix = np.asarray(instruction.attrs["matrix"])
+    before, after = (math.prod(n) for n in (args[0].shape[:axis], args[0].shape[axis + 1 :]))
+    x = args[0].reshape((before, -1) if after == 1 else (before, -1, after))
+    width = int((matrix != 0).sum(1).max(initial=1))
+    if width == 1 or width * _TAPS < matrix.shape[1]:
+        result = _by_taps(x, matrix, width)
+    else:
+        weights = torch.tensor(matrix, dtype=x.dtype)
+        if after == 1:
+            result = matmul(x, weights.t())
+        else:
+            result = torch.bmm(weights.expand(before, *weights.shape), x)
+    return [result.reshape(instruction.kernel_shapes[0])]
+
+
+def _by_taps(x: Tensor, matrix: Array, width: int) -> Tensor:
+    """The sum over the at most ``width`` numbers in each row, in the order of columns."""
+    places = np.argsort(matrix == 0, axis=1, kind="stable")[:, :width]
+    shape = (1, -1, 1)[: x.dim()]
+    terms: list[Tensor] = []
+    for tap in range(width):
+        weights = np.take_along_axis(matrix, places[:, tap : tap + 1], axis=1)[:, 0]
+        term = x.index_select(1, torch.tensor(places[:, tap]))
+        if not (weights == 1).all():
+            term.mul_(torch.tensor(weights, dtype=x.dtype).reshape(shape))
+        terms.append(term if not terms else terms.pop().add_(term))
+    return terms[0]

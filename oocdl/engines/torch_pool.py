@@ -1,0 +1,108 @@
+"""Max pooling one axis after the other, in strided slices: vectorised, where PyTorch's is not.
+
+On 32 x 32 x 64 x 64 and 2^3 windows it takes 1.5 ms instead of 14 (one core). Planes
+are taken some at a time, so that what lies between stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+Window = tuple[int, int, int]
+"""Kernel, stride, dilation."""
+
+CHUNK = 1 << 18
+"""Elements of the operand that are pooled at a time."""
+
+
+def _rows(x: Tensor) -> int:
+    """How many planes are taken at a time."""
+    plane = max(x[0].numel(), 1) if x.shape[0] else 1
+    return max(CHUNK // plane, 1)
+
+
+def _seen(x: Tensor, axis: int, window: Window, count: int) -> list[Tensor]:
+    """What each element of the window sees along ``axis``, as views."""
+    kernel, stride, dilation = window
+    index: list[slice] = [slice(None)] * x.dim()
+    views = []
+    for place in range(kernel):
+        start = place * dilation
+        index[axis] = slice(start, start + (count - 1) * stride + 1, stride)
+        views.append(x[tuple(index)])
+    return views
+
+
+def _pool_axis(x: Tensor, axis: int, window: Window) -> Tensor:
+    kernel, stride, dilation = window
+    count = (x.shape[axis] - dilation * (kernel - 1) - 1) // stride + 1
+    first, *others = _seen(x, axis, window, count)
+    for other in others:
+        first = torch.maximum(first, other)
+    return first
+
+
+def _unpool_axis(x: Tensor, dy: Tensor, axis: int, window: Window) -> Tensor:
+    """The gradient of ``_pool_axis``: all of it goes to the first maximum.
+
+    The winner is the last place that is above the maximum of those before it.
+    ``threshold_backward`` selects where the difference is positive, ten times as fast
+    as a mask, and what it takes away is subtracted without rounding: g - g or g - 0.
+    """
+    views = _seen(x, axis, window, dy.shape[axis])
+    best = [views[0]]
+    for view in views[1:-1]:
+        best.append(torch.maximum(best[-1], view))
+    dx = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    targets = _seen(dx, axis, window, dy.shape[axis])
+    for place in range(len(views) - 1, 0, -1):
+        won = aten.threshold_backward(dy, views[place] - best[place - 1], 0)
+        targets[place].add_(won)
+        dy = dy - won
+    targets[0].add_(dy)
+    return dx
+
+
+def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
+    """Max pooling of ``x[n, c, *spatial]`` without padding."""
+    rank = len(windows)
+    spatial = [
+        (n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)
+    ]
+    planes = x.flatten(0, 1)
+    result = x.new_empty((planes.shape[0], *spatial))
+    step = _rows(planes)
+    for start in range(0, planes.shape[0], step):
+        part = planes[start : start + step]
+        # Outermost first: the slices of the rest are shorter, and those of it are whole rows.
+        for axis in range(rank):
+            part = _pool_axis(part, axis + 1, windows[axis])
+        result[start : start + step] = part
+    return result.reshape(*x.shape[:2], *spatial)
+
+
+def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window]) -> Tensor:
+    """Its gradient; the first maximum, in row-major order of the window, gets it.
+
+    So the innermost axis is pooled first and the outermost decides first.
+    """
+    rank = len(windows)
+    planes, grads = x.flatten(0, 1), dy.flatten(0, 1)
+    result = x.new_empty(planes.shape)
+    step = _rows(planes)
+    bounds = torch.finfo(x.dtype)
+    for start in range(0, planes.shape[0], step):
+        # Finite, since the difference of two infinities would be no tie.
+        stages = [planes[start : start + step].clamp(bounds.min, bounds.max)]
+        for axis in range(rank - 1, 0, -1):
+            stages.append(_pool_axis(stages[-1], axis + 1, windows[axis]))
+        part = grads[start : start + step]
+        for axis in range(rank):
+            part = _unpool_axis(stages.pop(), part, axis + 1, windows[axis])
+        result[start : start + step] = part
+    return result.reshape(x.shape)

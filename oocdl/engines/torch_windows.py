@@ -1,0 +1,145 @@
+"""PyTorch kernels of operators with sliding windows: convolution, its gradients, pooling.
+
+Operands come without their padding. A symmetric one is left to the kernel, so that
+nothing is copied; the rest is put on here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction
+
+aten = torch.ops.aten
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
+    """``tensor`` with (before, after) elements of ``fill`` on every axis."""
+    if not any(before or after for before, after in pads):
+        return tensor
+    shape = [b + extent + a for extent, (b, a) in zip(tensor.shape, pads, strict=True)]
+    value = bool(fill) if tensor.dtype == torch.bool else fill
+    if tensor.numel() == 0:
+        return torch.full(shape, value, dtype=tensor.dtype)
+    flat = [count for pair in reversed(pads) for count in pair]
+    return F.pad(tensor, flat, value=value)
+
+
+def _halves(x: Tensor, instruction: Instruction) -> tuple[Tensor, list[int]]:
+    """Operand 0 and the symmetric padding that is left for the kernel to do."""
+    operand = instruction.operands[0]
+    pads = spatial_pads(operand)
+    common = [min(pair) for pair in pads]
+    if x.numel() == 0 or (operand.pads is not None and any(map(any, operand.pads[:2]))):
+        common = [0] * len(pads)
+    if operand.pads is None:
+        return x, common
+    rest = [(b - c, a - c) for (b, a), c in zip(pads, common, strict=True)]
+    return pad(x, [*operand.pads[:2], *rest], instruction.fill), common
+
+
+def _padded(args: list[Tensor], instruction: Instruction, index: int) -> Tensor:
+    pads = pads_of(instruction.operands[index])
+    return args[index] if pads is None else pad(args[index], pads, fill_of(instruction, index))
+
+
+def _ints(instruction: Instruction, name: str, rank: int) -> list[int]:
+    """An attribute of one number an axis; ones where it is left out."""
+    return list(instruction.attrs.get(name) or (1,) * rank)
+
+
+def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
+    """The box of ``shape`` that starts at ``crop``; zeros where ``tensor`` has nothing."""
+    pads = []
+    for axis, (start, extent) in enumerate(zip(crop, shape, strict=True)):
+        first, last = max(start, 0), min(start + extent, tensor.shape[axis])
+        if last <= first:
+            return torch.zeros(shape, dtype=tensor.dtype)
+        if (first, last) != (0, tensor.shape[axis]):
+            tensor = tensor.narrow(axis, first, last - first)
+        pads.append((first - start, start + extent - last))
+    return pad(tensor, pads, 0.0)
+
+
+def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    w = _padded(args, instruction, 1)
+    rank = w.dim() - 2
+    x, padding = _halves(args[0], instruction)
+    strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    return [_CONV[rank - 1](x, w, None, strides, padding, dilations)]
+
+
+def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """The wanted box of the full result, cut by the kernel's own padding where it can."""
+    x, w = args[0], _padded(args, instruction, 1)
+    rank = w.dim() - 2
+    shape, crop = instruction.kernel_shapes[0], list(crop_of(instruction))
+    if x.numel() == 0:
+        return [x.new_zeros(shape)]
+    strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    paddings, extras = [], []
+    for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0])):
+        stride, dilation = strides[axis], dilations[axis]
+        # Zeros before the operand only move the result.
+        start = crop[axis + 2] - before * stride
+        full = (x.shape[axis + 2] - 1) * stride + dilation * (w.shape[axis + 2] - 1) + 1
+        stop = start + shape[axis + 2]
+        # Padding p drops p elements on both sides; an output padding gives some back at the end.
+        most = max(stride, dilation) - 1
+        padding = max(0, min(start, full + most - stop))
+        extra = max(0, min(most, stop + padding - full))
+        paddings.append(padding)
+        extras.append(extra)
+        crop[axis + 2] = start - padding
+    kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
+    full_result = kernel(x, w, None, strides, paddings, extras, 1, dilations)
+    return [take(full_result, crop, shape)]
+
+
+def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    dy = _padded(args, instruction, 1)
+    rank = dy.dim() - 2
+    x, padding = _halves(args[0], instruction)
+    strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    # Only the shape of the weights matters; their memory is never touched.
+    w = x.new_empty(instruction.kernel_shapes[0])
+    mask = [False, True, False]
+    grads = aten.convolution_backward(
+        dy, x, w, None, strides, padding, dilations, False, [0] * rank, 1, mask
+    )
+    return [grads[1]]
+
+
+def _windows(instruction: Instruction, rank: int) -> list[Window]:
+    kernel = instruction.attrs["kernel_shape"]
+    strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    return list(zip(kernel, strides, dilations, strict=True))
+
+
+def _max_pool(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    x = _padded(args, instruction, 0)
+    return [max_pool(x, _windows(instruction, x.dim() - 2))]
+
+
+def _max_pool_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    x, dy = (_padded(args, instruction, index) for index in (0, 1))
+    dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2))
+    return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
+
+
+WINDOW_KERNELS: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "ConvWeightGrad": _conv_weight_grad,
+    "MaxPool": _max_pool,
+    "MaxPoolGrad": _max_pool_grad,
+}
