@@ -1,0 +1,167 @@
+"""The context in which an ONNX operator becomes nodes of our vocabulary.
+
+A lowering reads its node and operands from the context, grows the graph, and
+returns one operand for each output. What it cannot do it refuses with
+``UnsupportedError("<operator> with <reason>")``; the reader collects all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NoReturn
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.ir import Array, Graph, Shape
+from oocdl.graph.onnx_file import OnnxNode
+from oocdl.graph.rule import Builder
+
+Operand = str | Array
+"""The name of a value of the graph, or an array known at import."""
+
+
+@dataclass
+class Context:
+    """What a lowering works with. ``node`` is the one being lowered."""
+
+    build: Builder
+    precision: str
+    training: bool
+    opset: int
+    frozen: Callable[[str], bool]
+    """Whether ``freeze`` names this initializer."""
+    traced: Mapping[str, Shape]
+    """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
+    batch: tuple[int, int] | None
+    """Traced and new extent of the leading axis, where nothing else was re-bound."""
+    read: frozenset[str]
+    """ONNX names that some node reads, and the model's outputs."""
+    env: dict[str, Operand] = field(default_factory=dict)
+    sized: set[str] = field(default_factory=set)
+    """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
+    sequences: dict[str, list[Operand]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know."""
+    node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
+    _stored: dict[str, str] = field(default_factory=dict)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """This node is not supported."""
+        raise UnsupportedError(f"{self.node.op} with {reason}")
+
+    def has(self, index: int) -> bool:
+        """Whether an optional input is there."""
+        return index < len(self.node.inputs) and self.node.inputs[index] != ""
+
+    def operand(self, index: int) -> Operand:
+        """An input, known or not."""
+        if not self.has(index):
+            raise ModelError(f"input {index} is missing")
+        return self.env[self.node.inputs[index]]
+
+    def known(self, index: int) -> Array | None:
+        """An input if it is there and known, else ``None``."""
+        found = self.operand(index) if self.has(index) else None
+        return None if isinstance(found, str) else found
+
+    def constants(self, what: str, *indices: int) -> list[Array | None]:
+        """All inputs, those at ``indices`` known (or left out); refuses otherwise."""
+        for index in indices:
+            if self.has(index) and self.known(index) is None:
+                self.refuse(f"{what} that are not constant")
+        return [self.known(index) for index in range(len(self.node.inputs))]
+
+    def value(self, index: int) -> str:
+        """An input as a value of the graph."""
+        found, name = self.operand(index), self.node.inputs[index]
+        if isinstance(found, str):
+            return found
+        if name not in self._stored:
+            self._stored[name] = self.store(found)
+        return self._stored[name]
+
+    def values(self) -> list[str]:
+        """All inputs as values."""
+        return [self.value(index) for index in range(len(self.node.inputs))]
+
+    def store(self, array: Array) -> str:
+        """A constant of the graph: floats in our precision, whole numbers as int64."""
+        kind = array.dtype.kind
+        dtype = "bool" if kind == "b" else "int64" if kind in "iu" else self.precision
+        return self.build.constant(array, dtype)
+
+    def shape(self, index: int) -> Shape:
+        """Shape of an input."""
+        found = self.operand(index)
+        return self.build.shape(found) if isinstance(found, str) else found.shape
+
+    def is_sized(self, index: int) -> bool:
+        """Whether a known input follows the bound sizes."""
+        return self.has(index) and self.node.inputs[index] in self.sized
+
+    def was(self, index: int) -> Shape | None:
+        """The traced shape of an input, if it is another than the shape now."""
+        before = self.traced.get(self.node.inputs[index])
+        return None if before is None or before == self.shape(index) else before
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.node.attrs.get(name, default)
+
+    def many(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
+        """Add a node; its name is that of the ONNX node where it is the same operator."""
+        base = self.build.scope.removesuffix("/")
+        label = base if op == self.node.op and base not in self.build.values else None
+        return self.build.node(op, inputs, attrs, label=label)
+
+    def make(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Add a node; returns its first output."""
+        return self.many(op, *inputs, **attrs)[0]
+
+    def number(self, number: float, like: str) -> str:
+        """A scalar of the dtype of ``like``."""
+        return self.build.like(number, like)
+
+    def reshape(self, value: str, shape: Sequence[int]) -> str:
+        """``value`` in another shape.
+
+        A Reshape of a Reshape is one, so that axes that come back are never merged.
+        """
+        shape = tuple(int(extent) for extent in shape)
+        value = self.unreshaped(value)
+        return value if self.build.shape(value) == shape else self.make("Reshape", value, shape=shape)
+
+    def unreshaped(self, value: str) -> str:
+        """What ``value`` is a Reshape of, else ``value``."""
+        maker = next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
+        return maker.inputs[0] if maker is not None and maker.op == "Reshape" else value
+
+    def used(self, name: str) -> bool:
+        """Whether an ONNX name is read by a node or is an output of the model."""
+        return name in self.read
+
+    def per_channel(self, vector: str, rank: int) -> str:
+        """A vector of channels shaped to broadcast along axis 1."""
+        return self.reshape(vector, (1, prod(self.build.shape(vector)), *(1,) * (rank - 2)))
+
+
+Lower = Callable[[Context], Sequence[Operand]]
+"""Lowers the node of the context; returns its outputs."""
+
+
+def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
+    """The graph without nodes and values that neither an output nor an update needs."""
+    live = {*graph.outputs, *graph.updates.values(), *graph.updates, *inputs}
+    nodes = []
+    for node in reversed(graph.nodes):
+        if live.intersection(node.outputs):
+            nodes.append(node)
+            live.update(node.inputs)
+            live.update(node.outputs)
+    return replace(
+        graph,
+        values={name: value for name, value in graph.values.items() if name in live},
+        nodes=tuple(reversed(nodes)),
+        constants={name: data for name, data in graph.constants.items() if name in live},
+    )

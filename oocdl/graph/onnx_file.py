@@ -1,0 +1,347 @@
+"""An ONNX file without its weights: parsed, checked, and none of its big tensors in memory.
+
+A model file is one protobuf message, and most of it is the raw bytes of
+initializers. We walk its wire format, note where those bytes lie, and parse
+what is left; weights are read later, by region, straight from the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from oocdl.errors import ModelError, UnsupportedError
+
+MIN_OPSET, MAX_OPSET = 9, onnx.defs.onnx_opset_version()
+KEPT_BYTES = 1024
+"""Raw tensors up to this size stay in the parsed message."""
+
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
+_HEADS = {
+    b"PK\x03\x04": "a PyTorch or zip archive",
+    b"\x80": "a pickle",
+    b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip file",
+    b"\x93NUMPY": "a NumPy array",
+    b"version https://git-lfs": "a git-lfs pointer",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a file."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxNode:
+    """A node in plain Python."""
+
+    name: str
+    op: str
+    """With its domain (``com.microsoft::Gelu``) where that is not the standard one."""
+    inputs: tuple[str, ...]
+    """Names; an empty one is an input left out."""
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a model."""
+
+    name: str
+    dims: tuple[int | str, ...]
+    """Extents; a name where the file leaves one open."""
+    dtype: str
+
+
+def shown(name: str) -> str:
+    """A name from a file, harmless in a message: one line, no markup, at most 80 characters."""
+    text = name.encode("unicode_escape").decode("ascii").replace("<", "\\x3c")
+    return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
+
+
+def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
+    """The model without the raw bytes of its big initializers, and where those lie in the file."""
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder; give the .onnx file")
+    if not path.exists():
+        others = (
+            sorted(other.name for other in path.parent.glob("*.onnx"))[:3] if path.parent.is_dir() else []
+        )
+        raise ModelError(
+            f"there is no file {path}" + (f"; did you mean {' or '.join(others)}?" if others else "")
+        )
+    if not path.is_file():
+        raise ModelError(f"{path} is not a regular file")
+    if path.stat().st_size == 0:
+        raise ModelError(f"{path} is empty (0 bytes)")
+    with path.open("rb") as file:
+        data = _Bytes(file.fileno(), path.stat().st_size)
+        head = data.read(0, 32)
+        for magic, kind in _HEADS.items():
+            if head.startswith(magic):
+                raise ModelError(
+                    f"{path} is not an ONNX file (it looks like {kind}); export it with torch.onnx.export"
+                )
+        try:
+            text, spans = _strip(data)
+            model = onnx.ModelProto.FromString(text)
+        except (DecodeError, ValueError, RecursionError):
+            message = f"{path} is not a complete ONNX file: it cannot be parsed; was the download cut?"
+            raise ModelError(message) from None
+    if not model.HasField("graph"):
+        raise ModelError(f"{path} is not an ONNX file: there is no graph in it")
+    return model, spans
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """A file by position. Not a memory map: its pages would count as our memory."""
+
+    handle: int
+    size: int
+
+    def read(self, start: int, stop: int) -> bytes:
+        return os.pread(self.handle, stop - start, start)
+
+
+def _varint(data: _Bytes, at: int, end: int) -> tuple[int, int]:
+    number = 0
+    for index, byte in enumerate(data.read(at, min(at + 10, end))):
+        number |= (byte & 127) << 7 * index
+        if byte < 128:
+            return number, at + index + 1
+    raise ValueError("cut in a number")
+
+
+def _fields(data: _Bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Fields of the message in ``data[at:end]``: number (0: no length), start, body, stop."""
+    while at < end:
+        start = at
+        tag, at = _varint(data, at, end)
+        number, kind, body = tag >> 3, tag & 7, at
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind == 2:
+            length, body = _varint(data, at, end)
+            at = body + length
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError("unknown wire type")
+        if at > end or not number:
+            raise ValueError("cut in a field")
+        yield number if kind == 2 else 0, start, body, at
+
+
+def field_header(number: int, length: int) -> bytes:
+    """The bytes before a field of ``length`` bytes."""
+    head = bytearray()
+    for value in (number << 3 | 2, length):
+        while value > 127:
+            head.append(value & 127 | 128)
+            value >>= 7
+        head.append(value)
+    return bytes(head)
+
+
+def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
+    """The message without big raw tensors, and initializer number -> where its bytes are."""
+    pieces: list[bytes] = []
+    spans: dict[int, Span] = {}
+    count = 0
+    for number, start, body, stop in _fields(data, 0, data.size):
+        if number != _GRAPH:
+            pieces.append(data.read(start, stop))
+            continue
+        inner: list[bytes] = []
+        for part, first, content, last in _fields(data, body, stop):
+            if part != _INITIALIZER:
+                inner.append(data.read(first, last))
+                continue
+            tensor = b""
+            for kind, a, b, c in _fields(data, content, last):
+                if kind == _RAW and c - b > KEPT_BYTES:
+                    spans[count] = Span(b, c - b)
+                else:
+                    tensor += data.read(a, c)
+            inner += [field_header(_INITIALIZER, len(tensor)), tensor]
+            count += 1
+        graph = b"".join(inner)
+        pieces += [field_header(_GRAPH, len(graph)), graph]
+    return b"".join(pieces), spans
+
+
+def check(model: onnx.ModelProto) -> int:
+    """Refuse what is not a valid model; returns the opset of the standard operators."""
+    versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    if not versions:
+        raise ModelError("the model does not say which opset it needs")
+    opset = max(versions)
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}")
+    graph = model.graph
+    if graph.sparse_initializer:
+        name = shown(graph.sparse_initializer[0].values.name)
+        raise UnsupportedError(f"tensor {name} is sparse; sparse weights are not supported")
+    made = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise ModelError("an initializer has no name")
+    names = [tensor.name for tensor in graph.initializer]
+    made |= set(names)
+    if len(set(names)) < len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise ModelError(f"the graph is not valid: initializer {shown(twice)} is defined twice")
+    later = {name for node in graph.node for name in node.output if name}
+    for index, node in enumerate(graph.node):
+        for name in node.input:
+            if name and name not in made:
+                why = (
+                    "is used before it is made (a cycle, or unsorted nodes)"
+                    if name in later
+                    else "is made nowhere"
+                )
+                raise ModelError(
+                    f"the graph is not valid: {shown(name)}, read by {shown(label(node, index))}, {why}"
+                )
+        for name in node.output:
+            if name and name in made:
+                raise ModelError(f"the graph is not valid: {shown(name)} is made twice")
+            made.add(name)
+    for value in graph.output:
+        if value.name not in made:
+            raise ModelError(f"the graph is not valid: output {shown(value.name)} is made nowhere")
+    return int(opset)
+
+
+def label(node: onnx.NodeProto, index: int) -> str:
+    """The name of a node, or one made from its first output."""
+    return node.name or next((name for name in node.output if name), f"{node.op_type}.{index}")
+
+
+def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
+    """The nodes of the graph, in plain Python."""
+    found = []
+    for index, node in enumerate(model.graph.node):
+        standard = node.domain in ("", "ai.onnx")
+        op = node.op_type if standard else f"{node.domain}::{node.op_type}"
+        name = label(node, index)
+        attrs = {item.name: _attribute(item, name) for item in node.attribute}
+        found.append(OnnxNode(name, op, tuple(node.input), tuple(node.output), attrs))
+    return tuple(found)
+
+
+def _attribute(item: onnx.AttributeProto, node: str) -> Any:
+    kinds = onnx.AttributeProto
+    if item.type == kinds.FLOAT:
+        return shortest(item.f)
+    if item.type == kinds.INT:
+        return int(item.i)
+    if item.type == kinds.STRING:
+        return item.s.decode("utf-8", "replace")
+    if item.type == kinds.FLOATS:
+        return tuple(shortest(number) for number in item.floats)
+    if item.type == kinds.INTS:
+        return tuple(int(number) for number in item.ints)
+    if item.type == kinds.TENSOR:
+        return inside(item.t, f"the constant of node {shown(node)}")
+    return None  # graphs, strings, types: no supported operator has one
+
+
+def shortest(number: float) -> float:
+    """What the author wrote: attributes are float32, and 1e-5 comes back as 9.999999747e-06.
+
+    >>> shortest(9.999999747378752e-06)
+    1e-05
+    """
+    return float(str(np.float32(number)))
+
+
+def element_type(tensor: onnx.TensorProto, what: str) -> np.dtype[Any]:
+    """NumPy dtype of a tensor, or a refusal."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        raise UnsupportedError(f"{what} holds strings; these are not supported")
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    except (KeyError, ValueError, TypeError):
+        raise ModelError(f"{what} has the unknown element type {tensor.data_type}") from None
+
+
+def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
+    """The array of a tensor whose data is in the message itself."""
+    dtype = element_type(tensor, what)
+    shape = dimensions(tensor, what)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise UnsupportedError(f"{what} lies in an external file; only initializers may")
+    try:
+        array = np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, KeyError):
+        count = len(tensor.raw_data) or sum(
+            len(values)
+            for values in (
+                tensor.float_data,
+                tensor.int32_data,
+                tensor.int64_data,
+                tensor.double_data,
+            )
+        )
+        unit = "bytes" if tensor.raw_data else "numbers"
+        raise ModelError(
+            f"{what} declares the shape {list(shape)} of {dtype}, but carries {count} {unit}"
+        ) from None
+    return array.copy() if not array.flags.writeable else array
+
+
+def dimensions(tensor: onnx.TensorProto, what: str) -> tuple[int, ...]:
+    """The shape of a tensor, or a refusal."""
+    for extent in tensor.dims:
+        if extent < 0:
+            raise ModelError(f"{what} has dimension {extent}")
+    return tuple(int(extent) for extent in tensor.dims)
+
+
+def size_text(count: int) -> str:
+    """A size for people.
+
+    >>> size_text(4 * 2**40)
+    '4 TiB'
+    """
+    for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")):
+        if count < 1024 ** (power + 1) or unit == "PiB":
+            return f"{count / 1024**power:.4g} {unit}"
+    return str(count)
+
+
+def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
+    """An input or an output as the file declares it."""
+    if info.type.WhichOneof("value") not in (None, "tensor_type"):
+        raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
+    tensor = info.type.tensor_type
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        raise UnsupportedError(f"{shown(info.name)} holds strings; these are not supported")
+    dims: list[int | str] = []
+    for index, dim in enumerate(tensor.shape.dim):
+        fixed = dim.HasField("dim_value") and dim.dim_value > 0
+        dims.append(int(dim.dim_value) if fixed else dim.dim_param or f"{info.name}.{index}")
+    if output and tensor.elem_type == onnx.TensorProto.UNDEFINED:
+        return Port(info.name, tuple(dims), "float32")  # its graph decides
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except (KeyError, ValueError, TypeError):
+        raise ModelError(f"{shown(info.name)} has the unknown element type {tensor.elem_type}") from None
+    if dtype.kind not in "fiub" and dtype.name != "bfloat16":
+        raise UnsupportedError(f"{shown(info.name)} is {dtype}; this type is not supported")
+    return Port(info.name, tuple(dims), dtype.name)

@@ -1,0 +1,204 @@
+"""From ONNX operators to our vocabulary: arithmetic, reductions, contractions."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir import normalize_axes
+from oocdl.graph.onnx_context import Context, Lower, Operand
+from oocdl.graph.onnx_fold import ints, numpy_type
+
+
+def _same(op: str) -> Lower:
+    return lambda ctx: [ctx.make(op, *ctx.values())]
+
+
+def _chain(op: str) -> Lower:
+    return lambda ctx: [reduce(lambda a, b: ctx.make(op, a, b), ctx.values())]
+
+
+def _negated(op: str) -> Lower:
+    return lambda ctx: [ctx.make("Not", ctx.make(op, *ctx.values()))]
+
+
+def _pass(ctx: Context) -> Sequence[Operand]:
+    return [ctx.operand(0)]
+
+
+def _pow(ctx: Context) -> Sequence[Operand]:
+    x, exponent = ctx.value(0), ctx.known(1)
+    if exponent is None or exponent.size != 1:
+        return [ctx.make("Pow", x, ctx.value(1))]
+    power = float(exponent.reshape(-1)[0])
+    if power in (1.0, 2.0, 3.0):
+        return [reduce(lambda a, b: ctx.make("Mul", a, b), [x] * int(power))]
+    if power in (0.5, -0.5):
+        root = ctx.make("Sqrt", x)
+        return [root if power > 0 else ctx.make("Reciprocal", root)]
+    if power == -1.0:
+        return [ctx.make("Reciprocal", x)]
+    return [ctx.make("Pow", x, ctx.number(power, x))]
+
+
+def _cast(ctx: Context) -> Sequence[Operand]:
+    found = ctx.operand(0)
+    if ctx.node.op == "Cast":
+        target = numpy_type(ctx.attr("to"))
+    else:
+        like = ctx.operand(1)
+        target = np.dtype(ctx.build.dtype(like)) if isinstance(like, str) else like.dtype
+    if not isinstance(found, str):
+        return [found.astype(target)]
+    number = target.kind not in "iub"
+    dtype = ctx.precision if number else "bool" if target.kind == "b" else "int64"
+    return [found if ctx.build.dtype(found) == dtype else ctx.make("Cast", found, to=dtype)]
+
+
+def _clip(ctx: Context) -> Sequence[Operand]:
+    x = ctx.value(0)
+    ctx.constants("bounds", 1, 2)
+    for index, (name, op) in enumerate((("min", "Max"), ("max", "Min")), start=1):
+        found = ctx.known(index)
+        bound = ctx.attr(name) if found is None else float(found.reshape(-1)[0])
+        if bound is not None:
+            x = ctx.make(op, x, ctx.number(float(bound), x))
+    return [x]
+
+
+def _softmax(ctx: Context) -> Sequence[Operand]:
+    x, rank = ctx.value(0), len(ctx.shape(0))
+    axis = ctx.attr("axis", -1 if ctx.opset >= 13 else 1) % rank
+    if ctx.opset >= 13 or axis == rank - 1:
+        return [ctx.make(ctx.node.op, x, axis=axis)]
+    shape = ctx.build.shape(x)  # before opset 13 all axes from ``axis`` on were one
+    flat = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
+    return [ctx.reshape(ctx.make(ctx.node.op, flat, axis=1), shape)]
+
+
+def _reduce(op: str) -> Lower:
+    """ReduceSum and its relatives, from ReduceSum and pointwise nodes."""
+
+    def run(ctx: Context) -> Sequence[Operand]:
+        x, shape = ctx.value(0), ctx.shape(0)
+        given = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
+        if not given and ctx.attr("noop_with_empty_axes", 0):
+            return [x]
+        axes = normalize_axes(given or range(len(shape)), len(shape))
+        source = (
+            ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
+        )
+        y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
+        if op == "Mean":
+            y = ctx.make("Mul", y, ctx.number(1 / prod(shape[axis] for axis in axes), y))
+        elif op == "L2":
+            y = ctx.make("Sqrt", y)
+        if not ctx.attr("keepdims", 1):
+            y = ctx.reshape(y, [extent for axis, extent in enumerate(shape) if axis not in axes])
+        return [y]
+
+    return run
+
+
+def need_floats(ctx: Context, *indices: int) -> None:
+    """Refuse weights of whole numbers."""
+    for index in indices:
+        found = ctx.operand(index)
+        dtype = ctx.build.dtype(found) if isinstance(found, str) else found.dtype.name
+        if np.dtype(dtype).kind in "iub":
+            raise ModelError(f"input '{ctx.node.inputs[index]}' is {dtype}; training needs float")
+
+
+def _matmul(ctx: Context) -> Sequence[Operand]:
+    need_floats(ctx, 0, 1)
+    operands = [ctx.value(0), ctx.value(1)]
+    shapes = [ctx.shape(0), ctx.shape(1)]
+    letters = iter(string.ascii_lowercase)
+    m, k, n = next(letters), next(letters), next(letters)
+    ends = ["" if len(shapes[0]) == 1 else m, "" if len(shapes[1]) == 1 else n]
+    batches = [list(shape[:-2]) for shape in shapes]
+    rank = max(len(batch) for batch in batches)
+    terms: list[str] = ["", ""]
+    drop: list[list[int]] = [[], []]
+    out = ""
+    for position in range(-rank, 0):
+        extents = [batch[position] if -position <= len(batch) else None for batch in batches]
+        letter = next(letters)
+        out += letter
+        for side in (0, 1):
+            extent, other = extents[side], extents[1 - side]
+            if extent is None:
+                continue
+            if extent == 1 and other is not None and other != 1:
+                drop[side].append(len(batches[side]) + position)
+            else:
+                terms[side] += letter
+    for side in (0, 1):
+        if drop[side]:
+            kept = [extent for axis, extent in enumerate(shapes[side]) if axis not in drop[side]]
+            operands[side] = ctx.reshape(operands[side], kept)
+    equation = f"{terms[0]}{ends[0]}{k},{terms[1]}{k}{ends[1]}->{out}{ends[0]}{ends[1]}"
+    return [ctx.make("Einsum", *operands, equation=equation)]
+
+
+def _gemm(ctx: Context) -> Sequence[Operand]:
+    need_floats(ctx, 0, 1)
+    left = "km" if ctx.attr("transA", 0) else "mk"
+    right = "nk" if ctx.attr("transB", 0) else "kn"
+    y = ctx.make("Einsum", ctx.value(0), ctx.value(1), equation=f"{left},{right}->mn")
+    alpha, beta = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0)
+    if alpha != 1.0:
+        y = ctx.make("Mul", y, ctx.number(alpha, y))
+    if ctx.has(2) and beta:
+        bias = ctx.value(2)
+        y = ctx.make("Add", y, bias if beta == 1.0 else ctx.make("Mul", bias, ctx.number(beta, bias)))
+    return [y]
+
+
+def _einsum(ctx: Context) -> Sequence[Operand]:
+    equation = str(ctx.attr("equation")).replace(" ", "")
+    terms = equation.partition("->")[0].split(",")
+    if len(terms) != 2 or "->" not in equation or "." in equation:
+        ctx.refuse(f"equation {equation}")
+    if any(len(set(term)) < len(term) for term in terms):
+        ctx.refuse(f"equation {equation}")
+    return [ctx.make("Einsum", *ctx.values(), equation=equation)]
+
+
+_POINTWISE = (
+    "Add Sub Mul Div Neg Sqrt Exp Log Abs Erf Sigmoid Tanh Softplus Reciprocal Relu "
+    "Greater Less Equal Not And Or Where"
+)
+
+ARITHMETIC: dict[str, Lower] = {
+    **{op: _same(op) for op in _POINTWISE.split()},
+    "Max": _chain("Max"),
+    "Min": _chain("Min"),
+    "Sum": _chain("Add"),
+    "LessOrEqual": _negated("Greater"),
+    "GreaterOrEqual": _negated("Less"),
+    "LeakyRelu": lambda ctx: [ctx.make("LeakyRelu", ctx.value(0), alpha=ctx.attr("alpha", 0.01))],
+    "Gelu": lambda ctx: [ctx.make("Gelu", ctx.value(0), approximate=ctx.attr("approximate", "none"))],
+    "Identity": _pass,
+    "Pow": _pow,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Clip": _clip,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "ReduceMean": _reduce("Mean"),
+    "ReduceSum": _reduce("Sum"),
+    "ReduceL1": _reduce("L1"),
+    "ReduceL2": _reduce("L2"),
+    "ReduceSumSquare": _reduce("SumSquare"),
+    "ReduceLogSumExp": _reduce("LogSumExp"),
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+}
+"""Operators that compute, besides those of layers."""

@@ -1,0 +1,310 @@
+"""From ONNX operators to our vocabulary: convolutions, norms, pooling, resizing, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor, prod
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir import Role, Shape
+from oocdl.graph.onnx_context import Context, Lower, Operand
+from oocdl.graph.onnx_fold import ints
+from oocdl.graph.onnx_lower import need_floats
+
+
+def _filled(ctx: Context, index: int, number: float) -> bool:
+    """Whether an optional input is left out, or known and everywhere ``number``."""
+    if not ctx.has(index):
+        return True
+    found = ctx.known(index)
+    return found is not None and bool((found == number).all())
+
+
+def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
+    """``y * scale + bias`` along the channels (or the last axes), without what is all 1 or 0."""
+    rank = len(ctx.build.shape(y))
+    for index, op, neutral in ((scale, "Mul", 1.0), (bias, "Add", 0.0)):
+        if not _filled(ctx, index, neutral):
+            vector = ctx.value(index)
+            y = ctx.make(op, y, ctx.per_channel(vector, rank) if channels else vector)
+    return y
+
+
+def _window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, Shape]:
+    """Strides, pads and dilations of a sliding window, ``auto_pad`` resolved."""
+    rank = len(kernel)
+    strides = tuple(ctx.attr("strides", (1,) * rank))
+    dilations = tuple(ctx.attr("dilations", (1,) * rank))
+    mode = ctx.attr("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return strides, tuple(ctx.attr("pads", (0,) * 2 * rank)), dilations
+    if mode == "VALID":
+        return strides, (0,) * 2 * rank, dilations
+    first, last = [], []
+    for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
+        total = max((-(-extent // s) - 1) * s + d * (k - 1) + 1 - extent, 0)
+        small, large = total // 2, total - total // 2
+        first.append(large if mode == "SAME_LOWER" else small)
+        last.append(small if mode == "SAME_LOWER" else large)
+    return strides, (*first, *last), dilations
+
+
+def _kernel(ctx: Context) -> Shape:
+    """Spatial shape of the weight; refuses groups and ranks that we do not have."""
+    need_floats(ctx, 0, 1)
+    if ctx.attr("group", 1) != 1:
+        ctx.refuse(f"group {ctx.attr('group')}")
+    kernel = ctx.shape(1)[2:]
+    if len(ctx.shape(0)) != len(ctx.shape(1)) or not 1 <= len(kernel) <= 3:
+        raise ModelError(
+            f"input {list(ctx.shape(0))} and weight {list(ctx.shape(1))} are not of 1 to 3 spatial axes"
+        )
+    return kernel
+
+
+def _conv(ctx: Context) -> Sequence[Operand]:
+    strides, pads, dilations = _window(ctx, ctx.shape(0)[2:], _kernel(ctx))
+    y = ctx.make("Conv", ctx.value(0), ctx.value(1), strides=strides, pads=pads, dilations=dilations)
+    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
+
+
+def _conv_transpose(ctx: Context) -> Sequence[Operand]:
+    kernel, spatial = _kernel(ctx), ctx.shape(0)[2:]
+    rank, mode = len(kernel), ctx.attr("auto_pad", "NOTSET")
+    strides = tuple(ctx.attr("strides", (1,) * rank))
+    dilations = tuple(ctx.attr("dilations", (1,) * rank))
+    extra = ctx.attr("output_padding", (0,) * rank)
+    pads = list(ctx.attr("pads", (0,) * 2 * rank)) if mode == "NOTSET" else [0] * 2 * rank
+    wanted = ctx.attr("output_shape")
+    if wanted is None and mode.startswith("SAME"):
+        wanted = [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
+    out = []
+    for axis in range(rank):
+        full = strides[axis] * (spatial[axis] - 1) + extra[axis] + dilations[axis] * (kernel[axis] - 1) + 1
+        if wanted is not None:
+            total = full - wanted[len(wanted) - rank + axis]
+            if total < 0:
+                ctx.refuse(f"output_shape {list(wanted)} beyond what the input reaches")
+            small, large = total // 2, total - total // 2
+            pads[axis], pads[rank + axis] = (small, large) if mode == "SAME_UPPER" else (large, small)
+        out.append(full - pads[axis] - pads[rank + axis])
+    y = ctx.make(
+        "ConvTranspose",
+        ctx.value(0),
+        ctx.value(1),
+        strides=strides,
+        pads=tuple(pads),
+        dilations=dilations,
+        spatial=tuple(out),
+    )
+    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
+
+
+def _max_pool(ctx: Context) -> Sequence[Operand]:
+    x, kernel = ctx.value(0), tuple(ctx.attr("kernel_shape"))
+    if len(ctx.node.outputs) > 1 and ctx.node.outputs[1]:
+        ctx.refuse("indices")
+    spatial = ctx.shape(0)[2:]
+    strides, pads, dilations = _window(ctx, spatial, kernel)
+    if ctx.attr("ceil_mode", 0):
+        for axis, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
+            room = extent + pads[axis] + pads[len(kernel) + axis] - d * (k - 1) - 1
+            if room % s:
+                ctx.refuse(f"ceil_mode where {extent} does not divide evenly")
+    return [ctx.make("MaxPool", x, kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations)]
+
+
+def _global_average(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    total = ctx.make("ReduceSum", x, axes=tuple(range(2, len(shape))))
+    return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
+
+
+def _normalize(ctx: Context, x: str, axes: Sequence[int], eps: float) -> tuple[str, str, str]:
+    """``x`` normalized over ``axes``, and its mean and variance."""
+    axes = tuple(axes)
+    mean, var = ctx.many("Moments", x, axes=axes)
+    return ctx.make("Normalize", x, mean, var, axes=axes, eps=eps), mean, var
+
+
+def _instance_norm(ctx: Context) -> Sequence[Operand]:
+    """InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm.
+
+    The latter merges channels of a group with all of space. Normalizing over
+    the axes as they were before is the same, and leaves them free to be cut.
+    """
+    x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
+    source = ctx.unreshaped(x)
+    before = ctx.build.shape(source)
+    if (
+        source != x
+        and len(shape) == 3
+        and len(before) > 3
+        and before[0] == shape[0]
+        and before[1] % shape[1] == 0
+    ):
+        split = (before[1] // shape[1],) if before[1] != shape[1] else ()
+        x = ctx.reshape(source, (*shape[:2], *split, *before[2:]))
+    y, _, _ = _normalize(ctx, x, range(2, len(ctx.build.shape(x))), eps)
+    return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
+
+
+def _group_norm(ctx: Context) -> Sequence[Operand]:
+    shape, groups = ctx.shape(0), ctx.attr("num_groups")
+    if shape[1] % groups:
+        raise ModelError(f"{shape[1]} channels are not divisible into {groups} groups")
+    x = ctx.reshape(ctx.value(0), (shape[0], groups, shape[1] // groups, *shape[2:]))
+    y, _, _ = _normalize(ctx, x, range(2, len(shape) + 1), ctx.attr("epsilon", 1e-5))
+    by_group = (
+        ctx.shape(1) == (groups,) and ctx.opset < 21
+    )  # scale and bias: one a group, later one a channel
+    if by_group:
+        return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
+    return [_affine(ctx, ctx.reshape(y, shape), 1, 2, channels=True)]
+
+
+def _layer_norm(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axes, eps = range(ctx.attr("axis", -1) % len(shape), len(shape)), ctx.attr("epsilon", 1e-5)
+    y, mean, var = _normalize(ctx, x, axes, eps)
+    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=False)]
+    if len(ctx.node.outputs) > 1:
+        if any(ctx.used(name) for name in ctx.node.outputs[1:]):
+            ctx.refuse("mean or deviation used elsewhere")
+        results += [mean, var][: len(ctx.node.outputs) - 1]
+    return results
+
+
+def _batch_norm(ctx: Context) -> Sequence[Operand]:
+    """As in training, whatever the file says, unless its running statistics are frozen."""
+    x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
+    rank = len(shape)
+    stats = [ctx.value(3), ctx.value(4)]
+    if any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
+        ctx.refuse("running statistics used elsewhere")
+    frozen = not ctx.training or any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
+    if frozen:
+        mean, var = (ctx.per_channel(value, rank) for value in stats)
+        deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
+        y = ctx.make("Mul", ctx.make("Sub", x, mean), ctx.make("Reciprocal", deviation))
+    else:
+        y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
+        _update(ctx, batch, shape)
+    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=True), *stats]
+    return results[: len(ctx.node.outputs)]
+
+
+def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
+    """Running statistics follow the batch, the variance unbiased, as PyTorch has it."""
+    count, keep = prod(shape) // shape[1], float(ctx.attr("momentum", 0.9))
+    if count < 2:
+        raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
+    for index, value, unbiased in ((3, batch[0], 1.0), (4, batch[1], count / (count - 1))):
+        name = ctx.node.inputs[index]
+        if ctx.build.values[name].role != Role.STATE:
+            ctx.refuse("running statistics that are no initializers")
+        now = ctx.build.updates.get(name, name)
+        fresh = ctx.reshape(value, (shape[1],))
+        fresh = ctx.make("Mul", fresh, ctx.number(unbiased * (1 - keep), fresh))
+        ctx.build.updates[name] = ctx.make("Add", ctx.make("Mul", now, ctx.number(keep, now)), fresh)
+
+
+def _dropout(ctx: Context) -> Sequence[Operand]:
+    """Active in training, whatever the file says."""
+    if len(ctx.node.outputs) > 1 and ctx.used(ctx.node.outputs[1]):
+        ctx.refuse("its mask used elsewhere")
+    x = ctx.value(0)
+    given = ctx.constants("a ratio", 1)[1] if ctx.has(1) else None
+    ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
+    if not 0 <= ratio < 1:
+        raise ModelError(f"a dropout ratio has to be at least 0 and less than 1, not {ratio}")
+    y = x
+    if ctx.training and ratio:
+        name = ctx.build.unique(f"{ctx.build.scope}uniform")
+        u = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)
+        y = ctx.make("Dropout", x, u, ratio=ratio)
+    results: list[Operand] = [y, np.empty(0, bool)]
+    return results[: len(ctx.node.outputs)]
+
+
+_COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+
+
+def _resize(ctx: Context) -> Sequence[Operand]:
+    """One Resample for each axis that changes: linear interpolation is separable."""
+    upsample = ctx.node.op == "Upsample"
+    mode = ctx.attr("mode", "nearest")
+    coordinates = (
+        "asymmetric"
+        if upsample or ctx.opset < 11
+        else ctx.attr("coordinate_transformation_mode", "half_pixel")
+    )
+    rounding = "floor" if upsample or ctx.opset < 11 else ctx.attr("nearest_mode", "round_prefer_floor")
+    if mode not in ("nearest", "linear"):
+        ctx.refuse(f"mode {mode}")
+    if coordinates not in _COORDINATES:
+        ctx.refuse(f"coordinates {coordinates}")
+    if ctx.attr("antialias", 0) or ctx.attr("exclude_outside", 0):
+        ctx.refuse("antialias or exclude_outside")
+    if ctx.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        ctx.refuse(f"keep_aspect_ratio_policy {ctx.attr('keep_aspect_ratio_policy')}")
+    x = ctx.value(0)
+    for axis, size, scale in _resized(ctx, upsample):
+        if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
+            x = ctx.make(
+                "Resample",
+                x,
+                axis=axis,
+                size=size,
+                mode=mode,
+                coordinates=coordinates,
+                scale=scale,
+                nearest_mode=rounding,
+                transposed=False,
+            )
+    return [x]
+
+
+def _resized(ctx: Context, upsample: bool) -> list[tuple[int, int, float]]:
+    """(axis, size, scale) of a Resize, from its scales or its sizes."""
+    shape, before = ctx.shape(0), ctx.was(0)
+    place = 1 if upsample or ctx.opset < 11 else 2
+    inputs = ctx.constants("scales or sizes", place, 3)
+    scales = inputs[place] if len(inputs) > place else None
+    if scales is None and "scales" in ctx.node.attrs:
+        scales = np.asarray(ctx.attr("scales"))
+    axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
+    if scales is not None and scales.size:
+        factors = [float(str(scale)) for scale in scales.reshape(-1)]
+        return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
+    sizes = ints(ctx.node, inputs, "", 3)
+    if not sizes:
+        raise ModelError("neither scales nor sizes are given")
+    result = []
+    for axis, size in zip(axes, sizes, strict=True):
+        if before is not None and not ctx.is_sized(3) and before[axis] != shape[axis]:
+            if size * shape[axis] % before[axis]:
+                raise ModelError(
+                    f"its fixed size {size} was made for an extent of {before[axis]}, not {shape[axis]}"
+                )
+            size = size * shape[axis] // before[axis]
+        result.append((axis, size, size / shape[axis]))
+    return result
+
+
+LAYERS: dict[str, Lower] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _max_pool,
+    "GlobalAveragePool": _global_average,
+    "InstanceNormalization": _instance_norm,
+    "GroupNormalization": _group_norm,
+    "LayerNormalization": _layer_norm,
+    "BatchNormalization": _batch_norm,
+    "Dropout": _dropout,
+    "Resize": _resize,
+    "Upsample": _resize,
+}
+"""Operators of layers."""

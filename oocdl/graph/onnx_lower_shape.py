@@ -1,0 +1,285 @@
+"""From ONNX operators to our vocabulary: structure.
+
+Files that were exported with fixed sizes hold these sizes in the constants of
+Reshape, Slice and Expand. Where the inputs are re-bound to other sizes, such a
+constant is read against the shape the node had when the file was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir import Shape
+from oocdl.graph.onnx_context import Context, Lower, Operand
+from oocdl.graph.onnx_file import shown
+from oocdl.graph.onnx_fold import ints, parts, reshaped, slices, squeezed, unsqueezed
+
+
+def _concat(ctx: Context) -> Sequence[Operand]:
+    values = [value for index, value in enumerate(ctx.values()) if prod(ctx.shape(index))]
+    axis = ctx.attr("axis") % len(ctx.shape(0))
+    if ctx.batch is not None and ctx.batch[0] == 1 and axis:  # a class token, traced with a batch of 1
+        batch = max(ctx.build.shape(value)[0] for value in values)
+        values = [_with_batch(ctx, value, batch) for value in values]
+    return [ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]]
+
+
+def _with_batch(ctx: Context, value: str, batch: int) -> str:
+    first, *rest = ctx.build.shape(value)
+    return ctx.make("Expand", value, shape=(batch, *rest)) if first == 1 < batch else value
+
+
+def _split(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axis = ctx.attr("axis", 0) % len(shape)
+    sizes = parts(ctx.node, ctx.constants("sizes", 1), shape[axis])
+    return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
+
+
+def _split_to_sequence(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axis = ctx.attr("axis", 0) % len(shape)
+    given = ctx.constants("sizes", 1)[1] if ctx.has(1) else None
+    if not ctx.attr("keepdims", 1):
+        ctx.refuse("keepdims=0")
+    if given is not None and given.ndim:
+        sizes = tuple(int(size) for size in given)
+    else:
+        piece, extent = 1 if given is None else int(given), shape[axis]
+        sizes = tuple(min(piece, extent - start) for start in range(0, extent, piece))
+    pieces = ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else (x,)
+    ctx.sequences[ctx.node.outputs[0]] = list(pieces)
+    return [np.empty(0)]
+
+
+def _sequence_at(ctx: Context) -> Sequence[Operand]:
+    index = ctx.constants("a position", 1)[1]
+    if ctx.node.inputs[0] not in ctx.sequences or index is None:
+        ctx.refuse("a sequence that is not from SplitToSequence")
+    return [ctx.sequences[ctx.node.inputs[0]][int(index)]]
+
+
+def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
+    """A range of one axis; ``x`` itself if that is all of it."""
+    if (start, stop, step) == (0, ctx.build.shape(x)[axis], 1):
+        return x
+    return ctx.make("Slice", x, axis=axis, start=start, stop=stop, step=step)
+
+
+def _slice(ctx: Context) -> Sequence[Operand]:
+    x, before = ctx.value(0), ctx.was(0)
+    inputs = ctx.constants("positions", 1, 2, 3, 4)
+    for axis, first, last, step in slices(ctx.node, inputs, len(ctx.shape(0))):
+        extent = ctx.build.shape(x)[axis]
+        if before is not None and last == before[axis] and not ctx.is_sized(2):
+            last = extent  # a traced end that was the whole axis
+        if step < 1 and extent > 1:
+            ctx.refuse(f"step {step}")
+        start, stop, _ = slice(first, last, max(step, 1)).indices(extent)
+        if stop <= start:
+            raise ModelError(f"nothing is left of axis {axis} (extent {extent}) between {first} and {last}")
+        x = slice_axis(ctx, x, axis, start, stop, max(step, 1))
+    return [x]
+
+
+def _pad(ctx: Context) -> Sequence[Operand]:
+    x, rank = ctx.value(0), len(ctx.shape(0))
+    inputs = ctx.constants("pads", 1, 2, 3)
+    filler = inputs[2] if len(inputs) > 2 else None
+    pads = ints(ctx.node, inputs, "pads", 1) or (0,) * (2 * rank)
+    if ctx.attr("mode", "constant") != "constant":
+        ctx.refuse(f"mode {ctx.attr('mode')}")
+    if ctx.attr("value", 0.0) or (filler is not None and filler.size and float(filler.reshape(-1)[0])):
+        ctx.refuse("a value other than 0")
+    axes = ints(ctx.node, inputs, "axes", 3) or tuple(range(rank))
+    for axis, before, after in zip(axes, pads, pads[len(axes) :], strict=False):
+        axis %= rank
+        x = slice_axis(ctx, x, axis, max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0))
+        before, after = max(before, 0), max(after, 0)
+        if before or after:
+            x = ctx.make("Pad", x, axis=axis, before=before, after=after)
+    return [x]
+
+
+def _transpose(ctx: Context) -> Sequence[Operand]:
+    x, rank = ctx.value(0), len(ctx.shape(0))
+    perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
+    return [x if perm == tuple(range(rank)) else ctx.make("Transpose", x, perm=perm)]
+
+
+def _groups(before: Shape, after: Shape) -> list[tuple[slice, slice]] | None:
+    """Axes of ``before`` and ``after`` in the smallest runs of equal size."""
+    found = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        a, b = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while prod(before[a:i]) != prod(after[b:j]):
+            if i < len(before) and (prod(before[a:i]) < prod(after[b:j]) or j == len(after)):
+                i += 1
+            elif j < len(after):
+                j += 1
+            else:
+                return None
+        while j < len(after) and after[j] == 1 and before[i : i + 1] != (1,):
+            j += 1  # ones that come from nowhere
+        if (
+            before[i : i + 1] == (1,)
+            and i + 1 < len(before)
+            and after[j : j + 1] == before[i + 1 : i + 2] != (1,)
+        ):
+            i += 1  # a one that goes
+        found.append((slice(a, i), slice(b, j)))
+    return found
+
+
+def rebound(
+    before: Shape, after: Shape, now: Shape, batch: tuple[int, int] | None, free: int | None = None
+) -> tuple[Shape, bool] | None:
+    """The target of a traced Reshape ``before -> after`` for an input of shape ``now``.
+
+    With it: whether it is a guess.
+
+    A run of axes that has not changed keeps its target; one that becomes a
+    single axis takes the new size. Where a run is divided anew, the axis that grows
+    is ``free`` (the -1 of the constant), or, going by ``batch`` (traced and new
+    extent), the one that is the batch, else its outermost multiple. ``None`` if
+    nothing of this holds.
+
+    >>> rebound((1, 8, 4, 4), (1, 8, 16), (3, 8, 6, 6), None)
+    ((3, 8, 36), False)
+    >>> rebound((34, 16), (17, 2, 16), (85, 16), (2, 5))
+    ((17, 5, 16), True)
+    """
+    groups = _groups(before, after)
+    if groups is None:
+        return None
+    result: list[int] = []
+    guess = False
+    for source, place in groups:
+        old, new, target = before[source], now[source], after[place]
+        if old == new or not target:
+            result += target
+        elif len(target) == 1:
+            result.append(prod(new))
+        elif old == target:
+            result += new
+        elif free is not None and place.start <= free < place.stop:
+            axis = free - place.start
+            rest = prod(target) // target[axis]
+            result += [*target[:axis], prod(new) // rest, *target[axis + 1 :]]
+        elif batch is not None:
+            order = sorted(range(len(target)), key=lambda axis: (target[axis] != batch[0], axis))
+            axis = next((axis for axis in order if target[axis] % batch[0] == 0), 0)
+            grown = [*target[:axis], target[axis] // batch[0] * batch[1], *target[axis + 1 :]]
+            if prod(grown) != prod(new):
+                return None
+            result, guess = [*result, *grown], True
+        else:
+            return None
+    return (tuple(result), guess) if prod(result) == prod(now) else None
+
+
+def _reshape(ctx: Context) -> Sequence[Operand]:
+    x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
+    target = _ints(ctx, 1)
+    zero = bool(ctx.attr("allowzero", 0))
+    if before is None or ctx.is_sized(1):
+        return [ctx.reshape(x, reshaped(shape, target, zero))]
+    free = target.index(-1) if -1 in target else None
+    found = rebound(before, reshaped(before, target, zero), shape, ctx.batch, free)
+    if found is None:
+        raise ModelError(
+            f"its fixed shape {target} was made for an input of {list(before)} and does not fit "
+            f"{list(shape)}; export the model with dynamic sizes"
+        )
+    result, guess = found
+    if guess:
+        ctx.notes.append(
+            f"Reshape {shown(ctx.node.name)} has the fixed shape {target}; "
+            f"it is read as {list(result)} for this batch "
+            "(a model exported with dynamic sizes says so itself)"
+        )
+    return [ctx.reshape(x, result)]
+
+
+def _ints(ctx: Context, index: int) -> list[int]:
+    array = ctx.constants("a shape", index)[index]
+    assert array is not None
+    return [int(extent) for extent in array.reshape(-1)]
+
+
+def _expand(ctx: Context) -> Sequence[Operand]:
+    x, shape, target, before = ctx.value(0), ctx.shape(0), _ints(ctx, 1), ctx.was(0)
+    if before is not None and not ctx.is_sized(1):
+        shift = len(target) - len(shape)
+        for axis, (old, new) in enumerate(zip(before, shape, strict=True)):
+            if axis + shift >= 0 and target[axis + shift] == old:
+                target[axis + shift] = new
+    elif ctx.batch is not None and target[:1] == [ctx.batch[0]] and not ctx.is_sized(1):
+        added = len(shape) < len(target) or shape[0] == 1
+        target[0] = ctx.batch[1] if added else target[0]
+    result = np.broadcast_shapes(shape, tuple(target))
+    return [x if result == shape else ctx.make("Expand", x, shape=tuple(int(e) for e in result))]
+
+
+def _flatten(ctx: Context) -> Sequence[Operand]:
+    shape = ctx.shape(0)
+    axis = ctx.attr("axis", 1)
+    axis = axis + len(shape) if axis < 0 else axis
+    return [ctx.reshape(ctx.value(0), (prod(shape[:axis]), prod(shape[axis:])))]
+
+
+def _squeeze(ctx: Context) -> Sequence[Operand]:
+    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
+    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), axes))]
+
+
+def _unsqueeze(ctx: Context) -> Sequence[Operand]:
+    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
+    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
+
+
+def _gather(ctx: Context) -> Sequence[Operand]:
+    x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
+    axis = ctx.attr("axis", 0) % len(shape)
+    if index is None:
+        if axis:
+            ctx.refuse(f"axis {axis} and indices that are not constant")
+        return [ctx.make("Gather", x, ctx.value(1))]
+    where = np.where(index < 0, index + shape[axis], index).astype(np.int64)
+    if where.size and (where.min() < 0 or where.max() >= shape[axis]):
+        raise ModelError(f"index {int(where.max())} is outside axis {axis} of extent {shape[axis]}")
+    flat = where.reshape(-1)
+    step = int(flat[1] - flat[0]) if flat.size > 1 else 1
+    result = (*shape[:axis], *where.shape, *shape[axis + 1 :])
+    if flat.size and step > 0 and (np.diff(flat) == step).all():
+        x = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
+        return [ctx.reshape(x, result)]
+    front = (axis, *(other for other in range(len(shape)) if other != axis))
+    moved = x if not axis else ctx.make("Transpose", x, perm=front)
+    rows = ctx.build("Gather", moved, ctx.build.constant(flat, "int64"))
+    back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
+    return [ctx.reshape(rows if not axis else ctx.make("Transpose", rows, perm=back), result)]
+
+
+STRUCTURE: dict[str, Lower] = {
+    "Concat": _concat,
+    "Split": _split,
+    "SplitToSequence": _split_to_sequence,
+    "SequenceAt": _sequence_at,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Transpose": _transpose,
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Gather": _gather,
+}
+"""Operators that move numbers and do not change them."""

@@ -1,0 +1,220 @@
+"""Weights of an ONNX file, read by region: never a whole model in memory.
+
+An initializer lies in the message, in the model file, or in an external file
+beside it. The last is where files have attacked their readers, again and again
+(six CVEs in onnx alone), so every external file is checked here, at import and
+once more whenever it is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from oocdl.errors import ModelError
+from oocdl.graph.axes import Region, region_shape, whole
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.onnx_file import (
+    Span,
+    dimensions,
+    element_type,
+    inside,
+    shown,
+    size_text,
+)
+
+Stamp = tuple[int, int, int, int]
+"""Device, inode, size and time of change of a file: whether it is still the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSource:
+    """One initializer of a model file. Nothing is read before ``read`` is called."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    """The dtype that ``read`` returns: the precision that was asked for."""
+    stored: np.dtype[np.generic]
+    """The dtype in the file."""
+    path: Path | None
+    """The file, ``None`` where ``data`` holds the contents."""
+    offset: int = 0
+    stamp: Stamp = (0, 0, 0, 0)
+    data: Array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return prod(self.shape) * self.stored.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it can be trained: floating point, and no packed or scaled format."""
+        return self.stored.kind == "f" or self.stored.name == "bfloat16"
+
+    def astype(self, dtype: str) -> WeightSource:
+        """The same, read as ``dtype``."""
+        return WeightSource(
+            self.name, self.shape, dtype, self.stored, self.path, self.offset, self.stamp, self.data
+        )
+
+    def read(self, region: Region | None = None) -> Array:
+        """A copy of a region (of everything if ``None``); refuses NaN and infinity."""
+        region = whole(self.shape) if region is None else region
+        if self.data is not None:
+            piece = np.array(self.data[tuple(slice(a, b) for a, b in region)])
+        else:
+            piece = self._from_file(region)
+        if self.is_float and not np.isfinite(piece).all():
+            bad = np.argwhere(~np.isfinite(piece))
+            at = [int(i) + start for i, (start, _) in zip(bad[0], region, strict=True)]
+            raise ModelError(
+                f"initializer {shown(self.name)} has {len(bad)} NaN or infinite numbers, first at {at}"
+            )
+        return piece.astype(self.dtype, copy=False)
+
+    def raw(self, region: Region | None = None) -> Array:
+        """A copy of a region as it is stored, unchecked."""
+        region = whole(self.shape) if region is None else region
+        if self.data is not None:
+            return np.array(self.data[tuple(slice(a, b) for a, b in region)])
+        return self._from_file(region)
+
+    def _from_file(self, region: Region) -> Array:
+        """Read ``region`` in as few contiguous runs as it has."""
+        result = np.empty(region_shape(region), self.stored)
+        if result.size == 0:
+            return result
+        tail = len(self.shape)  # axes from here on are whole, so one run holds them
+        while tail and region[tail - 1] == (0, self.shape[tail - 1]):
+            tail -= 1
+        tail = max(tail - 1, 0)
+        steps = [prod(self.shape[axis + 1 :]) * self.stored.itemsize for axis in range(len(self.shape))]
+        base = self.offset + sum(start * step for (start, _), step in zip(region, steps, strict=True))
+        runs = result.reshape(*result.shape[:tail], -1)
+        assert self.path is not None
+        with _Opened(self.path, self.stamp, self.name) as handle:
+            for index in np.ndindex(*result.shape[:tail]):
+                at = base + sum(i * step for i, step in zip(index, steps, strict=False))
+                _read_exactly(handle, runs[index].view(np.uint8).data, at, self.name)
+        return result
+
+
+class _Opened:
+    """An open file descriptor, checked to be the file seen at import."""
+
+    def __init__(self, path: Path, stamp: Stamp, name: str) -> None:
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            self.handle = os.open(path, flags)
+        except OSError as error:
+            raise ModelError(f"tensor {shown(name)} cannot be read from {path}: {error.strerror}") from None
+        if _stamp(os.fstat(self.handle)) != stamp:
+            os.close(self.handle)
+            raise ModelError(
+                f"{path} has changed since the model was read; start again from the original file"
+            )
+
+    def __enter__(self) -> int:
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
+
+
+def _read_exactly(handle: int, target: memoryview, at: int, name: str) -> None:
+    while target.nbytes:
+        count = os.preadv(handle, [target[: 1 << 30]], at)
+        if count == 0:
+            raise ModelError(f"tensor {shown(name)} is cut off: its file ends too early")
+        target, at = target[count:], at + count
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSource:
+    """Where the contents of an initializer are; ``span``: its bytes in the file at ``path``."""
+    what = f"tensor {shown(tensor.name)}"
+    stored = element_type(tensor, what)
+    shape = dimensions(tensor, what)
+    size = prod(shape) * stored.itemsize
+    if span is not None:
+        if span.length != size:
+            raise ModelError(f"{what} declares {size_text(size)}, but carries {size_text(span.length)}")
+        return WeightSource(tensor.name, shape, stored.name, stored, path, span.start, _stamp(path.stat()))
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return _external(tensor, path.parent, shape, stored, size)
+    return WeightSource(tensor.name, shape, stored.name, stored, None, data=inside(tensor, what))
+
+
+def _external(
+    tensor: onnx.TensorProto, folder: Path, shape: Shape, stored: np.dtype[np.generic], size: int
+) -> WeightSource:
+    what = f"tensor {shown(tensor.name)}"
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    file = _safe_path(folder, location, what)
+    status = file.stat()
+    try:
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
+    except ValueError:
+        raise ModelError(f"{what} has an offset or length that is no number") from None
+    if offset < 0 or length < 0 or offset + max(length, size) > status.st_size:
+        held = size_text(max(status.st_size - max(offset, 0), 0))
+        raise ModelError(
+            f"{what} needs {size_text(max(length, size))} at offset {offset} of {shown(location)}; "
+            f"the file has {held} there"
+        )
+    if length != size:
+        raise ModelError(f"{what} declares {size_text(size)}, but its external data is {size_text(length)}")
+    return WeightSource(tensor.name, shape, stored.name, stored, file, offset, _stamp(status))
+
+
+def _safe_path(folder: Path, location: str, what: str) -> Path:
+    """The external file, if it is a plain file inside the folder of the model and nothing else."""
+    refused = f"{what} points to {shown(location)}"
+    if not location or "\0" in location:
+        raise ModelError(f"{what} is external, but names no file")
+    if Path(location).is_absolute() or location[:1] in "/\\" or location[1:2] == ":":
+        raise ModelError(f"{refused}, an absolute path; external data has to lie in the model's folder")
+    if ".." in Path(location.replace("\\", "/")).parts:
+        raise ModelError(f"{refused}, outside the model's folder; refused")
+    base = folder.resolve()
+    checks: tuple[tuple[Callable[[int], bool], str], ...] = (
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    at = base
+    for part in Path(location).parts:
+        at = at / part
+        try:
+            status = at.lstat()
+        except OSError:
+            raise ModelError(f"{what} needs {shown(location)} beside the model; not found") from None
+        for check, kind in checks:
+            if check(status.st_mode):
+                raise ModelError(
+                    f"{refused}, which is {kind}; refused (copy the file itself beside the model)"
+                )
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{refused}, which is a folder")
+    if status.st_nlink > 1:
+        raise ModelError(
+            f"{refused}, which is a hard link to another file; refused (copy it beside the model)"
+        )
+    if not at.resolve().is_relative_to(base):
+        raise ModelError(f"{refused}, outside the model's folder; refused")
+    return at

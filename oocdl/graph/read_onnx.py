@@ -1,0 +1,364 @@
+"""ONNX files: what is in them, and the graph they become under given sizes.
+
+``inspect_onnx`` parses and checks; ``OnnxModel.bind`` makes the graph. All
+shapes are inferred by our rules from the sizes given here; what the file says
+of sizes is a default for its inputs and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.ir import Graph, Role, Shape
+from oocdl.graph.onnx_context import Context, Lower, Operand, needed
+from oocdl.graph.onnx_file import (
+    OnnxNode,
+    Port,
+    check,
+    load,
+    plain_nodes,
+    port_of,
+    shown,
+    size_text,
+)
+from oocdl.graph.onnx_fold import FOLDS, LIMIT_BYTES, fold
+from oocdl.graph.onnx_lower import ARITHMETIC
+from oocdl.graph.onnx_lower_nn import LAYERS
+from oocdl.graph.onnx_lower_shape import STRUCTURE
+from oocdl.graph.onnx_roles import merged, role_of
+from oocdl.graph.onnx_tensor import WeightSource, source
+from oocdl.graph.rule import Builder, Rules
+
+__all__ = ["SUPPORTED", "Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx"]
+
+LOWER: Mapping[str, Lower] = {**ARITHMETIC, **STRUCTURE, **LAYERS}
+SUPPORTED = tuple(sorted({*LOWER, *FOLDS, "Shape", "Size"}))
+"""ONNX operators that can be read; those without a gradient only on constants."""
+
+FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """A model under given sizes, as a graph."""
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, str], ...]
+    """(name in the file, value of the graph)"""
+    weights: Mapping[str, WeightSource]
+    """Initial contents of every value of role WEIGHT or STATE."""
+    frozen: tuple[str, ...]
+    """Weights that ``freeze`` names: never updated."""
+    fixed: tuple[str, ...]
+    """Float initializers that are taken for constants of the model, not weights."""
+    names: Mapping[str, str]
+    """Name in the file -> value of the graph, for everything that has one."""
+    final_activation: Mapping[str, str]
+    """Output -> the Softmax, LogSoftmax or Sigmoid it ends in."""
+    logits: Mapping[str, str]
+    """Output -> the value before that."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of this file."""
+
+
+def inspect_onnx(path: str | Path) -> OnnxModel:
+    """Parse and check an ONNX file; no weight is read."""
+    path = Path(path).absolute()
+    model, spans = load(path)
+    opset = check(model)
+    initializers = {
+        tensor.name: source(tensor, path, spans.get(index))
+        for index, tensor in enumerate(model.graph.initializer)
+    }
+    kinds = {
+        info.name: entry.value
+        for info in model.graph.value_info
+        for entry in info.metadata_props
+        if entry.key == _KIND
+    }
+    return OnnxModel(
+        path,
+        opset,
+        model.producer_name,
+        tuple(port_of(info) for info in model.graph.input if info.name not in initializers),
+        tuple(port_of(info, True) for info in model.graph.output),
+        plain_nodes(model),
+        initializers,
+        kinds,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """A checked ONNX file."""
+
+    path: Path
+    opset: int
+    producer: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    nodes: tuple[OnnxNode, ...]
+    initializers: Mapping[str, WeightSource]
+    kinds: Mapping[str, str]
+    """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
+
+    def fingerprint(self) -> str:
+        """A digest of the file and its external data."""
+        digest = hashlib.blake2b(digest_size=16)
+        files = {
+            self.path: None,
+            **{item.path: None for item in self.initializers.values() if item.path},
+        }
+        for path in files:
+            with path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def bind(
+        self,
+        rules: Rules,
+        shapes: Mapping[str, Shape] | None = None,
+        *,
+        precision: str = "float32",
+        training: bool = True,
+        freeze: Sequence[str] = (),
+    ) -> Imported:
+        """The graph of this model for inputs of the given shapes.
+
+        ``freeze`` holds glob patterns of initializers. A BatchNorm whose running
+        statistics it names uses them; all others normalize by the batch.
+        """
+        bound, traced = self._sizes(shapes or {})
+        reader = _Reader(self, rules, precision, training, tuple(freeze))
+        before: Mapping[str, Shape] = {}
+        if traced != bound:
+            before = _Reader(self, rules, precision, False, tuple(freeze)).run(traced, {}, None).shapes()
+        heads = {(traced[name][:1], bound[name][:1]) for name in bound}
+        batch = None
+        if len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
+            ((old, new),) = heads
+            batch = (old[0], new[0]) if old != new else None
+        return reader.run(bound, before, batch).imported()
+
+    def _sizes(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        """Shapes to bind the inputs to, and these with the extents that the file fixes."""
+        unknown = sorted(set(shapes) - {port.name for port in self.inputs})
+        if unknown:
+            known = ", ".join(shown(port.name) for port in self.inputs)
+            raise ModelError(f"the model has no input {shown(unknown[0])}; its inputs are {known}")
+        bound, traced, sizes = {}, {}, dict[str, int]()
+        for port in self.inputs:
+            shape = tuple(shapes.get(port.name, port.dims))
+            if len(shape) != len(port.dims):
+                raise ModelError(
+                    f"input {shown(port.name)} has {len(port.dims)} axes {list(port.dims)}, "
+                    f"but is given {list(shape)}"
+                )
+            extents = []
+            for dim, extent in zip(port.dims, shape, strict=True):
+                if not isinstance(extent, int | np.integer):
+                    extent = sizes.get(str(dim), 0)
+                    if not extent:
+                        raise ModelError(
+                            f"dim '{dim}' of input {shown(port.name)} has no size; pass dims={{'{dim}': ...}}"
+                        )
+                if extent < 1:
+                    raise ModelError(
+                        f"input {shown(port.name)} is given the extent {extent}; it has to be positive"
+                    )
+                if isinstance(dim, str) and sizes.setdefault(dim, int(extent)) != extent:
+                    raise ModelError(f"dim '{dim}' is {sizes[dim]}, but {extent} in input {shown(port.name)}")
+                extents.append(int(extent))
+            bound[port.name] = tuple(extents)
+            traced[port.name] = tuple(
+                dim if isinstance(dim, int) else extent
+                for dim, extent in zip(port.dims, extents, strict=True)
+            )
+        return bound, traced
+
+
+class _Reader:
+    """One pass over the nodes of a model."""
+
+    def __init__(
+        self,
+        model: OnnxModel,
+        rules: Rules,
+        precision: str,
+        training: bool,
+        freeze: tuple[str, ...],
+    ) -> None:
+        if precision not in ("float32", "float64"):
+            raise ModelError(f"precision '{precision}' is not float32 or float64")
+        self.model, self.training, self.freeze = model, training, freeze
+        read = frozenset(name for node in model.nodes for name in node.inputs)
+        read |= {port.name for port in model.outputs}
+        self.ctx = Context(Builder(rules), precision, training, model.opset, self._frozen, {}, None, read)
+        self.weights: dict[str, WeightSource] = {}
+        self.frozen: list[str] = []
+        self.fixed: list[str] = []
+        self.inputs: list[str] = []
+
+    def run(
+        self,
+        shapes: Mapping[str, Shape],
+        traced: Mapping[str, Shape],
+        batch: tuple[int, int] | None,
+    ) -> _Reader:
+        """Lower every node, or refuse all that cannot be."""
+        ctx = self.ctx
+        ctx.traced, ctx.batch = traced, batch
+        self._declare(shapes)
+        refused: list[str] = []
+        broken: set[str] = set()
+        for node in self.model.nodes:
+            if broken.intersection(node.inputs):
+                broken.update(node.outputs)
+                if node.op not in SUPPORTED:
+                    refused.append(f"{shown(node.name)} ({node.op})")
+                elif node.attrs.get("group", 1) != 1:
+                    refused.append(f"{shown(node.name)} ({node.op} with group {node.attrs['group']})")
+                continue
+            ctx.node, ctx.build.scope = node, node.name.strip("/") + "/"
+            try:
+                outputs = self._lower(node)
+            except UnsupportedError as error:
+                refused.append(f"{shown(node.name)} ({error})")
+                broken.update(name for name in node.outputs if name)
+            except ModelError as error:
+                if refused:
+                    break
+                text = str(error).replace("\n", "\\n").replace("\r", "\\r")
+                named = node.name.strip("/") in text or shown(node.name) in text
+                raise ModelError(text if named else f"node {shown(node.name)} ({node.op}): {text}") from None
+            else:
+                ctx.env.update(
+                    (name, made) for name, made in zip(node.outputs, outputs, strict=False) if name
+                )
+        if refused:
+            count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
+            rest = f" and {len(refused) - 50} more" if len(refused) > 50 else ""
+            raise UnsupportedError(
+                f"{count} not supported: {', '.join(refused[:50])}{rest}; "
+                "see the list of operators in the README"
+            )
+        ctx.build.scope = ""
+        return self
+
+    def _lower(self, node: OnnxNode) -> Sequence[Operand]:
+        ctx = self.ctx
+        given = [ctx.env[name] if name else None for name in node.inputs]
+        if node.op in ("Shape", "Size"):
+            return [self._measure(node)]
+        known = [None if isinstance(operand, str) else operand for operand in given]
+        if node.op in FOLDS and all(not isinstance(operand, str) for operand in given):
+            outputs = fold(node, known)
+            if ctx.sized.intersection(node.inputs):
+                ctx.sized.update(node.outputs)
+            return outputs
+        if node.op in LOWER:
+            return LOWER[node.op](ctx)
+        if node.op in FOLDS:
+            raise UnsupportedError(f"{node.op} of values that are not constant")
+        raise UnsupportedError(node.op)
+
+    def _measure(self, node: OnnxNode) -> Operand:
+        """Shape or Size of an operand; what follows from it follows the bound sizes."""
+        shape = self.ctx.shape(0)
+        name = node.inputs[0]
+        if name in self.ctx.sized or (
+            isinstance(self.ctx.env[name], str) and name not in self.model.initializers
+        ):
+            self.ctx.sized.add(node.outputs[0])
+        if node.op == "Size":
+            return np.asarray(int(np.prod(shape)), np.int64)
+        return np.asarray(shape[node.attrs.get("start", 0) : node.attrs.get("end")], np.int64)
+
+    def _declare(self, shapes: Mapping[str, Shape]) -> None:
+        """Values for inputs and initializers; small constants are read."""
+        ctx, build = self.ctx, self.ctx.build
+        for port in self.model.inputs:
+            number = np.dtype(port.dtype).kind
+            dtype = "bool" if number == "b" else "int64" if number in "iu" else ctx.precision
+            ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
+            self.inputs.append(port.name)
+        uses: dict[str, list[tuple[OnnxNode, int]]] = {}
+        for node in self.model.nodes:
+            for index, name in enumerate(node.inputs):
+                uses.setdefault(name, []).append((node, index))
+        read = {port.name for port in self.model.outputs}
+        for name, item in self.model.initializers.items():
+            if name not in uses and name not in read:
+                continue
+            kind = self.model.kinds.get(name)
+            role = role_of(item, uses.get(name, []), kind, self.model.producer)
+            if role is Role.CONSTANT and item.is_float and item.nbytes > LIMIT_BYTES:
+                role = Role.WEIGHT  # a large table: streamed like a weight, never updated
+                self.frozen.append(name)
+            if role is not Role.CONSTANT:
+                self.weights[name] = item.astype(ctx.precision)
+                if self._frozen(name) and name not in self.frozen:
+                    self.frozen.append(name)
+                ctx.env[name] = build.value(name, item.shape, ctx.precision, role)
+            else:
+                if item.nbytes > LIMIT_BYTES:
+                    raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
+                ctx.env[name] = item.raw()
+                if item.is_float:
+                    self.fixed.append(name)
+
+    def _frozen(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.freeze)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of everything in the file that became a value."""
+        build = self.ctx.build
+        return {name: build.shape(made) for name, made in self.ctx.env.items() if isinstance(made, str)}
+
+    def imported(self) -> Imported:
+        """The result, without what no output needs."""
+        ctx, build = self.ctx, self.ctx.build
+        outputs = []
+        for port in self.model.outputs:
+            made = ctx.env[port.name]
+            outputs.append((port.name, made if isinstance(made, str) else ctx.store(made)))
+        build.outputs = list(dict.fromkeys(value for _, value in outputs))
+        graph = needed(build.graph(), self.inputs)
+        values = graph.values
+        ends = self._ends()
+        return Imported(
+            graph,
+            tuple(self.inputs),
+            tuple(outputs),
+            {name: item for name, item in self.weights.items() if name in values},
+            tuple(name for name in self.frozen if name in values),
+            tuple(self.fixed),
+            {name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
+            {name: op for name, (op, _) in ends.items()},
+            {name: value for name, (_, value) in ends.items()},
+            (*ctx.notes, *merged(self.model.nodes, self.weights.keys() & values.keys())),
+        )
+
+    def _ends(self) -> dict[str, tuple[str, str]]:
+        """Output -> the activation it ends in, and the value before."""
+        makers = {name: node for node in self.model.nodes for name in node.outputs}
+        found = {}
+        for port in self.model.outputs:
+            node = makers.get(port.name)
+            while node is not None and node.op in ("Identity", "Cast"):
+                node = makers.get(node.inputs[0])
+            if node is not None and node.op in FINAL:
+                value = self.ctx.env[node.inputs[0]]
+                if isinstance(value, str):
+                    found[port.name] = (node.op, value)
+        return found

@@ -1,0 +1,247 @@
+"""Writing a trained model: the file it came from, with other weights.
+
+Weights stream from where they are into the new file, block by block: the graph
+is small, and the wire format lets the bytes of a tensor follow its header.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+
+from oocdl.errors import ModelError
+from oocdl.graph.axes import Region
+from oocdl.graph.ir import Array
+from oocdl.graph.onnx_file import check, field_header, load, shown
+from oocdl.graph.onnx_tensor import WeightSource, source
+
+Weights = Callable[[str], "Iterable[Array] | None"] | Mapping[str, Any]
+"""Initializer name -> its blocks in C order (``None``: unchanged), or -> array (NumPy, Zarr)."""
+
+EXTERNAL_FROM_BYTES = 2**30
+BLOCK_BYTES = 2**22
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
+_ALIGN_BYTES = 4096
+
+
+def export_onnx(
+    source_path: str | Path,
+    target_path: str | Path,
+    weights: Weights,
+    *,
+    external: bool | None = None,
+    inference: bool = True,
+) -> Path:
+    """Write the model at ``source_path`` to ``target_path``, with new weights and statistics.
+
+    ``external``: put tensors into ``<target>.data`` (by default where the total is
+    above 1 GiB). ``inference``: BatchNorm and Dropout act as in inference in the
+    new file, even where the old one was exported in training mode.
+    """
+    origin, target = Path(source_path).absolute(), Path(target_path).absolute()
+    _spare_source(origin, target)
+    model, spans = load(origin)
+    check(model)
+    tensors = list(model.graph.initializer)
+    if inference:
+        _infer_only(model)
+    del model.graph.initializer[:]
+    items = [
+        _Item(tensor, _source(tensor, origin, spans.get(index)), weights)
+        for index, tensor in enumerate(tensors)
+    ]
+    if external is None:
+        external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES
+    data = target.with_name(target.name + ".data")
+    if external:
+        _spare_source(origin, data)
+        for item in items:
+            if item.stored is not None and item.stored.path == data:
+                raise ModelError(f"{data} belongs to the original model; choose another name for the new one")
+        with _Replacing(data) as file:
+            _write_data(file, items, data.name)
+    with _Replacing(target) as file:
+        _write_model(file, model, items, data.name if external else "")
+    return target
+
+
+def _spare_source(origin: Path, target: Path) -> None:
+    if target.exists() and origin.exists() and target.samefile(origin):
+        raise ModelError(f"{target} is the original model; choose another name for the new one")
+    if not target.parent.is_dir():
+        raise ModelError(f"there is no folder {target.parent}")
+
+
+def _source(tensor: onnx.TensorProto, origin: Path, span: Any) -> WeightSource | None:
+    """The contents of a tensor; ``None`` for what stays as it is (strings, 4-bit numbers)."""
+    kinds = onnx.TensorProto
+    if tensor.data_type in (kinds.STRING, kinds.UINT4, kinds.INT4):
+        return None
+    return source(tensor, origin, span)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One initializer: what it was, and where its new contents come from."""
+
+    tensor: onnx.TensorProto
+    stored: WeightSource | None
+    weights: Weights
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes if self.stored is not None else 0
+
+    def head(self, placed: Mapping[str, str] | None = None) -> bytes:
+        """The tensor message without its contents."""
+        tensor = onnx.TensorProto(
+            name=self.tensor.name, data_type=self.tensor.data_type, dims=self.tensor.dims
+        )
+        for key, value in (placed or {}).items():
+            tensor.external_data.add(key=key, value=value)
+        if placed:
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+        return bytes(tensor.SerializeToString())
+
+    def blocks(self) -> Iterator[bytes]:
+        """The contents, little-endian, in order."""
+        assert self.stored is not None
+        count, name = 0, shown(self.stored.name)
+        for block in self._arrays(self.stored):
+            array = np.ascontiguousarray(block, self.stored.stored)
+            count += array.size
+            if count > prod(self.stored.shape):
+                raise ModelError(f"the new contents of {name} are larger than {list(self.stored.shape)}")
+            yield array.tobytes()
+        if count != prod(self.stored.shape):
+            raise ModelError(f"the new contents of {name} are {count} numbers, not {prod(self.stored.shape)}")
+
+    def _arrays(self, stored: WeightSource) -> Iterable[Array]:
+        if callable(self.weights):
+            found = self.weights(stored.name)
+            if found is not None:
+                return found
+            return _slabs(stored.raw, stored.shape, stored.stored.itemsize)
+        array = self.weights.get(stored.name)
+        if array is None:
+            return _slabs(stored.raw, stored.shape, stored.stored.itemsize)
+        if tuple(array.shape) != stored.shape:
+            raise ModelError(
+                f"the new {shown(stored.name)} has shape {list(array.shape)}, not {list(stored.shape)}"
+            )
+
+        def read(region: Region) -> Array:
+            return np.asarray(array[tuple(slice(a, b) for a, b in region)])
+
+        return _slabs(read, stored.shape, np.dtype(array.dtype).itemsize)
+
+
+def _slabs(read: Callable[[Region], Array], shape: Sequence[int], itemsize: int) -> Iterator[Array]:
+    """A tensor in C order, in blocks of at most ``BLOCK_BYTES``."""
+    if not shape or prod(shape) * itemsize <= BLOCK_BYTES:
+        yield read(tuple((0, extent) for extent in shape))
+        return
+    row = prod(shape[1:]) * itemsize
+    if row > BLOCK_BYTES and len(shape) > 1:
+        for index in range(shape[0]):
+
+            def inner(region: Region, index: int = index) -> Array:
+                return np.asarray(read(((index, index + 1), *region))[0])
+
+            yield from _slabs(inner, shape[1:], itemsize)
+        return
+    step = max(BLOCK_BYTES // row, 1)
+    for start in range(0, shape[0], step):
+        yield read(((start, min(start + step, shape[0])), *((0, extent) for extent in shape[1:])))
+
+
+class _Replacing:
+    """A file that appears under its name only when it is complete."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __enter__(self) -> IO[bytes]:
+        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.")
+        self.draft = Path(name)
+        self.file = os.fdopen(handle, "wb")
+        return self.file
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(self.file.fileno(), 0o666 & ~umask)
+        self.file.close()
+        if kind is None:
+            os.replace(self.draft, self.target)
+        else:
+            self.draft.unlink()
+
+
+def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict[str, str]]]:
+    """Where each tensor lies in the external file."""
+    at = 0
+    for item in items:
+        if item.stored is None or not item.nbytes:
+            continue
+        at = -(-at // _ALIGN_BYTES) * _ALIGN_BYTES if item.nbytes >= _ALIGN_BYTES else at
+        yield item, {"location": location, "offset": str(at), "length": str(item.nbytes)}
+        at += item.nbytes
+
+
+def _write_data(file: IO[bytes], items: Sequence[_Item], location: str) -> None:
+    for item, place in _placed(items, location):
+        file.seek(int(place["offset"]))
+        for block in item.blocks():
+            file.write(block)
+
+
+def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item], location: str) -> None:
+    """The message, its initializers last; ``location``: the file of their data, if external."""
+    graph = model.graph.SerializeToString()
+    placed = {id(item): place for item, place in _placed(items, location)} if location else {}
+    heads: list[tuple[_Item, bytes, int]] = []
+    for item in items:
+        if item.stored is None or not item.nbytes:
+            head = item.tensor.SerializeToString()
+            heads.append((item, head, len(head)))
+        elif location:
+            head = item.head(placed[id(item)])
+            heads.append((item, head, len(head)))
+        else:
+            head = item.head() + field_header(_RAW, item.nbytes)
+            heads.append((item, head, len(head) + item.nbytes))
+    total = len(graph) + sum(len(field_header(_INITIALIZER, size)) + size for _, _, size in heads)
+    model.ClearField("graph")
+    file.write(model.SerializeToString())
+    file.write(field_header(_GRAPH, total))
+    file.write(graph)
+    for item, head, size in heads:
+        file.write(field_header(_INITIALIZER, size))
+        file.write(head)
+        if size > len(head):
+            for block in item.blocks():
+                file.write(block)
+
+
+def _infer_only(model: onnx.ModelProto) -> None:
+    """BatchNorm by running statistics, Dropout off."""
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            kept = [item for item in node.attribute if item.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            del node.output[1:]
+        elif node.op_type == "Dropout" and len(node.input) > 2:
+            del node.input[2:]
