@@ -1,0 +1,14 @@
+"""oocdl: train neural networks that do not fit in memory, exactly.
+
+>>> import oocdl
+>>> run = oocdl.fit("unet.onnx", "brain.zarr", memory="2GiB")  # doctest: +SKIP
+"""
+
+from oocdl import errors, events, losses, optim
+from oocdl.planning import Plan
+from oocdl.run import Run
+from oocdl.train import fit, open, plan
+
+__version__ = "0.1.0"
+
+__all__ = ["Plan", "Run", "errors", "events", "fit", "losses", "open", "optim", "plan"]

@@ -1,0 +1,143 @@
+"""Which dataset array feeds which model input, and which target each output is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oocdl.config import Settings
+from oocdl.errors import DatasetError, InputError
+from oocdl.graph.ir import Shape
+from oocdl.graph.read_onnx import OnnxModel, Port
+from oocdl.ops.losses import LOSSES, Loss
+from oocdl.storage.dataset import DataArray, Dataset
+
+
+@dataclass(frozen=True)
+class Target:
+    """One head: an output, what it is compared with, and how."""
+
+    output: str
+    array: str
+    spec: Loss
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """The model's inputs and heads, tied to arrays."""
+
+    inputs: Mapping[str, str]
+    """Model input -> dataset array."""
+    targets: tuple[Target, ...]
+    samples: int
+    arrays: Mapping[str, DataArray]
+
+    def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
+        """The shape a model input is bound to; a missing channel axis of one is added."""
+        data = self.arrays[self.inputs[port.name]]
+        rank = len(port.dims)
+        if len(data.shape) == rank:
+            shape = (batch, *data.shape[1:])
+        elif len(data.shape) == rank - 1:
+            shape = (batch, 1, *data.shape[1:])
+        else:
+            raise DatasetError(
+                f"input '{port.name}' has {rank} axes {list(port.dims)}, array '{data.name}' has "
+                f"{len(data.shape)} {list(data.shape)}; they must agree (a channel axis of 1 may be left out)"
+            )
+        for position, dim in enumerate(port.dims):
+            if isinstance(dim, str) and dim in dims and shape[position] != dims[dim]:
+                raise InputError(f"dims says {dim}={dims[dim]}, array '{data.name}' says {shape[position]}")
+        if isinstance(port.dims[1] if rank > 1 else "", int) and rank > 2 and shape[1] != port.dims[1]:
+            raise DatasetError(
+                f"input '{port.name}' wants {port.dims[1]} channels, array '{data.name}' "
+                f"of shape {list(data.shape)} has {shape[1]}; is an axis in the wrong place?"
+            )
+        return shape
+
+
+def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: bool = True) -> Binding:
+    """Tie inputs and heads to arrays: by mapping, by equal name, or as the only candidates left."""
+    arrays = dict(dataset.arrays)
+    inputs: dict[str, str] = {}
+    for port in model.inputs:
+        inputs[port.name] = _choose(
+            "input", port.name, settings.inputs, arrays, set(inputs.values()), len(model.inputs) == 1
+        )
+    targets: list[Target] = []
+    if with_targets:
+        used = set(inputs.values())
+        heads = _heads(model, settings.loss)
+        for output, (spec, weight) in heads.items():
+            array = _choose("output", output, settings.targets, arrays, used, len(heads) == 1)
+            used.add(array)
+            targets.append(Target(output, array, spec, weight))
+    wanted = [*inputs.values(), *(target.array for target in targets)]
+    counts = {name: arrays[name].shape[0] if arrays[name].shape else 0 for name in wanted}
+    if len(set(counts.values())) != 1:
+        text = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
+        raise DatasetError(f"arrays differ in their number of samples: {text} (axis 0)")
+    samples = next(iter(counts.values()))
+    if samples < 1:
+        raise DatasetError(f"array '{wanted[0]}' has no samples")
+    if settings.batch_size > samples and with_targets:
+        raise InputError(f"batch_size must be 1...{samples} (the number of samples), got {settings.batch_size}")
+    _check_kinds(targets, arrays)
+    return Binding(inputs, tuple(targets), samples, arrays)
+
+
+def _choose(
+    kind: str, name: str, mapping: Mapping[str, str] | None, arrays: Mapping[str, DataArray],
+    used: set[str], only: bool,
+) -> str:
+    found = ", ".join(sorted(arrays))
+    if mapping and name in mapping:
+        if mapping[name] not in arrays:
+            raise DatasetError(f"{kind} '{name}' is to use array '{mapping[name]}', the dataset has: {found}")
+        return mapping[name]
+    if name in arrays and name not in used:
+        return name
+    left = [array for array in arrays if array not in used]
+    if kind == "input" and only:
+        left = [a for a in left if arrays[a].dtype.kind == "f"] or left
+    if only and len(left) == 1:
+        return left[0]
+    option = "inputs" if kind == "input" else "targets"
+    raise DatasetError(
+        f"{kind} '{name}' of the model has no array of that name; found: {found}; pass {option}={{'{name}': ...}}"
+    )
+
+
+def _heads(model: OnnxModel, loss: Any) -> dict[str, tuple[Loss, float]]:
+    """Output -> (loss, weight)."""
+    outputs = [port.name for port in model.outputs]
+    if not isinstance(loss, Mapping):
+        if len(outputs) != 1:
+            raise InputError(
+                f"the model has outputs {', '.join(outputs)}; pass loss={{'{outputs[0]}': ('cross_entropy', 1.0), ...}}"
+            )
+        return {outputs[0]: (_loss(loss), 1.0)}
+    heads: dict[str, tuple[Loss, float]] = {}
+    for output, given in loss.items():
+        if output not in outputs:
+            raise InputError(f"loss names the output '{output}'; the model has: {', '.join(outputs)}")
+        spec, weight = given if isinstance(given, tuple) else (given, 1.0)
+        heads[output] = (_loss(spec), float(weight))
+    return heads
+
+
+def _loss(loss: Any) -> Loss:
+    return LOSSES[loss] if isinstance(loss, str) else loss
+
+
+def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None:
+    for target in targets:
+        kind = arrays[target.array].dtype.kind
+        labels = type(target.spec).__name__ in ("CrossEntropy", "Dice", "DiceCE")
+        if labels and kind not in "iub":
+            raise DatasetError(
+                f"array '{target.array}' is {arrays[target.array].dtype}; the loss of '{target.output}' "
+                "wants whole-number labels (uint8, int64, ...)"
+            )

@@ -1,0 +1,191 @@
+"""From an ONNX file and settings to a plan: the passes, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oocdl.bind import Binding
+from oocdl.config import Settings
+from oocdl.errors import BudgetError, InputError
+from oocdl.graph.axes import Region
+from oocdl.graph.differentiate import differentiate
+from oocdl.graph.expand import expand
+from oocdl.graph.factorize import factorize
+from oocdl.graph.ir import Graph, Role
+from oocdl.graph.plan import Limits, StepPlan, plan_step, replan_step
+from oocdl.graph.read_onnx import Imported, OnnxModel
+from oocdl.graph.rule import Builder, Rules
+from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
+from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
+from oocdl.ops.optimizers import add_updates
+
+Frozen = Mapping[str, object]
+"""Cuts and grids of a plan, as ``plan.json`` holds them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """One kind of step, ready to run."""
+
+    imported: Imported
+    plan: StepPlan
+    graph: StepGraph
+    pieces: Mapping[str, tuple[Region, ...]]
+    """How weights and state are stored."""
+    loss: str | None
+    parts: Mapping[str, str]
+    """Output -> value of its (unweighted) loss."""
+    outputs: Mapping[str, str]
+    """Model output -> value, as the model computes it."""
+    feeds: Mapping[str, str]
+    """Value of role INPUT or TARGET -> dataset array."""
+    kept: Mapping[str, str]
+    """Name that ``keep`` gives -> value."""
+
+
+def _imported(
+    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, training: bool
+) -> Imported:
+    dims = settings.dims or {}
+    shapes = {port.name: binding.input_shape(port, batch, dims) for port in model.inputs}
+    return model.bind(rules, shapes, precision=settings.precision, training=training, freeze=settings.freeze)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingGraph:
+    """Forward, loss, gradient and update as one graph."""
+
+    imported: Imported
+    graph: Graph
+    loss: str
+    parts: Mapping[str, str]
+    kept: Mapping[str, str]
+    feeds: Mapping[str, str]
+
+
+def training_graph(
+    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules
+) -> TrainingGraph:
+    """The model with its loss, gradients and updates appended, expanded into primitives."""
+    imported = _imported(model, binding, settings, batch, rules, training=True)
+    build = Builder(rules, imported.graph)
+    feeds = {name: binding.inputs[name] for name in binding.inputs}
+    loss, parts = _add_losses(build, imported, binding, settings, feeds)
+    frozen = set(imported.frozen)
+    weights = [v.name for v in imported.graph.of_role(Role.WEIGHT) if v.name not in frozen]
+    if not weights:
+        raise InputError("nothing to train: the model has no float initializer that is not frozen")
+    build.role = Role.GRADIENT
+    gradients = differentiate(build, loss, weights)
+    add_updates(build, settings.optimizer, gradients)
+    kept = _kept(build, imported, settings)
+    build.outputs = [loss, *parts.values(), *kept.values()]
+    graph = expand(build.graph(), rules)
+    # Merging equal nodes can rename outputs, but never moves them.
+    loss, *others = graph.outputs
+    return TrainingGraph(
+        imported, graph, loss,
+        dict(zip(parts, others[: len(parts)], strict=True)),
+        dict(zip(kept, others[len(parts) :], strict=True)),
+        feeds,
+    )
+
+
+def _kept(build: Builder, imported: Imported, settings: Settings) -> dict[str, str]:
+    """Name that ``keep`` gives -> value: by the name in the file, or ``grad/<value>``."""
+    found: dict[str, str] = {}
+    for name in settings.keep:
+        value = imported.names.get(name, name)
+        if value not in build.values or value in build.updates:
+            raise InputError(
+                f"keep names '{name}', which is no activation of the model and no gradient 'grad/<weight>'"
+            )
+        found[name] = value
+    return found
+
+
+def _add_losses(
+    build: Builder, imported: Imported, binding: Binding, settings: Settings, feeds: dict[str, str]
+) -> tuple[str, dict[str, str]]:
+    outputs = dict(imported.outputs)
+    heads: dict[str, Head] = {}
+    batch = build.shape(imported.inputs[0])[0]
+    for target in binding.targets:
+        logits = _logits(imported, outputs, target.output, target.spec, settings)
+        data = binding.arrays[target.array]
+        labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE))
+        dtype = "int64" if labels else settings.precision
+        name = f"target/{target.output}"
+        build.value(name, (batch, *data.shape[1:]), dtype, Role.TARGET)
+        feeds[name] = target.array
+        heads[target.output] = Head(target.spec, logits, name, target.weight)
+    return add_losses(build, heads)
+
+
+def _logits(imported: Imported, outputs: Mapping[str, str], output: str, spec: object, settings: Settings) -> str:
+    """The value that the loss takes: an end in Softmax or Sigmoid is stripped only if allowed."""
+    end = imported.final_activation.get(output)
+    takes_logits = type(spec).__name__ not in ("MSE", "L1")
+    if end is None or not takes_logits:
+        return outputs[output]
+    if settings.logits != "auto":
+        raise InputError(
+            f"output '{output}' ends in {end}, but the loss takes logits; pass logits='auto' to train "
+            "on what comes before it, or export the model without it"
+        )
+    return imported.logits[output]
+
+
+def compile_training(
+    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, limits: Limits,
+    frozen: Frozen | None = None, pieces: Mapping[str, tuple[Region, ...]] | None = None,
+) -> Compiled:
+    """A training step for batches of ``batch`` samples.
+
+    ``frozen`` repeats the cuts of an earlier plan; ``pieces`` says how weights are
+    stored if another plan has decided that already.
+    """
+    made = training_graph(model, binding, settings, batch, rules)
+    factored = factorize(made.graph, rules)
+    plan = plan_step(factored, rules, limits) if frozen is None else replan_step(factored, rules, frozen)
+    if plan.peak_unit_bytes > limits.unit_bytes:
+        raise BudgetError(
+            f"the run's plan has units of {plan.peak_unit_bytes / 2**20:.0f} MiB, this budget allows "
+            f"{limits.unit_bytes / 2**20:.0f} MiB; raise memory, or pass replan=True"
+        )
+    pieces = pieces or versioned_pieces(plan)
+    return Compiled(
+        made.imported, plan, expand_step(plan, rules, pieces), pieces, made.loss, made.parts,
+        dict(made.imported.outputs), made.feeds, made.kept,
+    )
+
+
+def compile_inference(
+    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, limits: Limits,
+    pieces: Mapping[str, tuple[Region, ...]],
+) -> Compiled:
+    """A forward pass as the trained model would do it; with losses if ``binding`` has targets."""
+    imported = _imported(model, binding, settings, batch, rules, training=False)
+    build = Builder(rules, imported.graph)
+    feeds = {name: binding.inputs[name] for name in binding.inputs}
+    loss: str | None = None
+    parts: dict[str, str] = {}
+    outputs = dict(imported.outputs)
+    if binding.targets:
+        loss, parts = _add_losses(build, imported, binding, settings, feeds)
+        build.outputs = [loss, *parts.values()]
+    else:
+        build.outputs = list(outputs.values())
+    build.updates = {}
+    graph = expand(build.graph(), rules)
+    if loss is not None:
+        loss, *others = graph.outputs
+        parts = dict(zip(parts, others, strict=True))
+    else:
+        outputs = dict(zip(outputs, graph.outputs, strict=True))
+    factored = factorize(graph, rules)
+    plan = plan_step(factored, rules, limits)
+    needed = versioned_pieces(plan)
+    held = {name: pieces.get(name, regions) for name, regions in needed.items()}
+    return Compiled(imported, plan, expand_step(plan, rules, held), held, loss, parts, outputs, feeds, {})

@@ -1,0 +1,221 @@
+"""Run one task; hand a step's graph to Dask.
+
+A unit acquires all memory it will need before it touches anything, gathers its
+inputs by region, waits for a compute slot, runs its program and puts the results
+into the tier. Memory comes before the compute slot, so units that wait for the
+processor have their inputs read already, while others compute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dask._task_spec import DataNode, Task, TaskRef
+
+from oocdl.engines.engine import Engine
+from oocdl.graph.axes import Region, is_empty, region_shape, within
+from oocdl.graph.ir import Array
+from oocdl.graph.step import Call, CombineCall, Key, PickCall, Read, StepGraph, UnitCall
+from oocdl.sources import Sources, StepInfo
+from oocdl.storage.chunk import Chunk
+from oocdl.storage.tier import Reservation, Tier
+
+Listener = Callable[[Call, float, float], None]
+
+
+@dataclass(eq=False)
+class Context:
+    """What a process needs to run units of one run: never part of a task."""
+
+    step_graphs: Mapping[str, StepGraph]
+    """By plan id: full batches, the ragged last batch, evaluation."""
+    sources: Mapping[str, Sources]
+    engine: Engine
+    tier: Tier
+    slots: threading.Semaphore
+    """As many as compute threads."""
+    deliver: Callable[[str, str, Region, Array, StepInfo], None] | None = None
+    """(plan id, value, region, array, step): called with every made value in ``watched``."""
+    watched: frozenset[str] = frozenset()
+    moved: Moved = field(default_factory=lambda: Moved())
+
+
+class Moved:
+    """Bytes that units read and made, as the plan counts them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.read_bytes = 0
+        self.made_bytes = 0
+
+    def add(self, read: int, made: int) -> None:
+        with self._lock:
+            self.read_bytes += read
+            self.made_bytes += made
+
+
+_contexts: dict[str, Context] = {}
+
+
+def register(run_id: str, context: Context) -> None:
+    """Make a run known to this process."""
+    _contexts[run_id] = context
+
+
+def forget(run_id: str) -> None:
+    """Undo ``register``."""
+    _contexts.pop(run_id, None)
+
+
+def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
+    """The function of a unit's Dask task; returns its chunk, or several as a tuple."""
+    context = _contexts[run_id]
+    call = context.step_graphs[plan_id].calls[number]
+    assert isinstance(call, UnitCall)
+    pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
+    context.tier.advance(call.position)
+    needed = max(call.peak_bytes - sum(chunk.nbytes for chunk in pins), 0)
+    program = context.engine.compile(call.unit.program)
+    with context.tier.reserve(needed, pins) as held:
+        arrays = [_gather(context, plan_id, read, info, chunks) for read in call.reads]
+        with context.slots:
+            results = program(arrays)
+        context.moved.add(sum(a.nbytes for a in arrays), sum(r.nbytes for r in results))
+        del arrays
+        _add_lanes(call, results, chunks)
+        if context.deliver is not None:
+            for (name, region), array in zip(call.unit.makes, results, strict=True):
+                if name in context.watched:
+                    context.deliver(plan_id, name, region, array, info)
+        made = _put(held, call.unit.makes, results, call.uses)
+    return made[0] if len(made) == 1 else made
+
+
+def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
+    """The function of a combining task."""
+    context = _contexts[run_id]
+    call = context.step_graphs[plan_id].calls[number]
+    assert isinstance(call, CombineCall)
+    context.tier.advance(call.position)
+    pins = list({id(chunk): chunk for chunk in chunks}.values())
+    with context.tier.reserve(max(call.peak_bytes - sum(c.nbytes for c in pins), 0), pins) as held:
+        width = len(call.values)
+        lanes = [[chunk.array() for chunk in chunks[i : i + width]] for i in range(0, len(chunks), width)]
+        total, count = [np.array(array) for array in lanes[0]], call.counts[0]
+        for arrays, elements in zip(lanes[1:], call.counts[1:], strict=True):
+            combine(call.combine, total, count, arrays, elements)
+            count += elements
+        if context.deliver is not None:
+            for name, array in zip(call.values, total, strict=True):
+                if name in context.watched:
+                    context.deliver(plan_id, name, call.region, array, info)
+        makes = tuple((name, call.region) for name in call.values)
+        made = _put(held, makes, total, call.uses)
+    return made[0] if len(made) == 1 else made
+
+
+def combine(how: str, total: list[Array], count: int, other: Sequence[Array], elements: int) -> None:
+    """Combine partial results into ``total``, in place.
+
+    ``moments`` by Chan, Golub and LeVeque (1983), in float64: arrays are mean and
+    (biased) variance over ``count`` and ``elements`` elements. ``logsumexp``:
+    partial results are themselves log-sum-exps.
+    """
+    if how == "sum":
+        total[0] += other[0]
+    elif how == "max":
+        np.maximum(total[0], other[0], out=total[0])
+    elif how == "logsumexp":
+        np.logaddexp(total[0], other[0], out=total[0])
+    else:
+        mean, var = (array.astype(np.float64) for array in total)
+        delta = other[0] - mean
+        share = elements / (count + elements)
+        total[0][...] = mean + delta * share
+        total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)
+
+
+def _add_lanes(call: UnitCall, results: list[Array], chunks: Sequence[Chunk]) -> None:
+    """Add what the lane has so far to the unit's own partial results."""
+    done: set[int] = set()
+    for index, lane in enumerate(call.lanes):
+        how = call.combines[index]
+        if lane is None or how is None or index in done:
+            continue
+        members = [index]
+        if how == "moments":
+            # Mean and variance of one node stand side by side, and are combined together.
+            members = [index, index + 1]
+        done.update(members)
+        own = [results[member] for member in members]
+        before = []
+        for member in members:
+            position = call.lanes[member]
+            assert position is not None
+            region = call.unit.makes[member][1]
+            buffer = np.empty(region_shape(region), results[member].dtype)
+            chunks[position[0]].read(region, buffer)
+            before.append(buffer)
+        combine(how, before, lane[1], own, call.unit.counts[index])
+        for member, array in zip(members, before, strict=True):
+            results[member] = array
+
+
+def _pinned(call: UnitCall, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Chunks that are used in place: the only piece of a read, and all of it."""
+    return [chunks[read.chunks[0][0]] for read in call.reads if _is_exact(read, chunks)]
+
+
+def _is_exact(read: Read, chunks: Sequence[Chunk]) -> bool:
+    return len(read.chunks) == 1 and chunks[read.chunks[0][0]].region == read.region
+
+
+def _gather(context: Context, plan_id: str, read: Read, info: StepInfo, chunks: Sequence[Chunk]) -> Array:
+    """One input of a program as one array."""
+    if not read.chunks:
+        return context.sources[plan_id].read(read.value, read.region, info)
+    if _is_exact(read, chunks):
+        return chunks[read.chunks[0][0]].array()
+    out = np.empty(region_shape(read.region), chunks[read.chunks[0][0]].dtype)
+    for number, part in read.chunks:
+        if not is_empty(part):
+            chunks[number].read(part, out[within(part, read.region)])
+    return out
+
+
+def _put(
+    held: Reservation, makes: Sequence[tuple[str, Region]], results: list[Array], uses: Sequence[tuple[int, ...]]
+) -> tuple[Chunk, ...]:
+    return tuple(
+        held.put(array, region, used)
+        for (_, region), array, used in zip(makes, results, uses, strict=True)
+    )
+
+
+def pick(made: Sequence[Chunk], number: int) -> Chunk:
+    """The function of a picking task."""
+    return made[number]
+
+
+def dask_graph(
+    graph: StepGraph, run_id: str, plan_id: str, info: StepInfo, inputs: Mapping[Key, Any], suffix: str = ""
+) -> dict[Any, Any]:
+    """The Dask graph of one step, in plan order. ``inputs`` are chunks (or futures of chunks)."""
+
+    def named(key: Key) -> Any:
+        return (key[0] + suffix, key[1]) if key not in inputs else key
+
+    tasks: dict[Any, Any] = {key: DataNode(key, value) for key, value in inputs.items()}
+    for number, call in enumerate(graph.calls):
+        key = named(call.key)
+        if isinstance(call, PickCall):
+            tasks[key] = Task(key, pick, TaskRef(named(call.source)), call.number)
+            continue
+        function = run_unit if isinstance(call, UnitCall) else run_combine
+        references = [TaskRef(named(argument)) for argument in call.arguments]
+        tasks[key] = Task(key, function, run_id, plan_id, number, info, *references)
+    return tasks

@@ -1,0 +1,64 @@
+"""What this process may really use: memory by every limit that applies, cores, its own size."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+SHARE = 0.7
+"""Of what may be used, the part that is taken by default."""
+
+
+def available_bytes() -> int:
+    """Memory that this process may use: the least of RAM, rlimits and cgroups of all ancestors."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_RSS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(soft)
+    limits.extend(_cgroup_limits())
+    return min(limits)
+
+
+def default_budget_bytes() -> int:
+    """The budget where the user gives none: a safe share of what may be used."""
+    return int(available_bytes() * SHARE)
+
+
+def _cgroup_limits() -> list[int]:
+    """Limits of the process's memory cgroup and of its ancestors, versions 1 and 2."""
+    found: list[int] = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found  # not Linux: there are no cgroups
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers == "":
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        folder = root / place.lstrip("/")
+        while True:
+            file = folder / name
+            text = file.read_text().strip() if file.is_file() else "max"
+            if text.isdigit():
+                found.append(int(text))
+            if folder == root or root not in folder.parents:
+                break
+            folder = folder.parent
+    return found
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cores() -> int:
+    """Processor cores that this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,212 @@
+"""A run: a directory with weights, state, history and plan, finished or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import zarr
+
+from oocdl.bind import Binding, bind
+from oocdl.compile import Compiled, compile_inference
+from oocdl.config import Settings, parse_bytes
+from oocdl.errors import StoreError
+from oocdl.graph.axes import Region
+from oocdl.graph.ir import Array
+from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
+from oocdl.graph.write_onnx import export_onnx
+from oocdl.ops import RULES
+from oocdl.planning import Machine, machine_for
+from oocdl.session import Session
+from oocdl.sources import StepInfo, own_regions
+from oocdl.storage.dataset import Dataset, batches, open_dataset
+from oocdl.storage.manifest import TensorSpec
+from oocdl.storage.run_store import RunStore
+
+
+class _Arrays(Mapping[str, "zarr.Array[Any]"]):
+    """Weights by name, read-only."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+
+    def _names(self) -> list[str]:
+        manifest = self.store.current()
+        found = manifest.tensors.values() if manifest else ()
+        return [tensor.spec.name for tensor in found if tensor.spec.kind == "weights"]
+
+    def __getitem__(self, name: str) -> zarr.Array[Any]:
+        if name not in self._names():
+            raise KeyError(name)
+        return self.store.array("weights", name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+@dataclass(eq=False)
+class Run:
+    """A run on disk. Made by ``fit`` and ``open``.
+
+    ``history`` is a list of dicts, one a step; ``weights`` maps the model's
+    initializer names to Zarr arrays; ``kept`` the same for what ``keep=`` named.
+    """
+
+    path: Path
+    plan: Any = None
+    """The ``Plan`` it was trained by, where this process trained it."""
+
+    def __post_init__(self) -> None:
+        self._store = RunStore.open(self.path)
+        self._settings = Settings(**{**self._store.meta["settings"], "optimizer": Settings().optimizer})
+
+    @property
+    def steps(self) -> int:
+        """Steps that are committed."""
+        manifest = self._store.current()
+        return int(manifest.meta["step"]) if manifest else 0
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row a step: step, epoch, loss, seconds, lr and bytes."""
+        return self._store.history()
+
+    @property
+    def weights(self) -> Mapping[str, zarr.Array[Any]]:
+        """Committed weights by initializer name."""
+        return _Arrays(self._store)
+
+    @property
+    def kept(self) -> Mapping[str, zarr.Array[Any]]:
+        """Activations and gradients of the last step that ``keep=`` named."""
+        return self._store.kept()
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model with its trained weights as an ONNX file."""
+        model = self._model()
+        manifest = self._store.current()
+        if manifest is None:
+            raise StoreError(f"run {self.path} has no committed step yet")
+        specs = {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
+
+        def blocks(name: str) -> Iterator[Array] | None:
+            return _verified_blocks(self._store, specs[name]) if name in specs else None
+
+        return export_onnx(model.path, path, blocks)
+
+    def predict(
+        self, dataset: Any, out: str | Path, *, memory: int | str | None = None, batch_size: int = 1,
+        inputs: Mapping[str, str] | None = None,
+    ) -> zarr.Group:
+        """Run the trained model over a dataset; one Zarr array an output, samples first."""
+        group = zarr.open_group(str(out), mode="w")
+        session_of = _Inference(self, dataset, memory, batch_size, inputs, targets=False)
+        lock = threading.Lock()
+
+        def deliver(plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
+            compiled = session_of.compiled[plan_id]
+            for output, name in compiled.outputs.items():
+                factored = compiled.plan.factored
+                if factored.alias.get(name, name) != value:
+                    continue
+                for box, place in own_regions(factored.factors[name], region):
+                    first = info.indices[0]
+                    where = (slice(first + box[0][0], first + box[0][1]), *(slice(a, b) for a, b in box[1:]))
+                    with lock:
+                        group[output][where] = array[place].reshape(tuple(b - a for a, b in box))  # type: ignore[index]
+
+        for output, name in session_of.first.outputs.items():
+            value = session_of.first.plan.factored.graph.values[name]
+            group.create_array(
+                output, shape=(session_of.binding.samples, *value.shape[1:]), dtype=value.dtype,
+                chunks=(1, *value.shape[1:]),
+            )
+        session_of.run(deliver)
+        return group
+
+    def evaluate(
+        self, dataset: Any, *, memory: int | str | None = None, batch_size: int = 1,
+        inputs: Mapping[str, str] | None = None, targets: Mapping[str, str] | None = None,
+    ) -> dict[str, float]:
+        """Mean loss of the trained model over a dataset, as it predicts (running statistics, no dropout)."""
+        session_of = _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets)
+        return session_of.run(None)
+
+    def _model(self) -> OnnxModel:
+        model = inspect_onnx(self._store.meta["model"])
+        if model.fingerprint() != self._store.meta["model_fingerprint"]:
+            raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
+        return model
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, steps={self.steps})"
+
+
+def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
+    """A committed array in C order, a chunk's rows at a time, each verified as it is read."""
+    if not spec.shape:
+        yield store.read(spec.name, ())
+        return
+    rows = spec.chunks[0]
+    for start in range(0, spec.shape[0], rows):
+        stop = min(start + rows, spec.shape[0])
+        yield store.read(spec.name, ((start, stop), *((0, extent) for extent in spec.shape[1:])))
+
+
+class _Inference:
+    """A forward pass over a dataset, under a budget."""
+
+    def __init__(
+        self, run: Run, dataset: Any, memory: int | str | None, batch_size: int,
+        inputs: Mapping[str, str] | None, targets: bool, target_map: Mapping[str, str] | None = None,
+    ) -> None:
+        stored = run._settings
+        changes: dict[str, Any] = {"batch_size": batch_size, "parallel": "auto"}
+        changes["inputs"] = dict(inputs) if inputs is not None else stored.inputs
+        changes["targets"] = dict(target_map) if target_map is not None else stored.targets
+        if memory is not None:
+            changes["memory_bytes"] = parse_bytes(memory)
+        self.run_, self.settings = run, replace(stored, **changes)
+        self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
+        model = run._model()
+        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
+        self.machine: Machine = machine_for(self.settings, loaded=False)
+        self.batch = min(batch_size, self.binding.samples)
+        sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
+        limits = self.machine.limits(self.settings)
+        self.compiled: dict[str, Compiled] = {
+            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits, {})
+            for size in sorted(sizes)
+        }
+        self.first = self.compiled[f"infer{self.batch}"]
+
+    def run(self, deliver: Any) -> dict[str, float]:
+        """All batches in dataset order; returns the losses, averaged by samples."""
+        watched: frozenset[str] = frozenset()
+        if deliver is not None:
+            watched = frozenset(
+                c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.outputs.values()
+            )
+        totals: dict[str, float] = {}
+        with TemporaryDirectory(dir=self.settings.spill or self.run_.path) as folder, Session(
+            self.compiled, self.dataset, self.settings.scale or {}, self.machine, Path(folder), deliver, watched
+        ) as session:
+            session.load(f"infer{self.batch}", self.run_._store.read)
+            for indices in batches(self.binding.samples, self.batch, shuffle=False):
+                rows = tuple(int(i) for i in indices)
+                plan_id = f"infer{len(rows)}"
+                found = session.step(plan_id, StepInfo(0, self.settings.seed, rows))
+                compiled = self.compiled[plan_id]
+                named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.parts.items()}}
+                for title, value in named.items():
+                    if value is not None:
+                        totals[title] = totals.get(title, 0.0) + found[value] * len(rows)
+        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}

@@ -1,0 +1,133 @@
+"""What runs steps: in this process with our own ``get``, or through a Dask client.
+
+A session owns the chunks of weights and state between steps. Both kinds run the
+same tasks on the same plan, so they make the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oocdl import execute, weights
+from oocdl.compile import Compiled
+from oocdl.engines.engine import get_engine
+from oocdl.graph.axes import Region
+from oocdl.graph.ir import Array
+from oocdl.graph.step import Key
+from oocdl.planning import Machine
+from oocdl.schedule import get
+from oocdl.sources import Feed, Reader, Sources, StepInfo
+from oocdl.storage.chunk import Chunk
+from oocdl.storage.dataset import Dataset
+from oocdl.storage.spill import SpillStore
+from oocdl.storage.tier import Tier, use
+
+Deliver = Callable[[str, str, Region, Array, StepInfo], None]
+Scheduler = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a step moved, in bytes."""
+
+    unit_read_bytes: int
+    """Read by units, as the plan counts."""
+    unit_written_bytes: int
+    """Made by units, as the plan counts."""
+    read_bytes: int
+    """Read from the spill."""
+    written_bytes: int
+    """Written to the spill."""
+    peak_bytes: int
+    """Counted peak of the process so far: base and tier."""
+
+
+@dataclass(eq=False)
+class Session:
+    """Runs steps of one run in this process. Use as a context manager."""
+
+    compiled: Mapping[str, Compiled]
+    """By plan id."""
+    dataset: Dataset
+    scale: Mapping[str, float]
+    machine: Machine
+    spill: Path
+    deliver: Deliver | None = None
+    watched: frozenset[str] = frozenset()
+    scheduler: Scheduler | None = None
+    """A Dask ``get``; None: our own."""
+    held: dict[Key, Chunk] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __enter__(self) -> Session:
+        self.tier = Tier(self.machine.capacity_bytes, SpillStore(self.spill))
+        use(self.tier)
+        self.context = execute.Context(
+            {name: compiled.graph for name, compiled in self.compiled.items()},
+            {name: self._sources(compiled) for name, compiled in self.compiled.items()},
+            get_engine(self.machine.engine),
+            self.tier,
+            threading.Semaphore(self.machine.threads),
+            self.deliver,
+            self.watched,
+        )
+        execute.register(self.run_id, self.context)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held.clear()
+        execute.forget(self.run_id)
+        use(None)
+        self.tier.close()
+
+    def _sources(self, compiled: Compiled) -> Sources:
+        feeds: dict[str, Feed] = {}
+        for value, array in compiled.feeds.items():
+            reader: Reader = self.dataset.arrays[array]
+            feeds[value] = Feed(reader, self.scale.get(array))
+        return Sources(compiled.plan.factored, feeds)
+
+    def load(self, plan_id: str, read: weights.Read) -> None:
+        """Take weights and state from ``read``."""
+        self.held = weights.load(self.compiled[plan_id], read, self.tier)
+
+    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+        """Run one step; returns the scalar outputs (the loss and its parts) by value name."""
+        compiled = self.compiled[plan_id]
+        graph = compiled.graph
+        for key in graph.inputs:
+            self.held[key].slot.uses = graph.input_uses.get(key, ())
+        inputs = {key: self.held[key] for key in graph.inputs}
+        tasks = execute.dask_graph(graph, self.run_id, plan_id, info, inputs)
+        del inputs
+        run = self.scheduler or get
+        options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}
+        results = run(tasks, list(graph.outputs), **options)
+        del tasks
+        made = dict(zip(graph.outputs, results, strict=True))
+        self.held = weights.after_step(compiled, made, self.held)
+        return scalar_outputs(compiled, made)
+
+    def moved(self) -> Moved:
+        """Totals since the session began."""
+        stats, moved = self.tier.stats, self.context.moved
+        return Moved(
+            moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes,
+            self.machine.base_bytes + stats.peak_bytes,
+        )
+
+
+def scalar_outputs(compiled: Compiled, made: Mapping[Key, Chunk]) -> dict[str, float]:
+    """The graph's outputs of shape (), as numbers."""
+    factored = compiled.plan.factored
+    found: dict[str, float] = {}
+    for name in factored.graph.outputs:
+        if factored.graph.values[name].shape == ():
+            (_, key), = compiled.graph.pieces[factored.alias.get(name, name)]
+            found[name] = float(made[key].copy())
+    return found

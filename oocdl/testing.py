@@ -1,0 +1,130 @@
+"""The tests' kit: run any graph through the whole machine, on arrays.
+
+``run_graph`` cuts, plans and executes a graph exactly as training does, and puts
+the pieces of its outputs together. It is public so that whoever adds an operator
+can check it with one call, as the tests of oocdl do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from oocdl import execute
+from oocdl.engines.engine import get_engine
+from oocdl.graph.axes import Region
+from oocdl.graph.expand import expand
+from oocdl.graph.factorize import Factored, factorize
+from oocdl.graph.ir import Array, Graph, Role, Shape
+from oocdl.graph.plan import Limits, StepPlan, plan_step
+from oocdl.graph.rule import Rules
+from oocdl.graph.step import expand_step, versioned_pieces
+from oocdl.schedule import get
+from oocdl.sources import Feed, Sources, StepInfo, own_regions
+from oocdl.storage.chunk import Chunk
+from oocdl.storage.spill import SpillStore
+from oocdl.storage.tier import Tier
+
+
+@dataclass(frozen=True)
+class ArrayReader:
+    """A NumPy array as a dataset array."""
+
+    data: Array
+
+    @property
+    def shape(self) -> Shape:
+        return self.data.shape
+
+    def read(self, region: Region) -> Array:
+        return self.data[tuple(slice(a, b) for a, b in region)]
+
+
+def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Array]]) -> Array:
+    """Put the pieces of a value together, in its own shape."""
+    value = factored.graph.values[name]
+    out = np.full(value.shape, np.nan if value.dtype.startswith("float") else 0, value.dtype)
+    for region, array in made:
+        for box, place in own_regions(factored.factors[name], region):
+            part = tuple(slice(a, b) for a, b in box)
+            out[part] = array[place].reshape(tuple(b - a for a, b in box))
+    return out
+
+
+def stored_piece(factored: Factored, name: str, data: Array, region: Region) -> Array:
+    """A region of stored factors of an array in its own shape."""
+    stored = data.reshape(factored.shapes[name])
+    return np.array(stored[tuple(slice(a, b) for a, b in region)], order="C")
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What ``run_graph`` returns."""
+
+    outputs: Mapping[str, Array]
+    plan: StepPlan
+    read_bytes: int
+    made_bytes: int
+    peak_bytes: int
+
+
+def run_graph(
+    graph: Graph,
+    rules: Rules,
+    arrays: Mapping[str, Array],
+    *,
+    engine: str = "torch",
+    parallel: Mapping[str, Any] | None = None,
+    cuts: Mapping[int, int] | None = None,
+    unit_bytes: int = 1 << 40,
+    capacity_bytes: int = 1 << 33,
+    threads: int = 1,
+    workers: int = 2,
+    seed: int = 0,
+    step: int = 0,
+    scalars: Mapping[str, float] | None = None,
+    scheduler: Any = None,
+) -> Ran:
+    """Plan and run ``graph`` once.
+
+    ``arrays`` holds the values of roles INPUT, TARGET, WEIGHT and STATE by name.
+    ``cuts`` asks for pieces by class number, ``parallel`` by name. Returns the
+    graph's outputs and updated values, whole, by name.
+    """
+    small = expand(graph, rules)
+    factored = factorize(small, rules)
+    limits = Limits(unit_bytes, threads, parallel, cuts)
+    plan = plan_step(factored, rules, limits)
+    pieces = versioned_pieces(plan)
+    step_graph = expand_step(plan, rules, pieces)
+    batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
+    feeds = {v.name: Feed(ArrayReader(arrays[v.name])) for v in small.of_role(Role.INPUT, Role.TARGET)}
+    info = StepInfo(step, seed, tuple(range(batch)), scalars or {})
+    with TemporaryDirectory() as folder, Tier(capacity_bytes, SpillStore(Path(folder) / "spill")) as tier:
+        context = execute.Context(
+            {"main": step_graph}, {"main": Sources(factored, feeds)}, get_engine(engine), tier,
+            threading.Semaphore(workers),
+        )
+        execute.register("test", context)
+        inputs = {
+            (f"stored/{name}", number): tier.adopt(stored_piece(factored, name, arrays[name], region), region, ())
+            for name, regions in pieces.items()
+            for number, region in enumerate(regions)
+        }
+        dsk = execute.dask_graph(step_graph, "test", "main", info, inputs)
+        chunks = (scheduler or get)(dsk, list(step_graph.outputs))
+        by_key: dict[Any, Chunk] = dict(zip(step_graph.outputs, chunks, strict=True))
+        outputs = {}
+        for name in (*small.outputs, *small.updates.values()):
+            held = step_graph.pieces[factored.alias.get(name, name)]
+            outputs[name] = whole_array(factored, name, [(region, by_key[key].copy()) for region, key in held])
+        peak = tier.stats.peak_bytes
+        del by_key, chunks, inputs, dsk
+        execute.forget("test")
+    return Ran(outputs, plan, context.moved.read_bytes, context.moved.made_bytes, peak)

@@ -1,0 +1,329 @@
+"""``fit`` and ``plan``: epochs, steps, events, commits, resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from oocdl import weights
+from oocdl.bind import Binding, bind
+from oocdl.compile import Compiled
+from oocdl.config import Settings, make_settings
+from oocdl.engines.engine import get_engine
+from oocdl.errors import InputError, NonFiniteError, StoreError
+from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
+from oocdl.graph.axes import Region
+from oocdl.graph.ir import Array
+from oocdl.graph.plan import frozen_cuts
+from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
+from oocdl.ops.optimizers import scalars
+from oocdl.planning import Machine, Plan, compile_within, machine_for
+from oocdl.progress import show_progress
+from oocdl.run import Run
+from oocdl.session import Session
+from oocdl.sources import StepInfo, own_regions
+from oocdl.storage.dataset import Dataset, batches, open_dataset
+from oocdl.storage.run_store import RunStore
+
+MAIN, RAGGED = "main", "ragged"
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model, a dataset and settings that belong together."""
+
+    model: OnnxModel
+    dataset: Dataset
+    settings: Settings
+    binding: Binding
+    machine: Machine
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch, the ragged last one included."""
+        return -(-self.binding.samples // self.settings.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        limit = self.settings.epochs * self.steps_per_epoch
+        return limit if self.settings.steps is None else self.settings.steps
+
+    def batches_from(self, step: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """(step, epoch, dataset rows) from ``step`` on."""
+        settings = self.settings
+        while step < self.total_steps:
+            epoch, first = divmod(step, self.steps_per_epoch)
+            rows = batches(self.binding.samples, settings.batch_size, settings.shuffle, settings.seed, epoch)
+            for number, indices in enumerate(rows):
+                if number >= first and step < self.total_steps:
+                    yield step, epoch, tuple(int(index) for index in indices)
+                    step += 1
+
+
+def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
+    settings = make_settings(**options)
+    opened = inspect_onnx(model)
+    data = open_dataset(dataset, settings.allow_missing_chunks)
+    binding = bind(opened, data, settings)
+    # The engine is part of the process's base memory: it is loaded before that is measured.
+    get_engine(settings.engine)
+    return Job(opened, data, settings, binding, machine_for(settings, loaded=True))
+
+
+def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
+    cuts = frozen or {}
+    main = compile_within(job.model, job.binding, job.settings, job.machine, job.settings.batch_size, cuts.get(MAIN))
+    rest = job.binding.samples % job.settings.batch_size
+    ragged = None
+    if rest:
+        ragged = compile_within(
+            job.model, job.binding, job.settings, job.machine, rest, cuts.get(RAGGED), main.pieces
+        )
+    return Plan(main, job.settings, job.machine, job.model.path.name, ragged)
+
+
+def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
+    """What ``fit`` with the same arguments would do and need; nothing runs.
+
+    >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
+    """
+    for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan"):
+        options.pop(name, None)
+    return _plan(_job(model, dataset, options), None)
+
+
+def open(workdir: str | Path) -> Run:
+    """A run that is there, finished or not."""
+    return Run(Path(workdir))
+
+
+def fit(
+    model: str | Path,
+    dataset: Any,
+    *,
+    workdir: str | Path | None = None,
+    resume: bool | str = True,
+    replan: bool = False,
+    client: Any = None,
+    scheduler: Callable[..., Any] | None = None,
+    callbacks: Sequence[Listener] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run:
+    """Train an ONNX model on a dataset within a memory budget, exactly as in-core training would.
+
+    Parameters
+    ----------
+    model
+        Path of the ONNX file. Its batch and spatial sizes are re-bound to the dataset.
+    dataset
+        A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first.
+        A missing channel axis of size one is added.
+    workdir
+        The run directory; default ``<model>.run`` beside the model.
+    resume
+        True: go on with the run that is there (or return it if it is finished).
+        False: refuse if there is one. ``"restart"``: start anew.
+    replan
+        Make a new plan on resume, although it changes rounding.
+    client
+        A ``distributed.Client``; None: this process.
+    scheduler
+        A Dask ``get`` such as ``dask.threaded.get``; None: oocdl's own.
+    callbacks
+        Callables that take one event (``oocdl.events``).
+    progress
+        Show progress on a terminal, plain lines elsewhere.
+    options
+        ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", a loss object, or a mapping
+        output -> (loss, weight). ``optimizer``: "sgd", "adam", "adamw" or an ``oocdl.optim`` object;
+        ``lr`` for one given by name. ``epochs``, ``steps`` (totals), ``batch_size``, ``shuffle``, ``seed``.
+        ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
+        ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
+        ``spill``: folder for what does not fit. ``parallel``: at least these cuts,
+        ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``. ``threads``, ``engine``, ``precision``
+        ("float32", "float64"), ``freeze`` (patterns), ``keep`` (names), ``commit_seconds``.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    InputError, DatasetError, ModelError, UnsupportedError, BudgetError, StoreError, NonFiniteError
+
+    Examples
+    --------
+    >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
+    """
+    job = _job(model, dataset, options)
+    folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
+    listeners = [*callbacks, *([show_progress(job.machine.base_bytes + job.machine.capacity_bytes)] if progress else [])]
+    with _open_store(folder, job, resume) as store:
+        trainer = Trainer(job, store, listeners, replan, client, scheduler)
+        trainer.run()
+        return Run(folder.absolute(), trainer.plan)
+
+
+def _identity(job: Job) -> dict[str, str]:
+    """What a resumed run must share, as text by name."""
+    return {
+        "model": job.model.fingerprint(),
+        "dataset": job.dataset.fingerprint(),
+        "engine": job.machine.engine,
+        **{name: text for name, text in job.settings.identity().items() if name != "engine"},
+    }
+
+
+def _open_store(folder: Path, job: Job, resume: bool | str) -> RunStore:
+    """The run directory: a new one, or one that this job may go on with."""
+    exists = (folder / "run.json").is_file()
+    if exists and resume is False:
+        raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
+    if exists and resume == "restart":
+        with RunStore.open(folder, writable=True) as old:
+            old.clear()
+        exists = False
+    identity = _identity(job)
+    if not exists:
+        kept = ("inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
+                "precision", "loss", "memory_bytes", "spill", "freeze")
+        settings = {name: getattr(job.settings, name) for name in kept}
+        settings["loss"] = None if not isinstance(settings["loss"], str) else settings["loss"]
+        meta = {
+            "format": 1, "model": str(job.model.path), "model_fingerprint": job.model.fingerprint(),
+            "identity": identity, "settings": settings,
+        }
+        return RunStore.create(folder, meta)
+    store = RunStore.open(folder, writable=True)
+    stored = store.meta["identity"]
+    differs = [name for name in identity if stored.get(name) != identity[name]]
+    if differs:
+        store.close()
+        text = "; ".join(f"{name} was {stored.get(name)}, is {identity[name]}" for name in differs)
+        raise InputError(f"the run in {folder} was started differently: {text}; choose another workdir or resume='restart'")
+    return store
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One ``fit``: the loop over steps."""
+
+    job: Job
+    store: RunStore
+    listeners: Sequence[Listener]
+    replan: bool
+    client: Any
+    scheduler: Callable[..., Any] | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        path = self.store.path / "plan.json"
+        stored = json.loads(path.read_text()) if path.is_file() and not self.replan else None
+        self.plan = _plan(self.job, stored)
+        self.compiled: dict[str, Compiled] = {MAIN: self.plan.compiled}
+        if self.plan.ragged is not None:
+            self.compiled[RAGGED] = self.plan.ragged
+        numerics = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
+        if stored is not None and stored["numerics"] != numerics:
+            raise StoreError("the stored plan no longer gives the same numerics (another version?); pass replan=True")
+        cuts = {name: frozen_cuts(compiled.plan) for name, compiled in self.compiled.items()}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({**cuts, "numerics": numerics, "engine": self.job.machine.engine}))
+        partial.replace(path)
+
+    def emit(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+    def run(self) -> None:
+        """All steps that are left."""
+        started = time.monotonic()
+        manifest = self.store.current()
+        done = int(manifest.meta["step"]) if manifest else 0
+        self.emit(RunStarted(self.plan, str(self.store.path), self.job.total_steps, done))
+        if done < self.job.total_steps:
+            with self._session() as session:
+                main = self.compiled[MAIN]
+                session.load(MAIN, self.store.read if manifest else weights.initial(main))
+                if manifest is None:
+                    self._commit(session, 0)
+                self._steps(session, done)
+        self.emit(RunFinished(self.job.total_steps, time.monotonic() - started))
+
+    def _session(self) -> Session:
+        settings = self.job.settings
+        spill = Path(settings.spill) if settings.spill else self.store.path / "spill"
+        watched = frozenset(
+            c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
+        )
+        return Session(
+            self.compiled, self.job.dataset, settings.scale or {}, self.job.machine, spill,
+            self._keep if watched else None, watched, self.scheduler,
+        )
+
+    def _steps(self, session: Session, done: int) -> None:
+        job, last_commit = self.job, time.monotonic()
+        before = session.moved()
+        for step, epoch, rows in job.batches_from(done):
+            begun = time.monotonic()
+            plan_id = MAIN if len(rows) == job.settings.batch_size else RAGGED
+            rates = scalars(job.settings.optimizer, step)
+            info = StepInfo(step, job.settings.seed, rows, rates)
+            self._prepare_kept(plan_id, step)
+            found = session.step(plan_id, info)
+            compiled, after = self.compiled[plan_id], session.moved()
+            assert compiled.loss is not None
+            row = {"step": step + 1, "epoch": epoch, "loss": found[compiled.loss]}
+            row |= {f"loss/{name}": found[value] for name, value in compiled.parts.items() if len(compiled.parts) > 1}
+            row |= {"lr": rates["lr"], "seconds": time.monotonic() - begun}
+            row |= {
+                name: value if name == "peak_bytes" else value - getattr(before, name)
+                for name, value in asdict(after).items()
+            }
+            before = after
+            if not math.isfinite(row["loss"]):
+                raise NonFiniteError(
+                    f"the loss of step {step + 1} is {row['loss']} (dataset rows {list(rows)}); the run stays at its "
+                    "last commit; lower the learning rate or look at these samples"
+                )
+            self.rows.append(row)
+            self.emit(StepDone(row))
+            ends = step + 1 == job.total_steps or (step + 1) % job.steps_per_epoch == 0
+            late = time.monotonic() - last_commit > job.settings.commit_seconds
+            if step + 1 == job.total_steps or late or (ends and job.steps_per_epoch > 1):
+                self._commit(session, step + 1)
+                last_commit = time.monotonic()
+
+    def _commit(self, session: Session, step: int) -> None:
+        self.store.append_history(self.rows)
+        self.rows = []
+        weights.commit(self.store, self.compiled[MAIN], session.held, session.tier, {"step": step})
+        self.emit(Committed(step))
+
+    def _prepare_kept(self, plan_id: str, step: int) -> None:
+        """Fresh arrays for what ``keep`` names, of this step's shapes."""
+        compiled = self.compiled[plan_id]
+        self.kept: dict[str, zarr.Array[Any]] = {}
+        for title, name in compiled.kept.items():
+            value = compiled.plan.factored.graph.values[name]
+            chunks = tuple(max(extent, 1) for extent in value.shape)
+            self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
+
+    def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
+        compiled = self.compiled[plan_id]
+        factored = compiled.plan.factored
+        for title, name in compiled.kept.items():
+            if factored.alias.get(name, name) == value:
+                for box, place in own_regions(factored.factors[name], region):
+                    part = tuple(slice(a, b) for a, b in box)
+                    self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))

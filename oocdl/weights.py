@@ -1,0 +1,111 @@
+"""Weights and state between the run store and chunks: streamed, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from oocdl.compile import Compiled
+from oocdl.graph.axes import Region, region_shape, whole
+from oocdl.graph.ir import Array, Role
+from oocdl.graph.step import Key
+from oocdl.sources import own_regions
+from oocdl.storage.chunk import Chunk
+from oocdl.storage.manifest import TensorSpec
+from oocdl.storage.run_store import RunStore
+from oocdl.storage.tier import Tier
+
+Read = Callable[[str, Region], Array]
+"""(name, region of its own axes) -> array."""
+
+
+def initial(compiled: Compiled) -> Read:
+    """The contents of the model file; optimizer state starts at zero."""
+    weights, values = compiled.imported.weights, compiled.plan.factored.graph.values
+
+    def read(name: str, region: Region) -> Array:
+        if name in weights:
+            return weights[name].read(region)
+        return np.zeros(region_shape(region), values[name].dtype)
+
+    return read
+
+
+def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
+    """Chunks of all weights and state that a step starts from."""
+    factored = compiled.plan.factored
+    held: dict[Key, Chunk] = {}
+    for name, regions in compiled.pieces.items():
+        for number, region in enumerate(regions):
+            array = np.empty(region_shape(region), factored.graph.values[name].dtype)
+            for box, place in own_regions(factored.factors[name], region):
+                array[place] = read(name, box).reshape(array[place].shape)
+            held[f"stored/{name}", number] = tier.adopt(array, region, ())
+    return held
+
+
+def after_step(compiled: Compiled, made: Mapping[Key, Chunk], held: Mapping[Key, Chunk]) -> dict[Key, Chunk]:
+    """What the next step starts from: the updates that this step made, the rest as it was."""
+    graph, alias = compiled.plan.factored.graph, compiled.plan.factored.alias
+    new = dict(held)
+    for name, update in graph.updates.items():
+        pieces = {region: key for region, key in compiled.graph.pieces[alias.get(update, update)]}
+        for number, region in enumerate(compiled.pieces[name]):
+            new[f"stored/{name}", number] = made[pieces[region]]
+    return new
+
+
+def specs(compiled: Compiled) -> list[TensorSpec]:
+    """How weights and state are stored in the run: one Zarr chunk a piece where pieces are regular."""
+    factored = compiled.plan.factored
+    found = []
+    for name, regions in compiled.pieces.items():
+        value = factored.graph.values[name]
+        kind = "state" if value.role is Role.STATE else "weights"
+        found.append(TensorSpec(name, kind, value.shape, value.dtype, _chunks(compiled, name, regions)))
+    return found
+
+
+def _chunks(compiled: Compiled, name: str, regions: tuple[Region, ...]) -> tuple[int, ...]:
+    """The shape of the first piece if all pieces lie on its grid, else the whole array."""
+    factored = compiled.plan.factored
+    shape = factored.graph.values[name].shape
+    boxes = [own_regions(factored.factors[name], region) for region in regions]
+    if all(len(box) == 1 for box in boxes):
+        first = region_shape(boxes[0][0][0])
+        regular = all(
+            start % size == 0 and (stop - start == size or stop == extent)
+            for box in boxes
+            for (start, stop), size, extent in zip(box[0][0], first, shape, strict=True)
+        )
+        if regular:
+            return tuple(max(size, 1) for size in first)
+    return tuple(max(extent, 1) for extent in shape)
+
+
+def commit(store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier: Tier, meta: Mapping[str, object]) -> None:
+    """Write all weights and state as one new version of the run."""
+    factored = compiled.plan.factored
+    step = meta["step"]
+    assert isinstance(step, int)
+    tensors = specs(compiled)
+    writing = store.begin(step, tensors)
+    for spec in tensors:
+        regions = compiled.pieces[spec.name]
+        chunks = [held[f"stored/{spec.name}", number] for number in range(len(regions))]
+        if spec.chunks != tuple(max(extent, 1) for extent in spec.shape) or len(regions) == 1:
+            for chunk, region in zip(chunks, regions, strict=True):
+                (box, place), = own_regions(factored.factors[spec.name], region)
+                with tier.reserve(0, [chunk]):
+                    writing.write(spec.name, box, chunk.array()[place].reshape(region_shape(box)))
+            continue
+        size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
+        with tier.reserve(size, chunks):
+            full = np.empty(spec.shape, spec.dtype)
+            for chunk, region in zip(chunks, regions, strict=True):
+                for box, place in own_regions(factored.factors[spec.name], region):
+                    part = tuple(slice(a, b) for a, b in box)
+                    full[part] = chunk.array()[place].reshape(region_shape(box))
+            writing.write(spec.name, whole(spec.shape), full)
+    writing.finish(meta)

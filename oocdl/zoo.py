@@ -1,0 +1,130 @@
+"""Models to begin with, written as ONNX files without any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
+from onnx import save as save_onnx
+
+from oocdl.errors import InputError
+
+_NORMS = ("instance", "batch", "none")
+
+
+class _Writer:
+    """Collects nodes and weights under readable names."""
+
+    def __init__(self, seed: int, norm: str) -> None:
+        self.random = np.random.default_rng(seed)
+        self.norm_kind = norm
+        self.nodes: list[NodeProto] = []
+        self.weights: list[TensorProto] = []
+
+    def weight(self, name: str, data: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
+        """Add a weight; returns its name."""
+        self.weights.append(numpy_helper.from_array(data.astype(np.float32), name))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], name: str, **attrs: Any) -> str:
+        """Add a node; returns its output, which has the node's name."""
+        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attrs))
+        return name
+
+    def conv(self, x: str, name: str, inside: int, outside: int, kernel: int) -> str:
+        """A convolution that keeps the size; He initialisation."""
+        deviation = (2 / (inside * kernel**3)) ** 0.5
+        weight = self.weight(
+            f"{name}.weight", self.random.normal(0, deviation, (outside, inside, *(kernel,) * 3))
+        )
+        bias = self.weight(f"{name}.bias", np.zeros(outside))
+        return self.node("Conv", [x, weight, bias], name, kernel_shape=[kernel] * 3, pads=[kernel // 2] * 6)
+
+    def up(self, x: str, name: str, inside: int, outside: int) -> str:
+        """A transposed convolution to twice the size."""
+        weight = self.weight(
+            f"{name}.weight", self.random.normal(0, (2 / inside) ** 0.5, (inside, outside, 2, 2, 2))
+        )
+        bias = self.weight(f"{name}.bias", np.zeros(outside))
+        return self.node("ConvTranspose", [x, weight, bias], name, kernel_shape=[2] * 3, strides=[2] * 3)
+
+    def norm(self, x: str, name: str, channels: int) -> str:
+        """The norm of this model."""
+        if self.norm_kind == "none":
+            return x
+        operands = [
+            x,
+            self.weight(f"{name}.weight", np.ones(channels)),
+            self.weight(f"{name}.bias", np.zeros(channels)),
+        ]
+        if self.norm_kind == "instance":
+            return self.node("InstanceNormalization", operands, name)
+        operands.append(self.weight(f"{name}.running_mean", np.zeros(channels)))
+        operands.append(self.weight(f"{name}.running_var", np.ones(channels)))
+        return self.node("BatchNormalization", operands, name)
+
+    def block(self, x: str, name: str, inside: int, outside: int) -> str:
+        """Convolution, norm, LeakyRelu; twice."""
+        for index, channels in ((1, inside), (2, outside)):
+            x = self.conv(x, f"{name}.conv{index}", channels, outside, 3)
+            x = self.norm(x, f"{name}.norm{index}", outside)
+            x = self.node("LeakyRelu", [x], f"{name}.relu{index}", alpha=0.01)
+        return x
+
+
+def write_unet3d(
+    path: str | Path,
+    *,
+    in_channels: int = 1,
+    classes: int = 4,
+    base: int = 8,
+    depth: int = 3,
+    norm: str = "instance",
+    size: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a 3D U-Net: input "image" [N, C, D, H, W], output "logits" [N, classes, D, H, W].
+
+    ``base`` channels on top, twice as many on each of the ``depth`` levels below.
+    ``norm``: "instance", "batch" or "none". ``size``: (D, H, W) to fix; open by default.
+    """
+    if norm not in _NORMS:
+        raise InputError(f"norm '{norm}' is not one of {', '.join(_NORMS)}")
+    if min(in_channels, classes, base) < 1 or depth < 0:
+        raise InputError("in_channels, classes and base have to be at least 1, depth at least 0")
+    spatial: tuple[int | str, ...] = ("depth", "height", "width")
+    if size is not None:
+        if len(size) != 3 or any(extent < 1 or extent % 2**depth for extent in size):
+            raise InputError(f"size {tuple(size)} has to be three multiples of {2**depth}")
+        spatial = tuple(int(extent) for extent in size)
+    net = _Writer(seed, norm)
+    widths = [base * 2**level for level in range(depth + 1)]
+    x, inside, skips = "image", in_channels, list[str]()
+    for level, width in enumerate(widths[:-1], start=1):
+        skips.append(net.block(x, f"down{level}", inside, width))
+        x = net.node("MaxPool", [skips[-1]], f"down{level}.pool", kernel_shape=[2] * 3, strides=[2] * 3)
+        inside = width
+    x = net.block(x, "bottom", inside, widths[-1])
+    for level in range(depth, 0, -1):
+        width = widths[level - 1]
+        x = net.up(x, f"up{level}.up", widths[level], width)
+        x = net.node("Concat", [skips.pop(), x], f"up{level}.concat", axis=1)
+        x = net.block(x, f"up{level}", 2 * width, width)
+    head = net.conv(x, "head", base, classes, 1)
+    net.node("Identity", [head], "logits")
+    graph = helper.make_graph(
+        net.nodes,
+        "unet3d",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", in_channels, *spatial])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes, *spatial])],
+        net.weights,
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="oocdl", ir_version=8
+    )
+    checker.check_model(model)
+    save_onnx(model, str(path))
+    return Path(path)
