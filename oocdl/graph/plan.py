@@ -122,7 +122,9 @@ def asked_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
             assert isinstance(count, int)
             wanted[name] = count
     found: dict[int, int] = {
-        number: min(count, classes.extents[number]) for number, count in (limits.cuts or {}).items()
+        number: min(count, classes.extents[number])
+        for number, count in (limits.cuts or {}).items()
+        if classes.extents.get(number, 1) > 1
     }
     for number, name in classes.names.items():
         kind = "channels" if name.startswith("channels") else name
