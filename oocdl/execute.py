@@ -21,7 +21,7 @@ from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, Read, StepGraph, UnitCall
 from oocdl.sources import Sources, StepInfo
-from oocdl.storage.chunk import Chunk
+from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.tier import Reservation, Tier
 
 Listener = Callable[[Call, float, float], None]
@@ -71,6 +71,11 @@ def forget(run_id: str) -> None:
     _contexts.pop(run_id, None)
 
 
+def context_of(run_id: str) -> Context:
+    """The context of a run in this process."""
+    return _contexts[run_id]
+
+
 def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
     """The function of a unit's Dask task; returns its chunk, or several as a tuple."""
     context = _contexts[run_id]
@@ -116,6 +121,13 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
         makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses)
     return made[0] if len(made) == 1 else made
+
+
+def run_strip(region: Region, chunk: Chunk) -> Chunk:
+    """Part of a chunk, for a unit on another worker."""
+    out = np.empty(region_shape(region), chunk.dtype)
+    chunk.read(region, out)
+    return home().adopt(out, region, ())
 
 
 def combine(how: str, total: list[Array], count: int, other: Sequence[Array], elements: int) -> None:

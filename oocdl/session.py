@@ -24,6 +24,7 @@ from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.dataset import Dataset
+from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, use
 
@@ -112,6 +113,10 @@ class Session:
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weights.after_step(compiled, made, self.held)
         return scalar_outputs(compiled, made)
+
+    def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
+        """Write all weights and state as a new version of the run."""
+        weights.commit(store, self.compiled[plan_id], self.held, self.tier, meta)
 
     def moved(self) -> Moved:
         """Totals since the session began."""

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import zarr
 
 from oocdl import weights
 from oocdl.bind import Binding, bind
+from oocdl.cluster import ClusterSession
 from oocdl.compile import Compiled
 from oocdl.config import Settings, make_settings
 from oocdl.engines.engine import get_engine
@@ -167,11 +169,14 @@ def fit(
     """
     job = _job(model, dataset, options)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
-    listeners = [*callbacks, *([show_progress(job.machine.base_bytes + job.machine.capacity_bytes)] if progress else [])]
-    with _open_store(folder, job, resume) as store:
+    with ExitStack() as stack:
+        store = stack.enter_context(_open_store(folder, job, resume))
+        listeners = list(callbacks)
+        if progress:
+            listeners.append(stack.enter_context(show_progress(job.settings.memory_bytes)))
         trainer = Trainer(job, store, listeners, replan, client, scheduler)
         trainer.run()
-        return Run(folder.absolute(), trainer.plan)
+    return Run(folder.absolute(), trainer.plan)
 
 
 def _identity(job: Job) -> dict[str, str]:
@@ -260,8 +265,12 @@ class Trainer:
                 self._steps(session, done)
         self.emit(RunFinished(self.job.total_steps, time.monotonic() - started))
 
-    def _session(self) -> Session:
+    def _session(self) -> Session | ClusterSession:
         settings = self.job.settings
+        if self.client is not None:
+            if settings.keep:
+                raise InputError("keep is not available with a client; train in one process to keep values")
+            return ClusterSession(self.client, self.compiled, self.job.dataset, settings)
         spill = Path(settings.spill) if settings.spill else self.store.path / "spill"
         watched = frozenset(
             c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
@@ -271,7 +280,7 @@ class Trainer:
             self._keep if watched else None, watched, self.scheduler,
         )
 
-    def _steps(self, session: Session, done: int) -> None:
+    def _steps(self, session: Session | ClusterSession, done: int) -> None:
         job, last_commit = self.job, time.monotonic()
         before = session.moved()
         for step, epoch, rows in job.batches_from(done):
@@ -304,10 +313,10 @@ class Trainer:
                 self._commit(session, step + 1)
                 last_commit = time.monotonic()
 
-    def _commit(self, session: Session, step: int) -> None:
+    def _commit(self, session: Session | ClusterSession, step: int) -> None:
         self.store.append_history(self.rows)
         self.rows = []
-        weights.commit(self.store, self.compiled[MAIN], session.held, session.tier, {"step": step})
+        session.commit(self.store, MAIN, {"step": step})
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:

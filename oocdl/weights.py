@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from oocdl.compile import Compiled
 from oocdl.graph.axes import Region, region_shape, whole
+from oocdl.graph.factorize import Factors
 from oocdl.graph.ir import Array, Role
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
@@ -16,6 +18,7 @@ from oocdl.storage.manifest import TensorSpec
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.tier import Tier
 
+T = TypeVar("T")
 Read = Callable[[str, Region], Array]
 """(name, region of its own axes) -> array."""
 
@@ -32,20 +35,23 @@ def initial(compiled: Compiled) -> Read:
     return read
 
 
-def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
-    """Chunks of all weights and state that a step starts from."""
+def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[Key, Array, Region]]:
+    """All pieces of weights and state, one at a time: (key, array, region)."""
     factored = compiled.plan.factored
-    held: dict[Key, Chunk] = {}
     for name, regions in compiled.pieces.items():
         for number, region in enumerate(regions):
             array = np.empty(region_shape(region), factored.graph.values[name].dtype)
             for box, place in own_regions(factored.factors[name], region):
                 array[place] = read(name, box).reshape(array[place].shape)
-            held[f"stored/{name}", number] = tier.adopt(array, region, ())
-    return held
+            yield (f"stored/{name}", number), array, region
 
 
-def after_step(compiled: Compiled, made: Mapping[Key, Chunk], held: Mapping[Key, Chunk]) -> dict[Key, Chunk]:
+def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
+    """Chunks of all weights and state that a step starts from."""
+    return {key: tier.adopt(array, region, ()) for key, array, region in pieces(compiled, read)}
+
+
+def after_step(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
     """What the next step starts from: the updates that this step made, the rest as it was."""
     graph, alias = compiled.plan.factored.graph, compiled.plan.factored.alias
     new = dict(held)
@@ -84,6 +90,17 @@ def _chunks(compiled: Compiled, name: str, regions: tuple[Region, ...]) -> tuple
     return tuple(max(extent, 1) for extent in shape)
 
 
+def by_piece(spec: TensorSpec, regions: Sequence[Region]) -> bool:
+    """Whether pieces are whole chunks of the stored array."""
+    return len(regions) == 1 or spec.chunks != tuple(max(extent, 1) for extent in spec.shape)
+
+
+def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
+    """Put a piece into the array it belongs to."""
+    for box, place in own_regions(factors, region):
+        full[tuple(slice(a, b) for a, b in box)] = array[place].reshape(region_shape(box))
+
+
 def commit(store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier: Tier, meta: Mapping[str, object]) -> None:
     """Write all weights and state as one new version of the run."""
     factored = compiled.plan.factored
@@ -92,11 +109,11 @@ def commit(store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier:
     tensors = specs(compiled)
     writing = store.begin(step, tensors)
     for spec in tensors:
-        regions = compiled.pieces[spec.name]
+        regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
         chunks = [held[f"stored/{spec.name}", number] for number in range(len(regions))]
-        if spec.chunks != tuple(max(extent, 1) for extent in spec.shape) or len(regions) == 1:
+        if by_piece(spec, regions):
             for chunk, region in zip(chunks, regions, strict=True):
-                (box, place), = own_regions(factored.factors[spec.name], region)
+                (box, place), = own_regions(factors, region)
                 with tier.reserve(0, [chunk]):
                     writing.write(spec.name, box, chunk.array()[place].reshape(region_shape(box)))
             continue
@@ -104,8 +121,6 @@ def commit(store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier:
         with tier.reserve(size, chunks):
             full = np.empty(spec.shape, spec.dtype)
             for chunk, region in zip(chunks, regions, strict=True):
-                for box, place in own_regions(factored.factors[spec.name], region):
-                    part = tuple(slice(a, b) for a, b in box)
-                    full[part] = chunk.array()[place].reshape(region_shape(box))
+                fill(full, factors, region, chunk.array())
             writing.write(spec.name, whole(spec.shape), full)
     writing.finish(meta)

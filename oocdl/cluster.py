@@ -1,0 +1,213 @@
+"""The same steps over the workers of a Dask client.
+
+Workers hold the chunks; the driver holds futures. Each worker has its own tier and
+engine, set up once a run by a plugin; tasks name a call by number and carry nothing
+but the step's facts. What a task computes is fixed by the plan, so the bits are
+those of a run in one process.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Semaphore
+from typing import Any
+
+import dask
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from distributed import Client, Future, Worker, WorkerPlugin, wait
+
+from oocdl import execute, weights
+from oocdl.compile import Compiled
+from oocdl.config import Settings
+from oocdl.engines.engine import get_engine
+from oocdl.errors import ResourceError
+from oocdl.graph.axes import Region, region_shape
+from oocdl.graph.factorize import Factored
+from oocdl.graph.placement import Placed, place
+from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
+from oocdl.planning import machine_for
+from oocdl.session import Moved, scalar_outputs
+from oocdl.sources import Feed, Sources, StepInfo, own_regions
+from oocdl.storage.chunk import Chunk, home
+from oocdl.storage.commit import Writer
+from oocdl.storage.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.run_store import RunStore
+from oocdl.storage.spill import SpillStore
+from oocdl.storage.tier import Tier, use
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """All that a worker needs to know of a run; travels once."""
+
+    run_id: str
+    graphs: Mapping[str, StepGraph]
+    factored: Mapping[str, Factored]
+    feeds: Mapping[str, Mapping[str, str]]
+    dataset: DatasetSpec
+    settings: Settings
+
+
+class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
+    """Gives a worker its tier, engine and plan; takes them away when the run ends."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.name = f"oocdl-{setup.run_id}"
+        self.run_setup = setup
+
+    def setup(self, worker: Worker) -> None:
+        known = self.run_setup
+        engine = get_engine(known.settings.engine)
+        machine = machine_for(known.settings, loaded=True)
+        folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"
+        self.tier = Tier(machine.capacity_bytes, SpillStore(folder / str(worker.name)))
+        use(self.tier)
+        arrays = open_dataset(known.dataset).arrays
+        scale = known.settings.scale or {}
+        sources = {
+            name: Sources(
+                known.factored[name],
+                {value: Feed(arrays[array], scale.get(array)) for value, array in feeds.items()},
+            )
+            for name, feeds in known.feeds.items()
+        }
+        slots = Semaphore(worker.state.nthreads)
+        execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, slots))
+
+    def teardown(self, worker: Worker) -> None:
+        execute.forget(self.run_setup.run_id)
+        use(None)
+        self.tier.close()
+
+
+def _moved(run_id: str) -> tuple[int, int, int, int, int]:
+    """What a worker has moved so far; runs on the worker."""
+    context = execute.context_of(run_id)
+    stats, moved = context.tier.stats, context.moved
+    return moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes, stats.peak_bytes
+
+
+def _write(writer: Writer, name: str, box: Region, place: tuple[slice, ...], chunk: Chunk) -> Any:
+    """Write one piece of a commit where it is; runs on the worker."""
+    return writer.write(name, box, chunk.copy()[place].reshape(region_shape(box)))
+
+
+@dataclass(eq=False)
+class ClusterSession:
+    """Runs steps of one run on a client's workers. The face of ``Session``."""
+
+    client: Client
+    compiled: Mapping[str, Compiled]
+    dataset: Dataset
+    settings: Settings
+    held: dict[Key, Future] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __enter__(self) -> ClusterSession:
+        self.workers = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        if not self.workers:
+            raise ResourceError("the Dask client has no workers; start some, or wait for them")
+        setup = Setup(
+            self.run_id,
+            {name: c.graph for name, c in self.compiled.items()},
+            {name: c.plan.factored for name, c in self.compiled.items()},
+            {name: dict(c.feeds) for name, c in self.compiled.items()},
+            self.dataset.spec(),
+            self.settings,
+        )
+        self.plugin = WorkerSetup(setup)
+        self.client.register_plugin(self.plugin)
+        self.placed: dict[str, Placed] = {
+            name: place(c.graph, len(self.workers)) for name, c in self.compiled.items()
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held.clear()
+        self.client.unregister_worker_plugin(self.plugin.name)
+
+    def load(self, plan_id: str, read: weights.Read) -> None:
+        """Send weights and state to the workers, a piece at a time."""
+        for key, array, region in weights.pieces(self.compiled[plan_id], read):
+            chunk = home().adopt(array, region, ())
+            self.held[key] = self.client.scatter(chunk, hash=False)
+
+    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+        """Run one step; returns its scalar outputs by value name."""
+        compiled, placed = self.compiled[plan_id], self.placed[plan_id]
+        suffix = f" @{self.run_id}/{info.step}"
+        tasks = self._tasks(plan_id, info, placed, suffix)
+        wanted = [(key[0] + suffix, key[1]) for key in compiled.graph.outputs]
+        numbers, positions, workers = placed.worker_of, placed.position_of, self.workers
+        where = {(key[0] + suffix, key[1]): [workers[n]] for key, n in numbers.items()}
+        order = {(key[0] + suffix, key[1]): -n for key, n in positions.items()}
+        with dask.annotate(workers=where.__getitem__, priority=order.__getitem__):
+            futures = self.client.get(tasks, wanted, sync=False)
+        made = dict(zip(compiled.graph.outputs, futures, strict=True))
+        wait(list(made.values()))
+        scalars = {
+            key: self.client.gather(made[key]) for key in _scalar_keys(compiled)
+        }
+        self.held = weights.after_step(compiled, made, self.held)
+        return scalar_outputs(compiled, scalars)
+
+    def _tasks(self, plan_id: str, info: StepInfo, placed: Placed, suffix: str) -> dict[Any, Any]:
+        def named(key: Key) -> Any:
+            return self.held[key].key if key in self.held else (key[0] + suffix, key[1])
+
+        tasks: dict[Any, Any] = {}
+        for strip in placed.strips:
+            key = named(strip.key)
+            tasks[key] = Task(key, execute.run_strip, strip.region, TaskRef(named(strip.source)))
+        for number, call in placed.calls:
+            key = named(call.key)
+            if isinstance(call, PickCall):
+                tasks[key] = Task(key, execute.pick, TaskRef(named(call.source)), call.number)
+                continue
+            run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
+            references = [TaskRef(named(argument)) for argument in call.arguments]
+            tasks[key] = Task(key, run, self.run_id, plan_id, number, info, *references)
+        return tasks
+
+    def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
+        """Write all weights and state as a new version: each worker what it holds."""
+        compiled = self.compiled[plan_id]
+        factored = compiled.plan.factored
+        step = meta["step"]
+        assert isinstance(step, int)
+        tensors = weights.specs(compiled)
+        writing = store.begin(step, tensors)
+        writer = writing.writer()
+        jobs: list[tuple[str, Future]] = []
+        for spec in tensors:
+            regions = compiled.pieces[spec.name]
+            futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]
+            if weights.by_piece(spec, regions):
+                for future, region in zip(futures, regions, strict=True):
+                    (box, part), = own_regions(factored.factors[spec.name], region)
+                    jobs.append((spec.name, self.client.submit(_write, writer, spec.name, box, part, future, pure=False)))
+                continue
+            full = np.empty(spec.shape, spec.dtype)
+            for chunk, region in zip(self.client.gather(futures), regions, strict=True):
+                weights.fill(full, factored.factors[spec.name], region, chunk.copy())
+            writing.write(spec.name, tuple((0, extent) for extent in spec.shape), full)
+        for name, job in jobs:
+            writing.record(name, job.result())
+        writing.finish(meta)
+
+    def moved(self) -> Moved:
+        """Totals over all workers since the session began; the peak is the largest worker's."""
+        found = self.client.run(_moved, self.run_id).values()
+        totals = [sum(numbers) for numbers in zip(*found, strict=True)]
+        peak = max(numbers[4] for numbers in found)
+        return Moved(totals[0], totals[1], totals[2], totals[3], peak)
+
+
+def _scalar_keys(compiled: Compiled) -> list[Key]:
+    factored = compiled.plan.factored
+    names = [n for n in factored.graph.outputs if factored.graph.values[n].shape == ()]
+    return [key for name in names for _, key in compiled.graph.pieces[factored.alias.get(name, name)]]

@@ -1,0 +1,215 @@
+"""The demo: small volumes, a 3D U-Net, and training that is cut in space under a budget.
+
+The volumes hold three nested ellipsoids in noise, each turned and placed at random.
+Body and core are equally bright, so the network has to learn shape, not brightness.
+Everything is made, stored and read by slabs; no framework is needed.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+
+from oocdl.config import parse_bytes
+from oocdl.errors import InputError
+from oocdl.ops.optimizers import Adam
+from oocdl.ops.schedules import Polynomial
+from oocdl.progress import show_progress
+from oocdl.train import fit, plan
+from oocdl.zoo import write_unet3d
+
+Array = npt.NDArray[Any]
+Stored = zarr.Array[Any]
+Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""Centre, and the matrix that maps what lies inside to the unit ball."""
+
+CLASSES = ("background", "body", "shell", "core")
+BRIGHTNESS = np.array([0.0, 1.0, 0.45, 1.0], np.float32)
+NOISE = 0.35
+"""Standard deviation; body and shell differ by 0.55."""
+COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)
+"""One a class, for the picture."""
+TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
+LEVELS = 3
+"""Times that the U-Net halves the volume."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made."""
+
+    losses: tuple[float, ...]
+    dice: tuple[float, ...]
+    """Of volumes that training has not seen, a class each."""
+    picture: Path
+    seconds: float
+    peak_bytes: int
+    """The most memory that this process has taken, by the operating system."""
+
+
+def run_demo(
+    folder: str | Path = "oocdl-demo", size: int = 48, steps: int = 60, memory: str = "512MiB",
+    engine: str = "auto", console: Console | None = None,
+) -> Demo:
+    """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
+
+    ``size`` is the edge of the volumes, a multiple of 8; ``memory`` the budget.
+    """
+    out, started = console or Console(highlight=False), time.monotonic()
+    root = _fresh(Path(folder))
+    if size < 16 or size % 2**LEVELS:
+        raise InputError(f"size has to be a multiple of {2**LEVELS} and at least 16, got {size}")
+    training, unseen = root / "training.zarr", root / "unseen.zarr"
+    write_volumes(training, TRAINING_VOLUMES, size, seed=1)
+    write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
+    model = write_unet3d(root / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
+    _say(out, f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
+    options: dict[str, Any] = {
+        "loss": "dice_ce", "optimizer": Adam(Polynomial(0.02, max(steps, 1))), "steps": steps,
+        "memory": memory, "engine": engine, "parallel": {"space": (2, 1, 1)},
+    }
+    _say(out, str(plan(model, training, **options)).rstrip())
+    with show_progress(parse_bytes(memory), out) as listener:
+        run = fit(
+            model, training, **options, workdir=root / "unet.run", resume="restart",
+            progress=False, callbacks=[listener],
+        )
+    losses = tuple(float(row["loss"]) for row in run.history)
+    _say(out, "loss  " + " → ".join(f"{loss:.2f}" for loss in _tenths(losses)))
+    predicted = run.predict(unseen, root / "predicted.zarr", memory=memory)
+    labels, logits = _volume(zarr.open_group(unseen, mode="r"), "labels"), _volume(predicted, "logits")
+    scores = dice(labels, logits)
+    _say(out, "Dice of unseen volumes  " + ", ".join(f"{c} {s:.2f}" for c, s in zip(CLASSES, scores, strict=True)))
+    picture = draw(root / "demo.png", _volume(zarr.open_group(unseen, mode="r"), "image"), labels, logits)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    done = Demo(losses, scores, picture, time.monotonic() - started, peak)
+    _say(out, f"peak memory of this process {peak / 2**20:.0f} MiB, budget {parse_bytes(memory) / 2**20:.0f} MiB")
+    _say(out, f"{done.seconds:.0f} s in all; look at {picture}")
+    return done
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fresh(root: Path) -> Path:
+    """The demo's folder. Anything that is not a demo's is left alone."""
+    if root.is_dir() and any(root.iterdir()) and not (root / "unet.onnx").is_file():
+        raise InputError(f"{root} is not empty, and not a folder of this demo; choose another with --folder")
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _volume(group: zarr.Group, name: str) -> Stored:
+    found = group[name]
+    assert isinstance(found, zarr.Array)
+    return found
+
+
+def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
+    """A Zarr group with ``image`` (float32) and ``labels`` (uint8), written slab by slab."""
+    group = zarr.open_group(path, mode="w")
+    shape, chunks = (samples, size, size, size), (1, max(size // 4, 1), size, size)
+    # A chunk of nothing but background is data too: written, so that none is missing.
+    config: Any = {"write_empty_chunks": True}
+    image = group.create_array("image", shape=shape, chunks=chunks, dtype="float32", config=config)
+    labels = group.create_array("labels", shape=shape, chunks=chunks, dtype="uint8", config=config)
+    for sample in range(samples):
+        shapes = _ellipsoids(np.random.default_rng([seed, sample]))
+        for start, stop in _slabs(size, chunks[1]):
+            kinds = _label(shapes, size, start, stop)
+            noise = np.random.default_rng([seed, sample, start]).normal(0, NOISE, kinds.shape)
+            labels[sample, start:stop] = kinds
+            image[sample, start:stop] = BRIGHTNESS[kinds] + noise.astype(np.float32)
+    return group
+
+
+def _slabs(size: int, thickness: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + thickness, size)) for start in range(0, size, thickness))
+
+
+def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
+    """One a class, from the outside in, in a volume of [-1, 1]³."""
+    found: list[Ellipsoid] = []
+    centre, radii = random.uniform(-0.15, 0.15, 3), random.uniform(0.6, 0.8, 3)
+    for _ in CLASSES[1:]:
+        turn, _ = np.linalg.qr(random.normal(size=(3, 3)))
+        found.append((centre, turn / radii))
+        centre = centre + random.uniform(-0.06, 0.06, 3)
+        radii = radii * random.uniform(0.6, 0.75, 3)
+    return found
+
+
+def _label(shapes: list[Ellipsoid], size: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    """Labels of the slab ``start:stop`` of the first spatial axis."""
+    axis = (np.arange(size) + 0.5) * 2 / size - 1
+    points = np.stack(np.meshgrid(axis[start:stop], axis, axis, indexing="ij"), axis=-1)
+    kinds = np.zeros(points.shape[:-1], np.uint8)
+    inside = np.ones(kinds.shape, bool)
+    for kind, (centre, to_ball) in enumerate(shapes, start=1):
+        inside &= (((points - centre) @ to_ball) ** 2).sum(-1) < 1
+        kinds[inside] = kind
+    return kinds
+
+
+def dice(labels: Stored, logits: Stored) -> tuple[float, ...]:
+    """Dice coefficient of each class over all samples, slab by slab."""
+    both, either = np.zeros(len(CLASSES)), np.zeros(len(CLASSES))
+    for sample in range(labels.shape[0]):
+        for start, stop in _slabs(labels.shape[1], labels.chunks[1]):
+            truth = np.asarray(labels[sample, start:stop])
+            guess = np.argmax(np.asarray(logits[sample, :, start:stop]), axis=0)
+            for kind in range(len(CLASSES)):
+                both[kind] += 2 * np.count_nonzero((truth == kind) & (guess == kind))
+                either[kind] += np.count_nonzero(truth == kind) + np.count_nonzero(guess == kind)
+    return tuple(float(part) for part in both / np.maximum(either, 1))
+
+
+def draw(path: Path, image: Stored, labels: Stored, logits: Stored) -> Path:
+    """A picture of the middle slices: a row a volume; input, truth, prediction."""
+    middle, tile, gap, head = image.shape[1] // 2, 240, 12, 34
+    titles = ("input", "truth", "prediction")
+    width, height = gap + len(titles) * (tile + gap), head + image.shape[0] * (tile + gap)
+    sheet = Image.new("RGB", (width, height), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
+    for column, title in enumerate(titles):
+        left = gap + column * (tile + gap)
+        pen.text((left + tile // 2, head // 2), title, fill="black", font=font, anchor="mm")
+    for row in range(image.shape[0]):
+        grey = _grey(np.asarray(image[row, middle]))
+        truth = np.asarray(labels[row, middle])
+        guess = np.argmax(np.asarray(logits[row, :, middle]), axis=0)
+        for column, pixels in enumerate((grey, _tint(grey, truth), _tint(grey, guess))):
+            panel = Image.fromarray(pixels.astype(np.uint8)).resize((tile, tile), Image.Resampling.NEAREST)
+            sheet.paste(panel, (gap + column * (tile + gap), head + row * (tile + gap)))
+    sheet.save(path)
+    return path
+
+
+def _grey(plane: Array) -> npt.NDArray[np.float32]:
+    """Brightness as RGB, 0 to 255."""
+    low, high = -2 * NOISE, 1 + 2 * NOISE
+    level = np.clip((plane - low) / (high - low), 0, 1) * 255
+    return np.asarray(np.stack([level] * 3, axis=-1), np.float32)
+
+
+def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32]:
+    """Classes in colour over the grey picture; the background stays as it is."""
+    share = np.where(kinds[..., None] > 0, np.float32(0.65), np.float32(0))
+    return grey * (1 - share) + COLORS[kinds] * share
+
+
+def _tenths(losses: tuple[float, ...]) -> list[float]:
+    """Means over up to ten equal parts, to see the trend."""
+    parts = np.array_split(np.asarray(losses), min(len(losses), 10))
+    return [float(part.mean()) for part in parts]

@@ -1,0 +1,78 @@
+"""Which worker runs which call, and what has to travel between them.
+
+Shards of a layer are placed in contiguous blocks, so neighbours share a worker
+but at the seams. Across a seam only the strip that is read travels: it is a key
+of its own, made where its chunk is, so that the chunk itself need not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from oocdl.graph.axes import Region
+from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Part of a chunk for another worker."""
+
+    key: Key
+    source: Key
+    region: Region
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A step over several workers."""
+
+    calls: tuple[tuple[int, Call], ...]
+    """(number in the step graph, call), arguments replaced by strips where those are read."""
+    strips: tuple[Strip, ...]
+    worker_of: Mapping[Key, int]
+    """Key -> number of the worker it is made on."""
+    position_of: Mapping[Key, int]
+    """Key -> place in the plan's order, for priorities."""
+
+
+def place(graph: StepGraph, workers: int) -> Placed:
+    """Give every call a worker, and cut strips at the seams."""
+    totals: dict[str, int] = {}
+    for call in graph.calls:
+        if isinstance(call, UnitCall):
+            totals[call.key[0]] = totals.get(call.key[0], 0) + 1
+    region_of = {key: region for pieces in graph.pieces.values() for region, key in pieces}
+    worker_of: dict[Key, int] = {}
+    position_of: dict[Key, int] = {}
+    calls: list[tuple[int, Call]] = []
+    strips: dict[Key, Strip] = {}
+    for number, call in enumerate(graph.calls):
+        if isinstance(call, PickCall):
+            worker_of[call.key], position_of[call.key] = worker_of[call.source], position_of[call.source]
+        elif isinstance(call, CombineCall):
+            worker_of[call.key], position_of[call.key] = worker_of[call.arguments[0]], call.position
+        else:
+            mine = call.key[1] * workers // totals[call.key[0]]
+            worker_of[call.key], position_of[call.key] = mine, call.position
+            call = _with_strips(call, mine, worker_of, region_of, strips)
+        calls.append((number, call))
+    for key, strip in strips.items():
+        worker_of[key], position_of[key] = worker_of[strip.source], position_of[strip.source]
+    return Placed(tuple(calls), tuple(strips.values()), worker_of, position_of)
+
+
+def _with_strips(
+    call: UnitCall, mine: int, worker_of: Mapping[Key, int], region_of: Mapping[Key, Region], strips: dict[Key, Strip]
+) -> UnitCall:
+    """The call, reading strips instead of chunks of other workers of which it needs a part."""
+    arguments = list(call.arguments)
+    for read in call.reads:
+        for number, part in read.chunks:
+            source = call.arguments[number]
+            if worker_of.get(source, mine) == mine or part == region_of[source]:
+                continue
+            key = (f"{source[0]} | {' '.join(f'{a}:{b}' for a, b in part)}", source[1])
+            strips[key] = Strip(key, source, part)
+            arguments[number] = key
+    return replace(call, arguments=tuple(arguments))

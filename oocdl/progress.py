@@ -1,0 +1,168 @@
+"""Progress of a run for people: one live line on a terminal, plain lines elsewhere.
+
+A listener: it takes events and writes text, and knows nothing else of the run.
+
+>>> from oocdl.events import RunFinished, RunStarted, StepDone
+>>> with show_progress(512 << 20, Console(width=120)) as listener:
+...     listener(RunStarted(None, "unet.run", steps=2, done=1))
+...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "peak_bytes": 200 << 20}))
+...     listener(RunFinished(2, 2.0))
+2 steps in unet.run, 1 of them done
+step 2/2, epoch 1, loss 0.5000, 2.0 s/step, 0:00 left, peak 200 of 512 MiB
+finished 2 steps in 2.0 s
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
+
+LINE_SECONDS = 1.0
+"""Plain lines are at least so far apart, but for the first and the last."""
+WINDOW_STEPS = 20
+"""Rates are means over so many of the last steps."""
+
+
+class Progress:
+    """Shows the events of one run after the other. A listener and a context manager."""
+
+    def __init__(
+        self, budget_bytes: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.console = console or Console(stderr=True, highlight=False)
+        self.clock = clock
+        self.steps = self.done = 0
+        self.last_row: StepDone | None = None
+        self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS)
+        """Seconds, and bytes to and from the disk, of the last steps."""
+        self.written_at = float("-inf")
+        self.bar: Bar | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case RunStarted():
+                self._start(event)
+            case StepDone():
+                self._step(event)
+            case RunFinished():
+                self._finish(event)
+            case Committed():
+                pass  # every few seconds, and no news to anyone who watches
+
+    def close(self) -> None:
+        """Leave the terminal as it was; what is shown stays. May be called twice."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _start(self, event: RunStarted) -> None:
+        self.close()
+        self.steps, self.done, self.last_row = event.steps, event.done, None
+        self.recent.clear()
+        self.written_at = float("-inf")
+        so_far = f", {event.done} of them done" if event.done else ""
+        self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
+        if self.console.is_terminal and event.done < event.steps:
+            words = TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+            )
+            self.bar = Bar(
+                BarColumn(16), MofNCompleteColumn(), words,
+                console=self.console, auto_refresh=False,
+            )
+            self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
+            self.bar.start()
+            self.bar.refresh()
+
+    def _step(self, event: StepDone) -> None:
+        row, self.last_row = event.row, event
+        self.done = row["step"]
+        moved_bytes = row.get("read_bytes", 0) + row.get("written_bytes", 0)
+        self.recent.append((row["seconds"], moved_bytes))
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.done, description=self._text(event))
+            self.bar.refresh()
+        elif self.clock() - self.written_at >= LINE_SECONDS or self.done == self.steps:
+            self._write(event)
+
+    def _finish(self, event: RunFinished) -> None:
+        self.close()
+        if self.last_row is not None:
+            self._print(f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}")
+        else:
+            self._print("finished already; nothing to do")
+
+    def _write(self, event: StepDone) -> None:
+        self.written_at = self.clock()
+        self._print(f"step {self.done}/{self.steps}, {self._text(event)}")
+
+    def _text(self, event: StepDone) -> str:
+        """All but the count of steps, in words."""
+        row = event.row
+        seconds = sum(step for step, _ in self.recent)
+        mean = seconds / len(self.recent)
+        parts = [f"epoch {row['epoch'] + 1}", f"loss {row['loss']:.4f}"]
+        parts.append(f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s")
+        parts.append(f"{clock_time((self.steps - self.done) * mean)} left")
+        if "peak_bytes" in row:
+            parts.append(f"peak {row['peak_bytes'] / 2**20:.0f} of {self.budget_bytes / 2**20:.0f} MiB")
+        disk_bytes = sum(moved for _, moved in self.recent)
+        if disk_bytes:
+            parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")
+        return ", ".join(parts)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_progress(budget_bytes: int, console: Console | None = None) -> Progress:
+    """A listener for ``fit(progress=True)``. Close it, or use it in a ``with`` block."""
+    return Progress(budget_bytes, console)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "step"), counted(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds, or hours, minutes and seconds.
+
+    >>> clock_time(75.2), clock_time(7275)
+    ('1:15', '2:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(2.04), duration(75.2)
+    ('2.0 s', '1:15')
+    """
+    return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)
