@@ -15,10 +15,10 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-import dask
 import numpy as np
+from dask import annotate  # type: ignore[attr-defined]
 from dask._task_spec import Task, TaskRef
-from distributed import Client, Future, Worker, WorkerPlugin, wait
+from distributed import Future, Worker, WorkerPlugin, wait
 
 from oocdl import execute, weights
 from oocdl.compile import Compiled
@@ -52,7 +52,7 @@ class Setup:
     settings: Settings
 
 
-class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
+class WorkerSetup(WorkerPlugin):
     """Gives a worker its tier, engine and plan; takes them away when the run ends."""
 
     def __init__(self, setup: Setup) -> None:
@@ -100,11 +100,12 @@ def _write(writer: Writer, name: str, box: Region, place: tuple[slice, ...], chu
 class ClusterSession:
     """Runs steps of one run on a client's workers. The face of ``Session``."""
 
-    client: Client
+    client: Any
+    """A ``distributed.Client``."""
     compiled: Mapping[str, Compiled]
     dataset: Dataset
     settings: Settings
-    held: dict[Key, Future] = field(default_factory=dict)
+    held: dict[Key, Future[Chunk]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __enter__(self) -> ClusterSession:
@@ -145,10 +146,10 @@ class ClusterSession:
         numbers, positions, workers = placed.worker_of, placed.position_of, self.workers
         where = {(key[0] + suffix, key[1]): [workers[n]] for key, n in numbers.items()}
         order = {(key[0] + suffix, key[1]): -n for key, n in positions.items()}
-        with dask.annotate(workers=where.__getitem__, priority=order.__getitem__):
+        with annotate(workers=where.__getitem__, priority=order.__getitem__):
             futures = self.client.get(tasks, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
-        wait(list(made.values()))
+        wait(list(made.values()))  # type: ignore[no-untyped-call]
         scalars = {
             key: self.client.gather(made[key]) for key in _scalar_keys(compiled)
         }
@@ -182,7 +183,7 @@ class ClusterSession:
         tensors = weights.specs(compiled)
         writing = store.begin(step, tensors)
         writer = writing.writer()
-        jobs: list[tuple[str, Future]] = []
+        jobs: list[tuple[str, Future[Any]]] = []
         for spec in tensors:
             regions = compiled.pieces[spec.name]
             futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]

@@ -35,7 +35,7 @@ Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 CLASSES = ("background", "body", "shell", "core")
 BRIGHTNESS = np.array([0.0, 1.0, 0.45, 1.0], np.float32)
-NOISE = 0.35
+NOISE = 0.3
 """Standard deviation; body and shell differ by 0.55."""
 COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)
 """One a class, for the picture."""
@@ -58,8 +58,12 @@ class Demo:
 
 
 def run_demo(
-    folder: str | Path = "oocdl-demo", size: int = 48, steps: int = 60, memory: str = "512MiB",
-    engine: str = "auto", console: Console | None = None,
+    folder: str | Path = "oocdl-demo",
+    size: int = 48,
+    steps: int = 60,
+    memory: str = "512MiB",
+    engine: str = "auto",
+    console: Console | None = None,
 ) -> Demo:
     """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
 
@@ -75,25 +79,40 @@ def run_demo(
     model = write_unet3d(root / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
     _say(out, f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
     options: dict[str, Any] = {
-        "loss": "dice_ce", "optimizer": Adam(Polynomial(0.02, max(steps, 1))), "steps": steps,
-        "memory": memory, "engine": engine, "parallel": {"space": (2, 1, 1)},
+        "loss": "dice_ce",
+        "optimizer": Adam(Polynomial(0.02, max(steps, 1))),
+        "steps": steps,
+        "memory": memory,
+        "engine": engine,
+        "parallel": {"space": (2, 1, 1)},
     }
     _say(out, str(plan(model, training, **options)).rstrip())
     with show_progress(parse_bytes(memory), out) as listener:
         run = fit(
-            model, training, **options, workdir=root / "unet.run", resume="restart",
-            progress=False, callbacks=[listener],
+            model,
+            training,
+            **options,
+            workdir=root / "unet.run",
+            resume="restart",
+            progress=False,
+            callbacks=[listener],
         )
     losses = tuple(float(row["loss"]) for row in run.history)
     _say(out, "loss  " + " → ".join(f"{loss:.2f}" for loss in _tenths(losses)))
     predicted = run.predict(unseen, root / "predicted.zarr", memory=memory)
     labels, logits = _volume(zarr.open_group(unseen, mode="r"), "labels"), _volume(predicted, "logits")
     scores = dice(labels, logits)
-    _say(out, "Dice of unseen volumes  " + ", ".join(f"{c} {s:.2f}" for c, s in zip(CLASSES, scores, strict=True)))
+    _say(
+        out,
+        "Dice of unseen volumes  " + ", ".join(f"{c} {s:.2f}" for c, s in zip(CLASSES, scores, strict=True)),
+    )
     picture = draw(root / "demo.png", _volume(zarr.open_group(unseen, mode="r"), "image"), labels, logits)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = Demo(losses, scores, picture, time.monotonic() - started, peak)
-    _say(out, f"peak memory of this process {peak / 2**20:.0f} MiB, budget {parse_bytes(memory) / 2**20:.0f} MiB")
+    _say(
+        out,
+        f"peak memory of this process {peak / 2**20:.0f} MiB, budget {parse_bytes(memory) / 2**20:.0f} MiB",
+    )
     _say(out, f"{done.seconds:.0f} s in all; look at {picture}")
     return done
 
@@ -141,12 +160,12 @@ def _slabs(size: int, thickness: int) -> Iterator[tuple[int, int]]:
 def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
     """One a class, from the outside in, in a volume of [-1, 1]³."""
     found: list[Ellipsoid] = []
-    centre, radii = random.uniform(-0.15, 0.15, 3), random.uniform(0.6, 0.8, 3)
+    centre, radii = random.uniform(-0.15, 0.15, 3), random.uniform(0.65, 0.85, 3)
     for _ in CLASSES[1:]:
         turn, _ = np.linalg.qr(random.normal(size=(3, 3)))
         found.append((centre, turn / radii))
         centre = centre + random.uniform(-0.06, 0.06, 3)
-        radii = radii * random.uniform(0.6, 0.75, 3)
+        radii = radii * random.uniform(0.65, 0.8, 3)
     return found
 
 
@@ -200,7 +219,8 @@ def _grey(plane: Array) -> npt.NDArray[np.float32]:
     """Brightness as RGB, 0 to 255."""
     low, high = -2 * NOISE, 1 + 2 * NOISE
     level = np.clip((plane - low) / (high - low), 0, 1) * 255
-    return np.asarray(np.stack([level] * 3, axis=-1), np.float32)
+    shades: npt.NDArray[np.float32] = np.stack([level] * 3, axis=-1).astype(np.float32)
+    return shades
 
 
 def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32]:

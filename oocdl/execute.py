@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, Task, TaskRef
+from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
@@ -213,21 +213,14 @@ def pick(made: Sequence[Chunk], number: int) -> Chunk:
     return made[number]
 
 
-def dask_graph(
-    graph: StepGraph, run_id: str, plan_id: str, info: StepInfo, inputs: Mapping[Key, Any], suffix: str = ""
-) -> dict[Any, Any]:
-    """The Dask graph of one step, in plan order. ``inputs`` are chunks (or futures of chunks)."""
-
-    def named(key: Key) -> Any:
-        return (key[0] + suffix, key[1]) if key not in inputs else key
-
-    tasks: dict[Any, Any] = {key: DataNode(key, value) for key, value in inputs.items()}
+def step_tasks(graph: StepGraph, run_id: Any, plan_id: str, info: StepInfo) -> dict[Any, Any]:
+    """The Dask tasks of one step, in plan order; ``graph.inputs`` are keys that the caller adds."""
+    tasks: dict[Any, Any] = {}
     for number, call in enumerate(graph.calls):
-        key = named(call.key)
         if isinstance(call, PickCall):
-            tasks[key] = Task(key, pick, TaskRef(named(call.source)), call.number)
+            tasks[call.key] = Task(call.key, pick, TaskRef(call.source), call.number)
             continue
         function = run_unit if isinstance(call, UnitCall) else run_combine
-        references = [TaskRef(named(argument)) for argument in call.arguments]
-        tasks[key] = Task(key, function, run_id, plan_id, number, info, *references)
+        references = [TaskRef(argument) for argument in call.arguments]
+        tasks[call.key] = Task(call.key, function, run_id, plan_id, number, info, *references)
     return tasks

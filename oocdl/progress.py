@@ -86,8 +86,11 @@ class Progress:
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )
             self.bar = Bar(
-                BarColumn(16), MofNCompleteColumn(), words,
-                console=self.console, auto_refresh=False,
+                BarColumn(16),
+                MofNCompleteColumn(),
+                words,
+                console=self.console,
+                auto_refresh=False,
             )
             self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
             self.bar.start()

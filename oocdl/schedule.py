@@ -39,6 +39,7 @@ class _Run:
         heapq.heapify(self.ready)
         self.done = [False] * len(self.keys)
         self.oldest = 0
+        self.running = 0
         self.finished = 0
         self.error: BaseException | None = None
         self.change = threading.Condition()
@@ -49,7 +50,9 @@ class _Run:
             while True:
                 if self.error is not None or self.finished == len(self.keys):
                     return None
-                if self.ready and self.ready[0] < self.oldest + self.window:
+                # Where the graph's order cannot be run, the first that is ready goes on.
+                if self.ready and (self.running == 0 or self.ready[0] < self.oldest + self.window):
+                    self.running += 1
                     return self.tasks[self.keys[heapq.heappop(self.ready)]]
                 self.change.wait()
 
@@ -61,6 +64,7 @@ class _Run:
         """Store a result, wake what waited for it, drop what nothing needs any more."""
         dropped = []
         with self.change:
+            self.running -= 1
             number = self.order[task.key]
             self.done[number] = True
             while self.oldest < len(self.done) and self.done[self.oldest]:
@@ -99,14 +103,14 @@ class _Run:
 
 
 def get(
-    graph: Mapping[Hashable, Any], keys: Any, *, workers: int = 2, window: int = 64, **_: Any
+    graph: Any, keys: Any, *, workers: int = 2, window: int = 64, **_: Any
 ) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters
     ----------
     graph
-        A Dask graph, listed in an order in which it can be run.
+        A Dask graph, best listed in an order in which it can be run.
     keys
         A key, or a (nested) list of keys.
     workers
@@ -118,7 +122,8 @@ def get(
     (1, 2)
     """
     wanted = set(_flatten(keys))
-    run = _Run(graph, wanted, window)
+    tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
+    run = _Run(tasks, wanted, window)
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
         for future in [pool.submit(run.work) for _ in range(workers)]:
             future.result()

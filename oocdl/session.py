@@ -11,10 +11,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from dask._task_spec import DataNode, List, Task, TaskRef
+from dask.delayed import Delayed
 
 from oocdl import execute, weights
 from oocdl.compile import Compiled
+from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
@@ -103,9 +108,8 @@ class Session:
         graph = compiled.graph
         for key in graph.inputs:
             self.held[key].slot.uses = graph.input_uses.get(key, ())
-        inputs = {key: self.held[key] for key in graph.inputs}
-        tasks = execute.dask_graph(graph, self.run_id, plan_id, info, inputs)
-        del inputs
+        tasks: dict[Any, Any] = {key: DataNode(key, self.held[key]) for key in graph.inputs}
+        tasks |= execute.step_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
         options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}
         results = run(tasks, list(graph.outputs), **options)
@@ -125,6 +129,52 @@ class Session:
             moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
         )
+
+
+def step_delayed(
+    compiled: Compiled, dataset: Dataset, settings: Settings, machine: Machine, info: StepInfo
+) -> Delayed:
+    """One step as a Delayed: opens a session of its own, loads the initial weights, runs, closes."""
+    factored = compiled.plan.factored
+    assert compiled.loss is not None
+    (_, loss), = compiled.graph.pieces[factored.alias.get(compiled.loss, compiled.loss)]
+    opened = ("session", 0)
+
+    def start() -> str:
+        folder = TemporaryDirectory(dir=settings.spill)
+        session = Session({"main": compiled}, dataset, settings.scale or {}, machine, Path(folder.name))
+        session.__enter__()
+        _alone[session.run_id] = (session, folder)
+        return session.run_id
+
+    tasks: dict[Any, Any] = {opened: Task(opened, start)}
+    for key in compiled.graph.inputs:
+        tasks[key] = Task(key, _load_piece, TaskRef(opened), key)
+    tasks |= execute.step_tasks(compiled.graph, TaskRef(opened), "main", info)
+    value = ("loss", 0)
+    tasks[value] = Task(value, _finish, TaskRef(opened), TaskRef(loss), List(*(TaskRef(k) for k in compiled.graph.outputs)))
+    return Delayed(value, tasks)  # type: ignore[no-untyped-call]
+
+
+_alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
+"""Sessions that a Delayed has opened."""
+
+
+def _load_piece(run_id: str, key: Key) -> Chunk:
+    """A piece of the initial weights; the task of a Delayed's inputs."""
+    session, _ = _alone[run_id]
+    if not session.held:
+        session.load("main", weights.initial(session.compiled["main"]))
+    return session.held[key]
+
+
+def _finish(run_id: str, loss: Chunk, outputs: list[Chunk]) -> float:
+    """The loss; closes the session of a Delayed."""
+    value = float(loss.copy())
+    session, folder = _alone.pop(run_id)
+    session.__exit__()
+    folder.cleanup()
+    return value
 
 
 def scalar_outputs(compiled: Compiled, made: Mapping[Key, Chunk]) -> dict[str, float]:

@@ -141,4 +141,5 @@ def uniform(seed: int, step: int, name: str, shape: Shape, region: Region, dtype
         z ^= z >> np.uint64(27)
         z *= np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    return ((z >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(dtype)
+    found: Array = ((z >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(dtype)
+    return found

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from dask._task_spec import DataNode
 
 from oocdl import execute
 from oocdl.engines.engine import get_engine
@@ -112,12 +113,12 @@ def run_graph(
             threading.Semaphore(workers),
         )
         execute.register("test", context)
-        inputs = {
-            (f"stored/{name}", number): tier.adopt(stored_piece(factored, name, arrays[name], region), region, ())
+        inputs: dict[Any, Any] = {
+            (f"stored/{name}", number): DataNode((f"stored/{name}", number), tier.adopt(stored_piece(factored, name, arrays[name], region), region, ()))
             for name, regions in pieces.items()
             for number, region in enumerate(regions)
         }
-        dsk = execute.dask_graph(step_graph, "test", "main", info, inputs)
+        dsk = inputs | execute.step_tasks(step_graph, "test", "main", info)
         chunks = (scheduler or get)(dsk, list(step_graph.outputs))
         by_key: dict[Any, Chunk] = dict(zip(step_graph.outputs, chunks, strict=True))
         outputs = {}

@@ -27,7 +27,8 @@ from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.ops.optimizers import scalars
-from oocdl.planning import Machine, Plan, compile_within, machine_for
+from oocdl.planning import Machine, compile_within, machine_for
+from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.run import Run
 from oocdl.session import Session
@@ -90,7 +91,7 @@ def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
         ragged = compile_within(
             job.model, job.binding, job.settings, job.machine, rest, cuts.get(RAGGED), main.pieces
         )
-    return Plan(main, job.settings, job.machine, job.model.path.name, ragged)
+    return Plan(main, job.settings, job.machine, job.model.path.name, job.dataset, job.batches_from, ragged)
 
 
 def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:

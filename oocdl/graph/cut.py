@@ -21,6 +21,7 @@ import numpy as np
 from oocdl.errors import UnsupportedError
 from oocdl.graph.axes import (
     Around,
+    Index,
     Inverse,
     Plain,
     Range,
@@ -136,7 +137,7 @@ class LayerCutter:
             for view in cell.inputs:
                 wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, letters))
         order = [*self.layer.stores, *self.layer.partials]
-        reads = tuple((name, wanted[name]) for name in self.layer.reads if not is_empty(wanted[name]))
+        reads = tuple((name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name]))
         program = self._program(reads, wanted, ranges, [(name, makes[name]) for name in order])
         sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
         return Unit(self.layer.index, shard, reads, program, tuple((n, makes[n]) for n in order), sizes)
@@ -159,10 +160,7 @@ class LayerCutter:
         found = []
         for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True):
             extents = [shape[p] for p in positions] or [own]
-            wants = [
-                (0, extent) if index is None else index.needs(letters[_letter(index)] if _letter(index) else (0, 1))
-                for index, extent in zip(indices, extents, strict=True)
-            ]
+            wants = [_needs(index, letters, extent) for index, extent in zip(indices, extents, strict=True)]
             found.append((positions, wants, extents))
         return found
 
@@ -262,8 +260,11 @@ class LayerCutter:
         return Operand(slots[view.value], _crop(tuple(part), held), shape, padded), tuple(own)
 
 
-def _letter(index: Any) -> str | None:
-    return None if isinstance(index, Whole) else str(index.letter)
+def _needs(index: Index | None, letters: Mapping[str, Range], extent: int) -> Range:
+    """The range of a stored axis that is wanted, not clipped."""
+    if index is None:
+        return 0, extent
+    return index.needs((0, 1) if isinstance(index, Whole) else letters[index.letter])
 
 
 def _letters(view: View, region: Region) -> dict[str, Range]:

@@ -271,7 +271,8 @@ class _Grouper:
 def _early_first(factored: Factored, heavy: set[str]) -> list[Cell]:
     """Cells that depend on no heavy node first: sums over targets are then ready for the loss."""
     late: set[str] = set()
-    early, rest = [], []
+    early: list[Cell] = []
+    rest: list[Cell] = []
     for cell in factored.cells:
         is_late = cell.node.name in heavy or any(view.value in late for view in cell.inputs)
         if is_late:

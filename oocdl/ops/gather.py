@@ -86,5 +86,6 @@ RULES: tuple[OpRule, ...] = (
         gradient=no_second_derivative,
         axes=_axes_grad,
         flops=_flops_grad,
+        workspace=lambda node, inputs, outputs: size(outputs[0]),
     ),
 )

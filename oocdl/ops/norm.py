@@ -83,8 +83,12 @@ def _normalize_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shap
 
 
 def _moments_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The centred copy of the operand that the runtime's variance makes."""
-    return size(inputs[0])
+    """The centred copy of the operand and its square, which onnxruntime makes."""
+    return 2 * size(inputs[0])
+
+
+def _normalize_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return size(outputs[0])
 
 
 RULES: tuple[OpRule, ...] = (
@@ -102,5 +106,6 @@ RULES: tuple[OpRule, ...] = (
         gradient=_normalize_gradient,
         axes=broadcast_axes,
         flops=_normalize_flops,
+        workspace=_normalize_workspace,
     ),
 )

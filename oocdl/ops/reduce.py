@@ -104,7 +104,7 @@ RULES: tuple[OpRule, ...] = (
         gradient=_lse_gradient,
         axes=reduction_axes("logsumexp"),
         flops=_lse_flops,
-        # exp(x - max) is a copy of the operand.
-        workspace=_operand_size,
+        # x - max and its exponential are copies of the operand.
+        workspace=lambda node, inputs, outputs: 2 * _operand_size(node, inputs, outputs),
     ),
 )

@@ -1,0 +1,114 @@
+"""What is in a run, a model or a dataset, as tables.
+
+Names come from files that others wrote: they are shown as text, never as markup, and
+without control characters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from oocdl.graph.read_onnx import SUPPORTED, inspect_onnx
+from oocdl.progress import counted, duration
+from oocdl.run import Run
+from oocdl.storage.dataset import open_dataset
+from oocdl.train import open as open_run
+
+
+def tables_of(what: str) -> list[Table]:
+    """What is at a path, in tables: a run directory, an ONNX file or a dataset."""
+    path = Path(what)
+    if (path / "run.json").is_file():
+        return run_tables(open_run(path))
+    if path.suffix.lower() == ".onnx":
+        return model_tables(path)
+    return [array_table(what, open_dataset(what).arrays)]
+
+
+def run_tables(run: Run) -> list[Table]:
+    """A run in tables: how far it is, and its weights."""
+    history, weights = run.history, run.weights
+    state = table("run", "", "")
+    rows = [("folder", run.path), ("committed steps", run.steps)]
+    if history:
+        first, last = history[0], history[-1]
+        rows += [
+            ("first loss", f"{first['loss']:.6g}"),
+            ("last loss", f"{last['loss']:.6g} at step {last['step']}"),
+            ("time", duration(sum(row["seconds"] for row in history))),
+            ("peak memory", size_text(max(row["peak_bytes"] for row in history))),
+        ]
+    for title, value in rows:
+        state.add_row(cell(title), cell(value))
+    return [state, array_table("weights", weights), *([array_table("kept", run.kept)] if run.kept else [])]
+
+
+def model_tables(path: Path) -> list[Table]:
+    """A model in tables: its ends, its weights, its operators."""
+    model = inspect_onnx(path)
+    title = f"{path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
+    ends = table(title, "", "name", "shape", "type")
+    for kind, ports in (("input", model.inputs), ("output", model.outputs)):
+        for port in ports:
+            ends.add_row(cell(kind), cell(port.name), cell(shape_text(port.dims)), cell(port.dtype))
+    total_bytes = sum(item.nbytes for item in model.initializers.values())
+    title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
+    operators = table(title, "operator", "nodes", "")
+    for op, count in sorted(Counter(node.op for node in model.nodes).items()):
+        operators.add_row(cell(op), cell(count), cell("" if op in SUPPORTED else "not supported"))
+    return [ends, operators]
+
+
+def array_table(title: str, arrays: Mapping[str, Any]) -> Table:
+    """Arrays by name, with shape, type and size."""
+    found = table(title, "name", "shape", "type", "size")
+    for name, array in arrays.items():
+        nbytes = prod(array.shape) * np.dtype(array.dtype).itemsize
+        found.add_row(cell(name), cell(shape_text(array.shape)), cell(array.dtype), cell(size_text(nbytes)))
+    return found
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty table. Titles come from files: they are text, never markup."""
+    made = Table(title=Text(title), title_justify="left", show_header=any(columns))
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def cell(value: object) -> Text:
+    """Text of a table. Control characters of a name in a file do not reach the terminal."""
+    return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)))
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """A shape for people.
+
+    >>> shape_text((2, 64, "depth"))
+    '2 × 64 × depth'
+    """
+    return " × ".join(str(extent) for extent in shape) or "scalar"
+
+
+def size_text(nbytes: int) -> str:
+    """A size for people.
+
+    >>> size_text(512), size_text(3 << 20)
+    ('512 B', '3.0 MiB')
+    """
+    size, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while size >= 1024:
+        after = next(units, None)
+        if after is None:
+            break
+        size, unit = size / 1024, after
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

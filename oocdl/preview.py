@@ -1,0 +1,131 @@
+"""The plan that people read, and can draw, before anything runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dask.delayed import Delayed
+from rich.console import Console
+from rich.table import Table
+
+from oocdl.compile import Compiled
+from oocdl.config import Settings
+from oocdl.graph.plan import LayerPlan
+from oocdl.ops.optimizers import scalars
+from oocdl.planning import Machine
+from oocdl.session import step_delayed
+from oocdl.sources import StepInfo
+from oocdl.storage.dataset import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What one step will do and need. Made by ``oocdl.plan``; nothing has run.
+
+    ``str(plan)`` is a table. Bytes read and written are those that units move when
+    nothing fits in RAM; what stays in the tier is neither read nor written.
+    """
+
+    compiled: Compiled
+    settings: Settings
+    machine: Machine
+    model: str
+    dataset: Dataset
+    batches: Callable[[int], Iterator[tuple[int, int, tuple[int, ...]]]]
+    """(step, epoch, dataset rows) from a step on."""
+    ragged: Compiled | None = None
+    """The smaller last batch of an epoch, if there is one."""
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """All layers in order."""
+        return self.compiled.plan.layers
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of the process: base, and everything the tier may hold."""
+        units = self.compiled.plan.peak_unit_bytes * (self.machine.threads + 1)
+        stored = sum(layer.written_bytes for layer in self.layers) + self.weight_bytes
+        return self.machine.base_bytes + min(self.machine.capacity_bytes, units + stored)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights and state."""
+        values = self.compiled.plan.factored.graph.values
+        return sum(values[name].nbytes for name in self.compiled.pieces)
+
+    @property
+    def disk_bytes(self) -> int:
+        """At most this much spill and run store: all that a step stores, and three versions of the weights."""
+        return sum(layer.written_bytes for layer in self.layers) + 3 * self.weight_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that units read in a step."""
+        return self.compiled.plan.read_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that units write in a step."""
+        return self.compiled.plan.written_bytes
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step."""
+        return self.compiled.plan.flops
+
+    @property
+    def seconds(self) -> float:
+        """A rough prediction of the seconds of a step."""
+        return self.compiled.plan.seconds
+
+    @property
+    def tasks(self) -> int:
+        """Units of a step."""
+        return self.compiled.plan.tasks
+
+    def delayed(self, step: int = 0) -> Delayed:
+        """One step from the model file's weights, as a ``dask.delayed.Delayed`` whose value is the loss.
+
+        ``visualize()`` draws its graph; ``compute()`` runs it with any local Dask scheduler.
+
+        >>> plan.delayed(0).visualize("step.svg")  # doctest: +SKIP
+        """
+        rows = next(rows for number, _, rows in self.batches(step) if number == step)
+        info = StepInfo(step, self.settings.seed, rows, scalars(self.settings.optimizer, step))
+        compiled = self.compiled
+        if self.ragged is not None and len(rows) != self.settings.batch_size:
+            compiled = self.ragged
+        return step_delayed(compiled, self.dataset, self.settings, self.machine, info)
+
+    def table(self) -> Table:
+        """Layers with their cuts and costs."""
+        table = Table(title=f"{self.model}: one step of batch {self.settings.batch_size}")
+        for name in ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP"):
+            table.add_column(name, justify="left" if name == "layer" else "right")
+        names = self.compiled.plan.classes.names
+        for layer in self.layers:
+            cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
+            table.add_row(
+                layer.layer.name, cut or "1", f"{layer.peak_bytes / 2**20:.1f}", f"{layer.read_bytes / 2**20:.1f}",
+                f"{layer.written_bytes / 2**20:.1f}", f"{layer.flops / 1e9:.2f}",
+            )
+        return table
+
+    def summary(self) -> str:
+        """One line."""
+        return (
+            f"{len(self.layers)} layers, {self.tasks} tasks a step, peak {self.peak_bytes / 2**20:.0f} MiB of "
+            f"{self.settings.memory_bytes / 2**20:.0f} MiB, reads {self.read_bytes / 1e9:.2f} GB and writes "
+            f"{self.written_bytes / 1e9:.2f} GB if nothing fits, {self.flops / 1e9:.1f} GFLOP, "
+            f"engine {self.machine.engine}, {self.machine.threads} threads"
+        )
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        console = Console(file=out, width=110, force_terminal=False)
+        console.print(self.table())
+        console.print(self.summary(), soft_wrap=True)
+        return out.getvalue()
