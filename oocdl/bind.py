@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
 
 from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir import Shape
 from oocdl.graph.read_onnx import OnnxModel, Port
-from oocdl.ops.losses import LOSSES, Loss
+from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss
 from oocdl.storage.dataset import DataArray, Dataset
 
 
@@ -61,6 +61,7 @@ class Binding:
 def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: bool = True) -> Binding:
     """Tie inputs and heads to arrays: by mapping, by equal name, or as the only candidates left."""
     arrays = dict(dataset.arrays)
+    _check_names(model, settings, arrays, with_targets)
     inputs: dict[str, str] = {}
     for port in model.inputs:
         inputs[port.name] = _choose(
@@ -88,6 +89,30 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     return Binding(inputs, tuple(targets), samples, arrays)
 
 
+def _check_names(
+    model: OnnxModel, settings: Settings, arrays: Mapping[str, DataArray], with_targets: bool
+) -> None:
+    """Whatever a setting names is there: a misspelt name must not be passed over."""
+    dims = {dim for port in model.inputs for dim in port.dims if isinstance(dim, str)}
+    asked: list[tuple[str, Collection[str], Collection[str]]] = [
+        ("inputs", settings.inputs or {}, [port.name for port in model.inputs]),
+        ("dims", settings.dims or {}, dims),
+    ]
+    if with_targets:
+        asked.append(("targets", settings.targets or {}, [port.name for port in model.outputs]))
+        asked.append(("scale", settings.scale or {}, arrays))
+    for option, names, known in asked:
+        for name in names:
+            if name not in known:
+                there = ", ".join(f"'{one}'" for one in sorted(known)) or "none"
+                kind = "the dataset" if option == "scale" else "the model"
+                raise InputError(f"{option} names '{name}', {kind} has: {there}")
+    for pattern in settings.freeze:
+        if not any(fnmatchcase(name, pattern) for name in model.initializers):
+            some = ", ".join(f"'{name}'" for name in list(model.initializers)[:5])
+            raise InputError(f"freeze pattern '{pattern}' matches no initializer of the model; it has {some}, ...")
+
+
 def _choose(
     kind: str, name: str, mapping: Mapping[str, str] | None, arrays: Mapping[str, DataArray],
     used: set[str], only: bool,
@@ -110,7 +135,9 @@ def _choose(
     )
 
 
-def _heads(model: OnnxModel, loss: Any) -> dict[str, tuple[Loss, float]]:
+def _heads(
+    model: OnnxModel, loss: Loss | Mapping[str, tuple[Loss, float]]
+) -> Mapping[str, tuple[Loss, float]]:
     """Output -> (loss, weight)."""
     outputs = [port.name for port in model.outputs]
     if not isinstance(loss, Mapping):
@@ -118,24 +145,17 @@ def _heads(model: OnnxModel, loss: Any) -> dict[str, tuple[Loss, float]]:
             raise InputError(
                 f"the model has outputs {', '.join(outputs)}; pass loss={{'{outputs[0]}': ('cross_entropy', 1.0), ...}}"
             )
-        return {outputs[0]: (_loss(loss), 1.0)}
-    heads: dict[str, tuple[Loss, float]] = {}
-    for output, given in loss.items():
+        return {outputs[0]: (loss, 1.0)}
+    for output in loss:
         if output not in outputs:
             raise InputError(f"loss names the output '{output}'; the model has: {', '.join(outputs)}")
-        spec, weight = given if isinstance(given, tuple) else (given, 1.0)
-        heads[output] = (_loss(spec), float(weight))
-    return heads
-
-
-def _loss(loss: Any) -> Loss:
-    return LOSSES[loss] if isinstance(loss, str) else loss
+    return loss
 
 
 def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None:
     for target in targets:
         kind = arrays[target.array].dtype.kind
-        labels = type(target.spec).__name__ in ("CrossEntropy", "Dice", "DiceCE")
+        labels = isinstance(target.spec, CrossEntropy | Dice | DiceCE)
         if labels and kind not in "iub":
             raise DatasetError(
                 f"array '{target.array}' is {arrays[target.array].dtype}; the loss of '{target.output}' "

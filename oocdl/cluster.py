@@ -150,9 +150,7 @@ class ClusterSession:
             futures = self.client.get(tasks, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(list(made.values()))  # type: ignore[no-untyped-call]
-        scalars = {
-            key: self.client.gather(made[key]) for key in _scalar_keys(compiled)
-        }
+        scalars = {key: self.client.gather(made[key]) for key in _scalar_keys(compiled)}
         self.held = weights.after_step(compiled, made, self.held)
         return scalar_outputs(compiled, scalars)
 
@@ -189,8 +187,13 @@ class ClusterSession:
             futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]
             if weights.by_piece(spec, regions):
                 for future, region in zip(futures, regions, strict=True):
-                    (box, part), = own_regions(factored.factors[spec.name], region)
-                    jobs.append((spec.name, self.client.submit(_write, writer, spec.name, box, part, future, pure=False)))
+                    ((box, part),) = own_regions(factored.factors[spec.name], region)
+                    jobs.append(
+                        (
+                            spec.name,
+                            self.client.submit(_write, writer, spec.name, box, part, future, pure=False),
+                        )
+                    )
                 continue
             full = np.empty(spec.shape, spec.dtype)
             for chunk, region in zip(self.client.gather(futures), regions, strict=True):

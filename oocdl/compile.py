@@ -85,7 +85,9 @@ def training_graph(
     # Merging equal nodes can rename outputs, but never moves them.
     loss, *others = graph.outputs
     return TrainingGraph(
-        imported, graph, loss,
+        imported,
+        graph,
+        loss,
         dict(zip(parts, others[: len(parts)], strict=True)),
         dict(zip(kept, others[len(parts) :], strict=True)),
         feeds,
@@ -123,7 +125,9 @@ def _add_losses(
     return add_losses(build, heads)
 
 
-def _logits(imported: Imported, outputs: Mapping[str, str], output: str, spec: object, settings: Settings) -> str:
+def _logits(
+    imported: Imported, outputs: Mapping[str, str], output: str, spec: object, settings: Settings
+) -> str:
     """The value that the loss takes: an end in Softmax or Sigmoid is stripped only if allowed."""
     end = imported.final_activation.get(output)
     takes_logits = type(spec).__name__ not in ("MSE", "L1")
@@ -138,8 +142,14 @@ def _logits(imported: Imported, outputs: Mapping[str, str], output: str, spec: o
 
 
 def compile_training(
-    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, limits: Limits,
-    frozen: Frozen | None = None, pieces: Mapping[str, tuple[Region, ...]] | None = None,
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    batch: int,
+    rules: Rules,
+    limits: Limits,
+    frozen: Frozen | None = None,
+    pieces: Mapping[str, tuple[Region, ...]] | None = None,
 ) -> Compiled:
     """A training step for batches of ``batch`` samples.
 
@@ -156,13 +166,25 @@ def compile_training(
         )
     pieces = pieces or versioned_pieces(plan)
     return Compiled(
-        made.imported, plan, expand_step(plan, rules, pieces), pieces, made.loss, made.parts,
-        dict(made.imported.outputs), made.feeds, made.kept,
+        made.imported,
+        plan,
+        expand_step(plan, rules, pieces),
+        pieces,
+        made.loss,
+        made.parts,
+        dict(made.imported.outputs),
+        made.feeds,
+        made.kept,
     )
 
 
 def compile_inference(
-    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, limits: Limits,
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    batch: int,
+    rules: Rules,
+    limits: Limits,
     pieces: Mapping[str, tuple[Region, ...]],
 ) -> Compiled:
     """A forward pass as the trained model would do it; with losses if ``binding`` has targets."""

@@ -3,63 +3,194 @@
 from __future__ import annotations
 
 import difflib
+import math
+import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oocdl.errors import InputError
 from oocdl.machine import default_budget_bytes
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
 from oocdl.ops.optimizers import SGD, Adam, AdamW, Optimizer
 
-UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
+LOSS_TYPES: Mapping[str, type[Loss]] = {
+    kind.__name__: kind for kind in (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
+}
+PROBED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
+"""Steps at which a function of the step is sampled, to tell it from another."""
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: float | str) -> int:
     """Bytes from a number or a text with a unit.
 
     >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
     (2147483648, 1500000, 4096)
     """
-    if isinstance(size, int):
-        number, unit = float(size), ""
-    else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?i?)B?\s*", size, re.IGNORECASE)
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*((?:[KMGT]i?)?)B?\s*", size, re.IGNORECASE)
         if match is None:
-            raise InputError(f"'{size}' is not a size; write for example '2GiB' or a number of bytes")
-        number = float(match[1])
-        unit = match[2].upper().replace("I", "i")
-    if number <= 0:
-        raise InputError(f"a size must be positive, got {size}")
-    return int(number * UNITS[unit])
+            raise InputError(f"'{_shown(size)}' is not a size; write for example '2GiB' or a number of bytes")
+        number = float(match[1]) * UNITS[match[2].upper().replace("I", "i")]
+    else:
+        number = _finite("a size", size)
+    if number < 1:
+        raise InputError(f"a size must be at least one byte, got {_shown(size)}")
+    return int(number)
 
 
-def parse_optimizer(optimizer: str | Optimizer, lr: float | None = None) -> Optimizer:
+def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
     """An optimizer by name ("sgd", "adam", "adamw") or as it is."""
-    if not isinstance(optimizer, str):
-        return optimizer
-    kinds: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-    if optimizer.lower() not in kinds:
-        raise InputError(f"there is no optimizer '{optimizer}'{_nearest(optimizer, kinds)}; choose one of: {', '.join(kinds)}")
-    kind = kinds[optimizer.lower()]
-    if lr is not None:
-        return kind(lr=lr)  # type: ignore[no-any-return]
-    return kind(lr=0.01) if kind is SGD else kind()  # type: ignore[no-any-return]
+    kinds: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    if isinstance(optimizer, str):
+        kind = kinds.get(optimizer.lower())
+        if kind is None:
+            raise InputError(
+                f"there is no optimizer '{_shown(optimizer)}'{_nearest(optimizer, kinds)}; "
+                f"choose one of: {', '.join(kinds)}"
+            )
+        rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
+        optimizer = kind(lr=rate if callable(rate) else _finite("lr", rate))
+    elif not isinstance(optimizer, SGD | Adam):
+        raise InputError(
+            f"optimizer {_shown(optimizer)} is neither a name ({', '.join(kinds)}) nor of oocdl.optim"
+        )
+    elif lr is not None:
+        raise InputError("lr goes with an optimizer given by name; this one has its own")
+    if not callable(optimizer.lr) and _finite("lr", optimizer.lr) < 0:
+        raise InputError(f"lr must not be negative, got {optimizer.lr}")
+    return optimizer
 
 
-def _nearest(word: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
+def _nearest(word: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(word), list(known), 1)
     return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def _shown(value: object) -> str:
+    """Anything in one short line."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, got {_shown(value)}")
+    return float(value)
+
+
+def _whole(name: str, value: Any, least: int | None = 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number, got {_shown(value)}")
+    if least is not None and number < least:
+        raise InputError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} must be True or False, got {_shown(value)}")
+    return bool(value)
+
+
+def _one_of(*known: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {_shown(value)}")
+        return value
+
+    return check
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    for item in found:
+        if not isinstance(item, str):
+            raise InputError(f"{name} takes names, got {_shown(item)}")
+    return found
+
+
+def _mapping(item: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, Any] | None]:
+    def check(name: str, value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} takes a mapping by name, got {_shown(value)}")
+        return {str(key): item(f"{name}['{_shown(key)}']", held) for key, held in value.items()}
+
+    return check
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} takes a name, got {_shown(value)}")
+    return value
+
+
+def _parallel(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value == "auto":
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {_shown(value)}")
+    known, found = ("batch", "space", "channels"), dict[str, Any]()
+    for key, count in value.items():
+        if key not in known:
+            raise InputError(f"parallel does not know '{_shown(key)}'{_nearest(key, known)}; it takes {', '.join(known)}")
+        several = key == "space" and isinstance(count, tuple | list)
+        counts = count if several else (count,)
+        checked = tuple(_whole(f"parallel['{key}']", number) for number in counts)
+        found[key] = checked if key == "space" else checked[0]
+    return found
+
+
+def _loss(value: Any) -> Loss:
+    if isinstance(value, str) and value in LOSSES:
+        return LOSSES[value]
+    if not isinstance(value, CrossEntropy | Dice | DiceCE | BCE | MSE | L1):
+        word = f"'{_shown(value)}'" if isinstance(value, str) else f"like {_shown(value)}"
+        raise InputError(
+            f"there is no loss {word}{_nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
+            "or an object of oocdl.losses"
+        )
+    return value
+
+
+def _losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
+    if not isinstance(value, Mapping):
+        return _loss(value)
+    if not value:
+        raise InputError("loss is empty: name one, or a mapping output -> (loss, weight)")
+    heads = {}
+    for output, given in value.items():
+        pair = tuple(given) if isinstance(given, tuple | list) else (given, 1.0)
+        if len(pair) != 2:
+            raise InputError(f"loss['{_shown(output)}'] must be a loss or (loss, weight), got {_shown(given)}")
+        heads[str(output)] = (_loss(pair[0]), _finite(f"the weight of loss['{_shown(output)}']", pair[1]))
+    return heads
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not isinstance(value, Real) or not float(value) >= 0:
+        raise InputError(f"{name} must be a number of seconds, got {_shown(value)}")
+    return float(value)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run, as ``fit`` takes them; see there for their meaning."""
+    """Settings of a run, as ``fit`` takes them; see there for their meaning. Made by ``make_settings``."""
 
-    loss: Any = "cross_entropy"
+    loss: Loss | Mapping[str, tuple[Loss, float]] = CrossEntropy()
     optimizer: Optimizer = field(default_factory=Adam)
     epochs: int = 1
     steps: int | None = None
@@ -82,47 +213,127 @@ class Settings:
     keep: tuple[str, ...] = ()
     commit_seconds: float = 30.0
 
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, got {getattr(self, name)}")
-        if self.steps is not None and self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if self.precision not in ("float32", "float64"):
-            raise InputError(f"precision must be 'float32' or 'float64', got '{self.precision}'")
-        if self.logits not in ("strict", "auto"):
-            raise InputError(f"logits must be 'strict' or 'auto', got '{self.logits}'")
-        losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
-        for loss in losses:
-            name = loss[0] if isinstance(loss, tuple) else loss
-            if isinstance(name, str) and name not in LOSSES:
-                raise InputError(f"there is no loss '{name}'{_nearest(name, LOSSES)}; choose one of: {', '.join(LOSSES)}")
-        if self.parallel != "auto":
-            unknown = set(self.parallel) - {"batch", "space", "channels"}
-            if unknown:
-                raise InputError(f"parallel does not know '{min(unknown)}'; it takes batch, space, channels")
+    def stored(self) -> dict[str, Any]:
+        """Plain data from which ``restored`` makes what prediction and evaluation need again."""
+        names = ("inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
+                 "precision", "memory_bytes", "spill", "freeze")
+        heads = {"heads": self.loss} if isinstance(self.loss, Mapping) else self.loss
+        return {"loss": plain(heads), **{name: plain(getattr(self, name)) for name in names}}
 
-    def identity(self) -> dict[str, str]:
-        """The settings that a resumed run must share, as text."""
-        free = {"epochs", "steps", "memory_bytes", "spill", "keep", "commit_seconds", "parallel", "threads"}
-        return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in free}
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "loss": _losses,
+    "epochs": _whole,
+    "steps": lambda name, value: None if value is None else _whole(name, value),
+    "batch_size": _whole,
+    "shuffle": _flag,
+    "seed": lambda name, value: _whole(name, value, None),
+    "inputs": _mapping(_text),
+    "targets": _mapping(_text),
+    "dims": _mapping(_whole),
+    "scale": _mapping(_finite),
+    "logits": _one_of("strict", "auto"),
+    "allow_missing_chunks": _flag,
+    "spill": lambda name, value: str(value) if isinstance(value, Path) else value,
+    "parallel": _parallel,
+    "threads": lambda name, value: None if value is None else _whole(name, value),
+    "engine": _text,
+    "precision": _one_of("float32", "float64"),
+    "freeze": _names,
+    "keep": _names,
+    "commit_seconds": _seconds,
+}
 
 
 def make_settings(**options: Any) -> Settings:
     """Settings from the options of ``fit``; an unknown one is refused with the nearest known."""
-    known = {f.name: None for f in fields(Settings)} | {"memory": None, "lr": None}
+    known = {*_CHECKS, "optimizer", "memory", "lr"}
     for name in options:
         if name not in known:
-            raise InputError(f"unknown option '{name}'{_nearest(name, known)}")
-    values = dict(options)
-    lr = values.pop("lr", None)
-    values["optimizer"] = parse_optimizer(values.get("optimizer", "adam"), lr)
-    memory = values.pop("memory", None)
-    if memory is not None:
-        values["memory_bytes"] = parse_bytes(memory)
-    for name in ("freeze", "keep"):
-        given = values.get(name, ())
-        values[name] = (given,) if isinstance(given, str) else tuple(given)
-    if isinstance(values.get("spill"), Path):
-        values["spill"] = str(values["spill"])
+            raise InputError(f"unknown option '{_shown(name)}'{_nearest(name, sorted(known))}")
+    values = {name: check(name, options[name]) for name, check in _CHECKS.items() if name in options}
+    values["optimizer"] = parse_optimizer(options.get("optimizer", "adam"), options.get("lr"))
+    if options.get("memory") is not None:
+        values["memory_bytes"] = parse_bytes(options["memory"])
     return Settings(**values)
+
+
+def restored(data: Mapping[str, Any]) -> Settings:
+    """The settings that ``Settings.stored`` was taken of. Raises what bad data raises."""
+    values = dict(data)
+    loss = values.pop("loss")
+    if "heads" in loss:
+        values["loss"] = {name: (_loss_of(spec), float(weight)) for name, (spec, weight) in loss["heads"].items()}
+    else:
+        values["loss"] = _loss_of(loss)
+    names = {f.name for f in fields(Settings)}
+    values = {name: value for name, value in values.items() if name in names}
+    return Settings(**{**values, "freeze": tuple(values["freeze"])})
+
+
+def _loss_of(data: Mapping[str, Any]) -> Loss:
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            values[name] = _loss_of(value)
+        elif name != "type":
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return LOSS_TYPES[data["type"]](**values)
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON holds it: equal settings give equal data, in every process.
+
+    A dataclass becomes its fields and the name of its type; any other function of the
+    step is told by its values.
+
+    >>> plain({"lr": np.float32(0.5), "loss": Dice()})
+    {'lr': 0.5, 'loss': {'type': 'Dice', 'smooth': 1e-05}}
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"type": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, Mapping):
+        return {str(key): plain(held) for key, held in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple | list):
+        return [plain(held) for held in value]
+    if callable(value):
+        return {"type": "function of the step", "values": _probed(value)}
+    return _shown(value)
+
+
+def _probed(function: Callable[[int], Any]) -> list[float]:
+    found: list[float] = []
+    for step in PROBED_STEPS:
+        try:
+            found.append(float(function(step)))
+        except Exception:  # a table that ends, or a function that knows its range
+            break
+    return found
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Where two plain settings differ, each in words.
+
+    >>> differences({"a": {"lr": 1, "b": 2}}, {"a": {"lr": 3, "b": 2}})
+    ['a.lr was 1, is 3']
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("type") == new.get("type"):
+        keys = [*old, *(key for key in new if key not in old)]
+        inner = [(key, f"{name}.{key}" if name else str(key)) for key in keys]
+        return [text for key, label in inner for text in differences(old.get(key), new.get(key), label)]
+    return [] if old == new else [f"{_shown(name)} was {_in_words(old)}, is {_in_words(new)}"]
+
+
+def _in_words(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return str(kind) if kind else _shown("nothing" if value is None else value)

@@ -34,7 +34,7 @@ Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 """Centre, and the matrix that maps what lies inside to the unit ball."""
 
 CLASSES = ("background", "body", "shell", "core")
-BRIGHTNESS = np.array([0.0, 1.0, 0.45, 1.0], np.float32)
+BRIGHTNESS = np.array([0.0, 1.0, 0.6, 1.4], np.float32)
 NOISE = 0.3
 """Standard deviation; body and shell differ by 0.55."""
 COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)

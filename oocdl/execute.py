@@ -19,7 +19,7 @@ from dask._task_spec import Task, TaskRef
 from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array
-from oocdl.graph.step import Call, CombineCall, Key, PickCall, Read, StepGraph, UnitCall
+from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.sources import Sources, StepInfo
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.tier import Reservation, Tier
@@ -200,11 +200,13 @@ def _gather(context: Context, plan_id: str, read: Read, info: StepInfo, chunks: 
 
 
 def _put(
-    held: Reservation, makes: Sequence[tuple[str, Region]], results: list[Array], uses: Sequence[tuple[int, ...]]
+    held: Reservation,
+    makes: Sequence[tuple[str, Region]],
+    results: list[Array],
+    uses: Sequence[tuple[int, ...]],
 ) -> tuple[Chunk, ...]:
     return tuple(
-        held.put(array, region, used)
-        for (_, region), array, used in zip(makes, results, uses, strict=True)
+        held.put(array, region, used) for (_, region), array, used in zip(makes, results, uses, strict=True)
     )
 
 

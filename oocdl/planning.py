@@ -46,15 +46,20 @@ def machine_for(settings: Settings, loaded: bool) -> Machine:
     capacity = settings.memory_bytes - base
     if capacity <= 0:
         raise BudgetError(
-            f"memory={settings.memory_bytes / 2**20:.0f} MiB is less than the process itself takes with engine "
-            f"'{engine}' ({base / 2**20:.0f} MiB); give more memory"
+            f"memory={settings.memory_bytes >> 20} MiB is less than the process itself takes with engine "
+            f"'{engine}' ({base >> 20} MiB); give more memory"
         )
     return Machine(engine, threads, base, capacity)
 
 
 def compile_within(
-    model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, batch: int,
-    frozen: Frozen | None = None, pieces: Any = None,
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    machine: Machine,
+    batch: int,
+    frozen: Frozen | None = None,
+    pieces: Any = None,
 ) -> Compiled:
     """Compile a training step; if nothing fits, say which budget would do."""
     limits = machine.limits(settings)
@@ -70,13 +75,21 @@ def compile_within(
 def smallest_budget(
     model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, batch: int
 ) -> int:
-    """The smallest budget that a plan fits, within an eighth."""
-    unit = machine.limits(settings).unit_bytes
-    while True:
-        unit = max(unit * 9 // 8, unit + 1)
-        limits = Limits(unit, machine.threads, machine.limits(settings).parallel)
+    """The smallest budget that a plan fits, within a tenth or so."""
+    given = machine.limits(settings)
+
+    def fits(unit: int) -> bool:
         try:
+            limits = Limits(unit, given.threads, given.parallel)
             compile_training(model, binding, settings, batch, RULES, limits)
         except BudgetError:
-            continue
-        return machine.base_bytes + unit * (machine.threads + 1)
+            return False
+        return True
+
+    low = high = max(given.unit_bytes, 1 << 16)
+    while not fits(high):
+        low, high = high, 2 * high
+    for _ in range(3):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return machine.base_bytes + high * (machine.threads + 1)

@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """At most this much spill and run store: all that a step stores, and three versions of the weights."""
+        """At most this much spill and run store: what a step stores, and three versions of the weights."""
         return sum(layer.written_bytes for layer in self.layers) + 3 * self.weight_bytes
 
     @property
@@ -109,16 +109,20 @@ class Plan:
         for layer in self.layers:
             cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
             table.add_row(
-                layer.layer.name, cut or "1", f"{layer.peak_bytes / 2**20:.1f}", f"{layer.read_bytes / 2**20:.1f}",
-                f"{layer.written_bytes / 2**20:.1f}", f"{layer.flops / 1e9:.2f}",
+                layer.layer.name,
+                cut or "1",
+                f"{layer.peak_bytes / 2**20:.1f}",
+                f"{layer.read_bytes / 2**20:.1f}",
+                f"{layer.written_bytes / 2**20:.1f}",
+                f"{layer.flops / 1e9:.2f}",
             )
         return table
 
     def summary(self) -> str:
         """One line."""
         return (
-            f"{len(self.layers)} layers, {self.tasks} tasks a step, peak {self.peak_bytes / 2**20:.0f} MiB of "
-            f"{self.settings.memory_bytes / 2**20:.0f} MiB, reads {self.read_bytes / 1e9:.2f} GB and writes "
+            f"{len(self.layers)} layers, {self.tasks} tasks a step, peak {self.peak_bytes >> 20} MiB of "
+            f"{self.settings.memory_bytes >> 20} MiB, reads {self.read_bytes / 1e9:.2f} GB and writes "
             f"{self.written_bytes / 1e9:.2f} GB if nothing fits, {self.flops / 1e9:.1f} GFLOP, "
             f"engine {self.machine.engine}, {self.machine.threads} threads"
         )

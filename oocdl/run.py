@@ -6,16 +6,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import zarr
 
+from oocdl import weights
 from oocdl.bind import Binding, bind
 from oocdl.compile import Compiled, compile_inference
-from oocdl.config import Settings, parse_bytes
-from oocdl.errors import StoreError
+from oocdl.config import Settings, make_settings, restored
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
@@ -51,6 +51,9 @@ class _Arrays(Mapping[str, "zarr.Array[Any]"]):
     def __len__(self) -> int:
         return len(self._names())
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} arrays: {', '.join(self)}>"
+
 
 @dataclass(eq=False)
 class Run:
@@ -66,13 +69,25 @@ class Run:
 
     def __post_init__(self) -> None:
         self._store = RunStore.open(self.path)
-        self._settings = Settings(**{**self._store.meta["settings"], "optimizer": Settings().optimizer})
+        try:
+            self._settings: Settings = restored(self._store.meta["settings"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise CorruptError(
+                f"the settings in {self.path / 'run.json'} cannot be read ({reason}); another version of oocdl?"
+            ) from error
 
     @property
     def steps(self) -> int:
         """Steps that are committed."""
         manifest = self._store.current()
         return int(manifest.meta["step"]) if manifest else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps that were asked for are committed."""
+        manifest = self._store.current()
+        return manifest is not None and int(manifest.meta["step"]) >= int(manifest.meta["steps"])
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -107,29 +122,33 @@ class Run:
         inputs: Mapping[str, str] | None = None,
     ) -> zarr.Group:
         """Run the trained model over a dataset; one Zarr array an output, samples first."""
-        group = zarr.open_group(str(out), mode="w")
-        session_of = _Inference(self, dataset, memory, batch_size, inputs, targets=False)
+        inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False)
+        group = _new_group(Path(out))
         lock = threading.Lock()
+        made: dict[str, zarr.Array[Any]] = {}
+        for output, name in inference.first.outputs.items():
+            compiled = inference.first
+            factored = compiled.plan.factored
+            value = factored.graph.values[name]
+            regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
+            made[output] = group.create_array(
+                output, shape=(inference.binding.samples, *value.shape[1:]), dtype=value.dtype,
+                chunks=(1, *weights.chunks_of(compiled, name, regions)[1:]), config={"write_empty_chunks": True},
+            )
 
         def deliver(plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
-            compiled = session_of.compiled[plan_id]
+            compiled = inference.compiled[plan_id]
+            factored = compiled.plan.factored
             for output, name in compiled.outputs.items():
-                factored = compiled.plan.factored
                 if factored.alias.get(name, name) != value:
                     continue
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
                     where = (slice(first + box[0][0], first + box[0][1]), *(slice(a, b) for a, b in box[1:]))
                     with lock:
-                        group[output][where] = array[place].reshape(tuple(b - a for a, b in box))  # type: ignore[index]
+                        made[output][where] = array[place].reshape(tuple(b - a for a, b in box))
 
-        for output, name in session_of.first.outputs.items():
-            value = session_of.first.plan.factored.graph.values[name]
-            group.create_array(
-                output, shape=(session_of.binding.samples, *value.shape[1:]), dtype=value.dtype,
-                chunks=(1, *value.shape[1:]),
-            )
-        session_of.run(deliver)
+        inference.run(deliver)
         return group
 
     def evaluate(
@@ -137,17 +156,16 @@ class Run:
         inputs: Mapping[str, str] | None = None, targets: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Mean loss of the trained model over a dataset, as it predicts (running statistics, no dropout)."""
-        session_of = _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets)
-        return session_of.run(None)
+        return _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets).run(None)
 
     def _model(self) -> OnnxModel:
         model = inspect_onnx(self._store.meta["model"])
-        if model.fingerprint() != self._store.meta["model_fingerprint"]:
+        if model.fingerprint() != self._store.meta["identity"]["model"]:
             raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
         return model
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, steps={self.steps})"
+        return f"Run({str(self.path)!r}, steps={self.steps}{'' if self.finished else ', unfinished'})"
 
 
 def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
@@ -161,6 +179,22 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
         yield store.read(spec.name, ((start, stop), *((0, extent) for extent in spec.shape[1:])))
 
 
+PREDICTIONS: dict[str, Any] = {"oocdl": "predictions"}
+"""Attributes of a group that ``predict`` made, and may replace."""
+
+
+def _new_group(path: Path) -> zarr.Group:
+    """An empty group; it replaces an earlier prediction, and nothing else."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        try:
+            ours = dict(zarr.open_group(str(path), mode="r").attrs) == PREDICTIONS
+        except Exception:  # zarr raises what its parsers raise; all mean the same here
+            ours = False
+        if not ours:
+            raise StoreError(f"{path} is there already and no earlier prediction; choose another place")
+    return zarr.open_group(str(path), mode="w", attributes=PREDICTIONS)
+
+
 class _Inference:
     """A forward pass over a dataset, under a budget."""
 
@@ -169,11 +203,11 @@ class _Inference:
         inputs: Mapping[str, str] | None, targets: bool, target_map: Mapping[str, str] | None = None,
     ) -> None:
         stored = run._settings
-        changes: dict[str, Any] = {"batch_size": batch_size, "parallel": "auto"}
-        changes["inputs"] = dict(inputs) if inputs is not None else stored.inputs
-        changes["targets"] = dict(target_map) if target_map is not None else stored.targets
-        if memory is not None:
-            changes["memory_bytes"] = parse_bytes(memory)
+        checked = make_settings(batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory)
+        changes: dict[str, Any] = {"batch_size": checked.batch_size}
+        changes |= {} if inputs is None else {"inputs": checked.inputs}
+        changes |= {} if target_map is None else {"targets": checked.targets}
+        changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
         self.run_, self.settings = run, replace(stored, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = run._model()
@@ -196,8 +230,9 @@ class _Inference:
                 c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.outputs.values()
             )
         totals: dict[str, float] = {}
-        with TemporaryDirectory(dir=self.settings.spill or self.run_.path) as folder, Session(
-            self.compiled, self.dataset, self.settings.scale or {}, self.machine, Path(folder), deliver, watched
+        spill = Path(self.settings.spill) if self.settings.spill else self.run_.path / "spill"
+        with Session(
+            self.compiled, self.dataset, self.settings.scale or {}, self.machine, spill, deliver, watched
         ) as session:
             session.load(f"infer{self.batch}", self.run_._store.read)
             for indices in batches(self.binding.samples, self.batch, shuffle=False):

@@ -102,9 +102,7 @@ class _Run:
             del result
 
 
-def get(
-    graph: Any, keys: Any, *, workers: int = 2, window: int = 64, **_: Any
-) -> Any:
+def get(graph: Any, keys: Any, *, workers: int = 2, window: int = 64, **_: Any) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters

@@ -126,7 +126,10 @@ class Session:
         """Totals since the session began."""
         stats, moved = self.tier.stats, self.context.moved
         return Moved(
-            moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes,
+            moved.read_bytes,
+            moved.made_bytes,
+            stats.read_bytes,
+            stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
         )
 
@@ -137,7 +140,7 @@ def step_delayed(
     """One step as a Delayed: opens a session of its own, loads the initial weights, runs, closes."""
     factored = compiled.plan.factored
     assert compiled.loss is not None
-    (_, loss), = compiled.graph.pieces[factored.alias.get(compiled.loss, compiled.loss)]
+    ((_, loss),) = compiled.graph.pieces[factored.alias.get(compiled.loss, compiled.loss)]
     opened = ("session", 0)
 
     def start() -> str:
@@ -152,7 +155,9 @@ def step_delayed(
         tasks[key] = Task(key, _load_piece, TaskRef(opened), key)
     tasks |= execute.step_tasks(compiled.graph, TaskRef(opened), "main", info)
     value = ("loss", 0)
-    tasks[value] = Task(value, _finish, TaskRef(opened), TaskRef(loss), List(*(TaskRef(k) for k in compiled.graph.outputs)))
+    tasks[value] = Task(
+        value, _finish, TaskRef(opened), TaskRef(loss), List(*(TaskRef(k) for k in compiled.graph.outputs))
+    )
     return Delayed(value, tasks)  # type: ignore[no-untyped-call]
 
 
@@ -183,6 +188,6 @@ def scalar_outputs(compiled: Compiled, made: Mapping[Key, Chunk]) -> dict[str, f
     found: dict[str, float] = {}
     for name in factored.graph.outputs:
         if factored.graph.values[name].shape == ():
-            (_, key), = compiled.graph.pieces[factored.alias.get(name, name)]
+            ((_, key),) = compiled.graph.pieces[factored.alias.get(name, name)]
             found[name] = float(made[key].copy())
     return found

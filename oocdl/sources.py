@@ -85,7 +85,9 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
         base *= parts[inner - 1]
         cuts = tuple(slice(i - low, i - low + 1) for i, (low, _) in zip(outer, held, strict=False))
         whole = tuple(slice(0, extent) for extent in parts[inner:])
-        found.append((((base + start) * block, (base + stop) * block), (*cuts, slice(0, stop - start), *whole)))
+        found.append(
+            (((base + start) * block, (base + stop) * block), (*cuts, slice(0, stop - start), *whole))
+        )
     return found
 
 

@@ -109,12 +109,18 @@ def run_graph(
     info = StepInfo(step, seed, tuple(range(batch)), scalars or {})
     with TemporaryDirectory() as folder, Tier(capacity_bytes, SpillStore(Path(folder) / "spill")) as tier:
         context = execute.Context(
-            {"main": step_graph}, {"main": Sources(factored, feeds)}, get_engine(engine), tier,
+            {"main": step_graph},
+            {"main": Sources(factored, feeds)},
+            get_engine(engine),
+            tier,
             threading.Semaphore(workers),
         )
         execute.register("test", context)
         inputs: dict[Any, Any] = {
-            (f"stored/{name}", number): DataNode((f"stored/{name}", number), tier.adopt(stored_piece(factored, name, arrays[name], region), region, ()))
+            (f"stored/{name}", number): DataNode(
+                (f"stored/{name}", number),
+                tier.adopt(stored_piece(factored, name, arrays[name], region), region, ()),
+            )
             for name, regions in pieces.items()
             for number, region in enumerate(regions)
         }
@@ -124,7 +130,9 @@ def run_graph(
         outputs = {}
         for name in (*small.outputs, *small.updates.values()):
             held = step_graph.pieces[factored.alias.get(name, name)]
-            outputs[name] = whole_array(factored, name, [(region, by_key[key].copy()) for region, key in held])
+            outputs[name] = whole_array(
+                factored, name, [(region, by_key[key].copy()) for region, key in held]
+            )
         peak = tier.stats.peak_bytes
         del by_key, chunks, inputs, dsk
         execute.forget("test")

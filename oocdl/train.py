@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
+from oocdl import resume as resuming
 from oocdl import weights
 from oocdl.bind import Binding, bind
 from oocdl.cluster import ClusterSession
@@ -31,7 +32,7 @@ from oocdl.planning import Machine, compile_within, machine_for
 from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.run import Run
-from oocdl.session import Session
+from oocdl.session import Moved, Session
 from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, batches, open_dataset
 from oocdl.storage.run_store import RunStore
@@ -171,53 +172,51 @@ def fit(
     job = _job(model, dataset, options)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
-        store = stack.enter_context(_open_store(folder, job, resume))
-        listeners = list(callbacks)
+        store, made = _open_store(stack, folder, job, resume, replan)
         if progress:
-            listeners.append(stack.enter_context(show_progress(job.settings.memory_bytes)))
-        trainer = Trainer(job, store, listeners, replan, client, scheduler)
-        trainer.run()
-    return Run(folder.absolute(), trainer.plan)
+            callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
+        Trainer(job, store, made, callbacks, client, scheduler).run()
+    return Run(folder.absolute(), made)
 
 
-def _identity(job: Job) -> dict[str, str]:
-    """What a resumed run must share, as text by name."""
-    return {
-        "model": job.model.fingerprint(),
-        "dataset": job.dataset.fingerprint(),
-        "engine": job.machine.engine,
-        **{name: text for name, text in job.settings.identity().items() if name != "engine"},
-    }
+def _open_store(
+    stack: ExitStack, folder: Path, job: Job, resume: bool | str, replan: bool
+) -> tuple[RunStore, Plan]:
+    """The run directory, a new one or one that this job may go on with, locked; and its plan.
 
-
-def _open_store(folder: Path, job: Job, resume: bool | str) -> RunStore:
-    """The run directory: a new one, or one that this job may go on with."""
+    A new run is planned first: one that is refused leaves nothing behind, and an old run as it was.
+    """
+    if resume not in (True, False, "restart"):
+        raise InputError(f"resume must be True, False or 'restart', got {resume!r}")
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-    if exists and resume == "restart":
-        with RunStore.open(folder, writable=True) as old:
-            old.clear()
-        exists = False
-    identity = _identity(job)
-    if not exists:
-        kept = ("inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
-                "precision", "loss", "memory_bytes", "spill", "freeze")
-        settings = {name: getattr(job.settings, name) for name in kept}
-        settings["loss"] = None if not isinstance(settings["loss"], str) else settings["loss"]
+    identity = resuming.identity(job.model, job.binding, job.settings)
+    facts = resuming.plan_facts(job.machine.engine, job.settings)
+    frozen: Mapping[str, Any] | None = None
+    if not exists or resume == "restart":
+        made = _plan(job, None)
         meta = {
-            "format": 1, "model": str(job.model.path), "model_fingerprint": job.model.fingerprint(),
-            "identity": identity, "settings": settings,
+            "format": resuming.FORMAT, "model": str(job.model.path), "identity": identity,
+            "settings": job.settings.stored(),
         }
-        return RunStore.create(folder, meta)
-    store = RunStore.open(folder, writable=True)
-    stored = store.meta["identity"]
-    differs = [name for name in identity if stored.get(name) != identity[name]]
-    if differs:
-        store.close()
-        text = "; ".join(f"{name} was {stored.get(name)}, is {identity[name]}" for name in differs)
-        raise InputError(f"the run in {folder} was started differently: {text}; choose another workdir or resume='restart'")
-    return store
+        store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
+    else:
+        store = stack.enter_context(resuming.open_run(folder, identity))
+        frozen = None if replan else resuming.read_plan(store, facts)
+        made = _plan(job, frozen)
+    numerics = {name: compiled.plan.numerics() for name, compiled in _kinds(made).items()}
+    if frozen is None:
+        cuts = {name: frozen_cuts(compiled.plan) for name, compiled in _kinds(made).items()}
+        resuming.write_plan(store, facts, {**cuts, "numerics": numerics})
+    elif frozen["numerics"] != numerics:
+        raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
+    return store, made
+
+
+def _kinds(made: Plan) -> dict[str, Compiled]:
+    """The kinds of steps of a plan, by id."""
+    return {MAIN: made.compiled} | ({} if made.ragged is None else {RAGGED: made.ragged})
 
 
 @dataclass(eq=False)
@@ -226,28 +225,21 @@ class Trainer:
 
     job: Job
     store: RunStore
+    plan: Plan
     listeners: Sequence[Listener]
-    replan: bool
     client: Any
     scheduler: Callable[..., Any] | None
     rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of steps that are done and not committed yet."""
+    kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
+    """What ``keep`` names, of this step."""
 
     def __post_init__(self) -> None:
-        path = self.store.path / "plan.json"
-        stored = json.loads(path.read_text()) if path.is_file() and not self.replan else None
-        self.plan = _plan(self.job, stored)
-        self.compiled: dict[str, Compiled] = {MAIN: self.plan.compiled}
-        if self.plan.ragged is not None:
-            self.compiled[RAGGED] = self.plan.ragged
-        numerics = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
-        if stored is not None and stored["numerics"] != numerics:
-            raise StoreError("the stored plan no longer gives the same numerics (another version?); pass replan=True")
-        cuts = {name: frozen_cuts(compiled.plan) for name, compiled in self.compiled.items()}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({**cuts, "numerics": numerics, "engine": self.job.machine.engine}))
-        partial.replace(path)
+        self.compiled = _kinds(self.plan)
+        self.writing = threading.Lock()
 
     def emit(self, event: Event) -> None:
+        """Tell all listeners."""
         for listener in self.listeners:
             listener(event)
 
@@ -256,15 +248,20 @@ class Trainer:
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
-        self.emit(RunStarted(self.plan, str(self.store.path), self.job.total_steps, done))
-        if done < self.job.total_steps:
+        total = max(done, self.job.total_steps)
+        self.emit(RunStarted(self.plan, str(self.store.path), total, done))
+        if done < total or manifest is None:
             with self._session() as session:
                 main = self.compiled[MAIN]
                 session.load(MAIN, self.store.read if manifest else weights.initial(main))
                 if manifest is None:
                     self._commit(session, 0)
-                self._steps(session, done)
-        self.emit(RunFinished(self.job.total_steps, time.monotonic() - started))
+                try:
+                    self._steps(session, done)
+                except KeyboardInterrupt:
+                    self._commit_done(session)
+                    raise
+        self.emit(RunFinished(total, time.monotonic() - started))
 
     def _session(self) -> Session | ClusterSession:
         settings = self.job.settings
@@ -283,50 +280,65 @@ class Trainer:
 
     def _steps(self, session: Session | ClusterSession, done: int) -> None:
         job, last_commit = self.job, time.monotonic()
-        before = session.moved()
-        for step, epoch, rows in job.batches_from(done):
-            begun = time.monotonic()
-            plan_id = MAIN if len(rows) == job.settings.batch_size else RAGGED
-            rates = scalars(job.settings.optimizer, step)
-            info = StepInfo(step, job.settings.seed, rows, rates)
-            self._prepare_kept(plan_id, step)
-            found = session.step(plan_id, info)
-            compiled, after = self.compiled[plan_id], session.moved()
-            assert compiled.loss is not None
-            row = {"step": step + 1, "epoch": epoch, "loss": found[compiled.loss]}
-            row |= {f"loss/{name}": found[value] for name, value in compiled.parts.items() if len(compiled.parts) > 1}
-            row |= {"lr": rates["lr"], "seconds": time.monotonic() - begun}
-            row |= {
-                name: value if name == "peak_bytes" else value - getattr(before, name)
-                for name, value in asdict(after).items()
-            }
-            before = after
-            if not math.isfinite(row["loss"]):
-                raise NonFiniteError(
-                    f"the loss of step {step + 1} is {row['loss']} (dataset rows {list(rows)}); the run stays at its "
-                    "last commit; lower the learning rate or look at these samples"
-                )
+        moved = session.moved()
+        for step, epoch, samples in job.batches_from(done):
+            row, moved = self._step(session, StepInfo(step, job.settings.seed, samples), epoch, moved)
             self.rows.append(row)
-            self.emit(StepDone(row))
-            ends = step + 1 == job.total_steps or (step + 1) % job.steps_per_epoch == 0
-            late = time.monotonic() - last_commit > job.settings.commit_seconds
-            if step + 1 == job.total_steps or late or (ends and job.steps_per_epoch > 1):
+            try:
+                self.emit(StepDone(row))
+            except BaseException:  # how a callback stops a run: what is done is kept
+                self._commit_done(session)
+                raise
+            last = step + 1 == job.total_steps
+            epoch_ends = (step + 1) % job.steps_per_epoch == 0 and job.steps_per_epoch > 1
+            if last or epoch_ends or time.monotonic() - last_commit > job.settings.commit_seconds:
                 self._commit(session, step + 1)
                 last_commit = time.monotonic()
 
+    def _step(
+        self, session: Session | ClusterSession, info: StepInfo, epoch: int, before: Moved
+    ) -> tuple[dict[str, Any], Moved]:
+        """Run one step; returns its row of the history, and what has been moved since the session began."""
+        begun = time.monotonic()
+        plan_id = MAIN if len(info.indices) == self.job.settings.batch_size else RAGGED
+        compiled = self.compiled[plan_id]
+        rates = scalars(self.job.settings.optimizer, info.step)
+        self._prepare_kept(plan_id, info.step)
+        found = session.step(plan_id, replace(info, scalars=rates))
+        after = session.moved()
+        assert compiled.loss is not None
+        loss = found[compiled.loss]
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss of step {info.step + 1} is {loss} (dataset rows {list(info.indices)}); the run stays at "
+                "its last commit; lower the learning rate, or look for NaN and for labels without a class in these rows"
+            )
+        row = {"step": info.step + 1, "epoch": epoch, "loss": loss}
+        if len(compiled.parts) > 1:
+            row |= {f"loss/{name}": found[value] for name, value in compiled.parts.items()}
+        row |= {"lr": rates["lr"], "seconds": time.monotonic() - begun}
+        for name, value in asdict(after).items():
+            row[name] = value if name == "peak_bytes" else value - getattr(before, name)
+        return row, after
+
+    def _commit_done(self, session: Session | ClusterSession) -> None:
+        if self.rows:
+            self._commit(session, self.rows[-1]["step"])
+
     def _commit(self, session: Session | ClusterSession, step: int) -> None:
-        self.store.append_history(self.rows)
-        self.rows = []
-        session.commit(self.store, MAIN, {"step": step})
+        rows, self.rows = self.rows, []
+        self.store.append_history(rows)
+        session.commit(self.store, MAIN, {"step": step, "steps": self.job.total_steps})
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
-        """Fresh arrays for what ``keep`` names, of this step's shapes."""
+        """Fresh arrays for what ``keep`` names, of this step's shapes; a chunk for each piece that is made."""
         compiled = self.compiled[plan_id]
-        self.kept: dict[str, zarr.Array[Any]] = {}
+        factored = compiled.plan.factored
         for title, name in compiled.kept.items():
-            value = compiled.plan.factored.graph.values[name]
-            chunks = tuple(max(extent, 1) for extent in value.shape)
+            value = factored.graph.values[name]
+            regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
+            chunks = weights.chunks_of(compiled, name, regions)
             self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
 
     def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
@@ -336,4 +348,5 @@ class Trainer:
             if factored.alias.get(name, name) == value:
                 for box, place in own_regions(factored.factors[name], region):
                     part = tuple(slice(a, b) for a, b in box)
-                    self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))
+                    with self.writing:  # two pieces may share a chunk
+                        self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))

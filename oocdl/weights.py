@@ -8,13 +8,15 @@ from typing import TypeVar
 import numpy as np
 
 from oocdl.compile import Compiled
-from oocdl.graph.axes import Region, region_shape, whole
+from oocdl.errors import NonFiniteError
+from oocdl.graph.axes import Region, region_shape, region_size, whole
+from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
 from oocdl.graph.ir import Array, Role
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk
-from oocdl.storage.manifest import TensorSpec
+from oocdl.storage.manifest import Kind, TensorSpec
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.tier import Tier
 
@@ -37,18 +39,30 @@ def initial(compiled: Compiled) -> Read:
 
 def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[Key, Array, Region]]:
     """All pieces of weights and state, one at a time: (key, array, region)."""
-    factored = compiled.plan.factored
     for name, regions in compiled.pieces.items():
         for number, region in enumerate(regions):
-            array = np.empty(region_shape(region), factored.graph.values[name].dtype)
-            for box, place in own_regions(factored.factors[name], region):
-                array[place] = read(name, box).reshape(array[place].shape)
-            yield (f"stored/{name}", number), array, region
+            yield (f"stored/{name}", number), _piece(compiled, read, name, region), region
+
+
+def _piece(compiled: Compiled, read: Read, name: str, region: Region) -> Array:
+    factored = compiled.plan.factored
+    array = np.empty(region_shape(region), factored.graph.values[name].dtype)
+    for box, place in own_regions(factored.factors[name], region):
+        array[place] = read(name, box).reshape(array[place].shape)
+    return array
 
 
 def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
-    """Chunks of all weights and state that a step starts from."""
-    return {key: tier.adopt(array, region, ()) for key, array, region in pieces(compiled, read)}
+    """Chunks of all weights and state that a step starts from, never more in RAM than the tier has."""
+    held: dict[Key, Chunk] = {}
+    for name, regions in compiled.pieces.items():
+        size = itemsize(compiled.plan.factored.graph.values[name].dtype)
+        for number, region in enumerate(regions):
+            # Twice: what is read, and the piece that it is copied to.
+            with tier.reserve(2 * region_size(region) * size, []) as reserved:
+                array = _piece(compiled, read, name, region)
+                held[f"stored/{name}", number] = reserved.put(array, region, ())
+    return held
 
 
 def after_step(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
@@ -68,18 +82,18 @@ def specs(compiled: Compiled) -> list[TensorSpec]:
     found = []
     for name, regions in compiled.pieces.items():
         value = factored.graph.values[name]
-        kind = "state" if value.role is Role.STATE else "weights"
-        found.append(TensorSpec(name, kind, value.shape, value.dtype, _chunks(compiled, name, regions)))
+        kind: Kind = "state" if value.role is Role.STATE else "weights"
+        found.append(TensorSpec(name, kind, value.shape, value.dtype, chunks_of(compiled, name, regions)))
     return found
 
 
-def _chunks(compiled: Compiled, name: str, regions: tuple[Region, ...]) -> tuple[int, ...]:
+def chunks_of(compiled: Compiled, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
     """The shape of the first piece if all pieces lie on its grid, else the whole array."""
     factored = compiled.plan.factored
     shape = factored.graph.values[name].shape
     boxes = [own_regions(factored.factors[name], region) for region in regions]
     if all(len(box) == 1 for box in boxes):
-        first = region_shape(boxes[0][0][0])
+        first = region_shape(min(box[0][0] for box in boxes))
         regular = all(
             start % size == 0 and (stop - start == size or stop == extent)
             for box in boxes
@@ -101,26 +115,50 @@ def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
         full[tuple(slice(a, b) for a, b in box)] = array[place].reshape(region_shape(box))
 
 
-def commit(store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier: Tier, meta: Mapping[str, object]) -> None:
+def check_finite(name: str, array: Array) -> None:
+    """A NaN in a weight is never committed: whoever resumes would train on it."""
+    # The sum in float64 has no temporary array, and is finite if all of float32 is.
+    if array.dtype.kind == "f" and not np.isfinite(np.add.reduce(array, axis=None, dtype=np.float64)):
+        raise NonFiniteError(
+            f"array '{name}' has become NaN or infinite; the run stays at its last commit; lower the "
+            "learning rate, or clip gradients with clip_norm"
+        )
+
+
+def commit(
+    store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier: Tier, meta: Mapping[str, object]
+) -> None:
     """Write all weights and state as one new version of the run."""
     factored = compiled.plan.factored
     step = meta["step"]
     assert isinstance(step, int)
     tensors = specs(compiled)
     writing = store.begin(step, tensors)
-    for spec in tensors:
-        regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
-        chunks = [held[f"stored/{spec.name}", number] for number in range(len(regions))]
-        if by_piece(spec, regions):
-            for chunk, region in zip(chunks, regions, strict=True):
-                (box, place), = own_regions(factors, region)
-                with tier.reserve(0, [chunk]):
-                    writing.write(spec.name, box, chunk.array()[place].reshape(region_shape(box)))
-            continue
-        size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
-        with tier.reserve(size, chunks):
-            full = np.empty(spec.shape, spec.dtype)
-            for chunk, region in zip(chunks, regions, strict=True):
-                fill(full, factors, region, chunk.array())
-            writing.write(spec.name, whole(spec.shape), full)
+    try:
+        for spec in tensors:
+            regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
+            chunks = [held[f"stored/{spec.name}", number] for number in range(len(regions))]
+            trained = spec.name in factored.graph.updates
+            if by_piece(spec, regions):
+                for chunk, region in zip(chunks, regions, strict=True):
+                    (box, place), = own_regions(factors, region)
+                    with tier.reserve(0, [chunk]):
+                        array = chunk.array()[place].reshape(region_shape(box))
+                        if trained:
+                            check_finite(spec.name, array)
+                        writing.write(spec.name, box, array)
+                        del array
+                continue
+            size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
+            with tier.reserve(size, chunks):
+                full = np.empty(spec.shape, spec.dtype)
+                for chunk, region in zip(chunks, regions, strict=True):
+                    fill(full, factors, region, chunk.array())
+                if trained:
+                    check_finite(spec.name, full)
+                writing.write(spec.name, whole(spec.shape), full)
+                del full
+    except BaseException:
+        writing.abort()
+        raise
     writing.finish(meta)

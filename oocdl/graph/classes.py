@@ -121,6 +121,8 @@ def is_local(index: Index | None) -> bool:
         return index.kernel <= index.stride and index.pad == 0
     if isinstance(index, Inverse):
         return index.kernel <= index.stride and index.pad == 0
-    return index is None or isinstance(index, (Plain, Whole)) or (
-        isinstance(index, Shifted) and index.offset == 0 and index.step == 1
+    return (
+        index is None
+        or isinstance(index, (Plain, Whole))
+        or (isinstance(index, Shifted) and index.offset == 0 and index.step == 1)
     )

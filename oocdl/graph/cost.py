@@ -30,7 +30,10 @@ def _node(step: Instruction) -> Node:
 
 def _operand_shapes(step: Instruction) -> list[tuple[int, ...]]:
     return [
-        tuple(extent + sum(pad) for extent, pad in zip(op.shape, op.pads or ((0, 0),) * len(op.shape), strict=True))
+        tuple(
+            extent + sum(pad)
+            for extent, pad in zip(op.shape, op.pads or ((0, 0),) * len(op.shape), strict=True)
+        )
         for op in step.operands
     ]
 
@@ -63,7 +66,9 @@ def program_peak_bytes(program: Program, rules: Rules) -> int:
             dtype_of[slot] = dtype
             made += size[slot]
         shapes = _operand_shapes(step)
-        scratch = rules[step.op].workspace(_node(step), shapes, list(step.kernel_shapes)) * itemsize(step.dtypes[0])
+        scratch = rules[step.op].workspace(_node(step), shapes, list(step.kernel_shapes)) * itemsize(
+            step.dtypes[0]
+        )
         for operand, shape in zip(step.operands, shapes, strict=True):
             if operand.pads is not None or operand.crop is not None:
                 scratch += prod(shape) * itemsize(dtype_of[operand.slot])

@@ -80,20 +80,21 @@ def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
 class LayerCutter:
     """Cuts one layer by one grid."""
 
-    def __init__(
-        self, factored: Factored, classes: Classes, rules: Rules, layer: Layer, grid: Grid
-    ) -> None:
+    def __init__(self, factored: Factored, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
         self.factored, self.classes, self.rules, self.layer = factored, classes, rules, layer
         self.made = set(layer.stores) | set(layer.partials)
         self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
-        self.grid = {
-            cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()
-        }
+        self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
 
     def _coarsest(self, cut: int) -> int:
         letters = ((cell, self.classes.cut_letter(cell, cut)) for cell in self.sinks)
         return min(cell.extents[letter] for cell, letter in letters if letter is not None)
+
+    @property
+    def count(self) -> int:
+        """Number of shards."""
+        return prod(self.grid.values())
 
     def shards(self) -> list[tuple[int, ...]]:
         """All shards, the last cut class fastest."""
@@ -137,7 +138,9 @@ class LayerCutter:
             for view in cell.inputs:
                 wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, letters))
         order = [*self.layer.stores, *self.layer.partials]
-        reads = tuple((name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name]))
+        reads = tuple(
+            (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
+        )
         program = self._program(reads, wanted, ranges, [(name, makes[name]) for name in order])
         sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
         return Unit(self.layer.index, shard, reads, program, tuple((n, makes[n]) for n in order), sizes)
@@ -193,7 +196,11 @@ class LayerCutter:
         )
 
     def _instruction(
-        self, cell: Cell, letters: Mapping[str, Range], regions: Mapping[str, Region], slots: Mapping[str, int]
+        self,
+        cell: Cell,
+        letters: Mapping[str, Range],
+        regions: Mapping[str, Region],
+        slots: Mapping[str, int],
     ) -> Instruction:
         rule, node = self.rules[cell.node.op], cell.node
         operands: list[Operand] = []
@@ -224,7 +231,11 @@ class LayerCutter:
         )
 
     def _operand(
-        self, cell: Cell, view: View, letters: Mapping[str, Range], regions: Mapping[str, Region],
+        self,
+        cell: Cell,
+        view: View,
+        letters: Mapping[str, Range],
+        regions: Mapping[str, Region],
         slots: Mapping[str, int],
     ) -> tuple[Operand | None, Region]:
         """The operand as the kernel sees it (None: nothing of it is inside), and its own ranges."""
@@ -253,7 +264,9 @@ class LayerCutter:
         padded = tuple(pads) if any(low or high for low, high in pads) else None
         if nothing:
             if not part:
-                raise UnsupportedError(f"node '{cell.node.name}' pads a single number; give it an axis larger than one")
+                raise UnsupportedError(
+                    f"node '{cell.node.name}' pads a single number; give it an axis larger than one"
+                )
             # Any empty axis makes an array without elements, which then becomes all padding.
             part = [r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True)]
             part[0] = (part[0][0], part[0][0])
@@ -335,19 +348,32 @@ def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[
         for index in indices:
             if isinstance(index, (Inverse, Around)) and index.letter in outputs:
                 wanted = letters[index.letter]
-                first = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad).needs(wanted)[0]
+                first = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad).needs(
+                    wanted
+                )[0]
                 crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
 
 
 def make_program(
-    inputs: tuple[int, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...],
-    instructions: tuple[Instruction, ...], outputs: tuple[Operand, ...],
+    inputs: tuple[int, ...],
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[str, ...],
+    instructions: tuple[Instruction, ...],
+    outputs: tuple[Operand, ...],
 ) -> Program:
     """A program with its key: a digest of everything that the arithmetic depends on."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((inputs, shapes, dtypes, outputs)).encode())
     for step in instructions:
-        fields = (step.op, step.operands, step.outputs, step.kernel_shapes, step.shapes, step.dtypes, step.fill)
+        fields = (
+            step.op,
+            step.operands,
+            step.outputs,
+            step.kernel_shapes,
+            step.shapes,
+            step.dtypes,
+            step.fill,
+        )
         digest.update(repr(fields).encode())
         for name, attr in sorted(step.attrs.items()):
             digest.update(name.encode())

@@ -103,7 +103,9 @@ class _Splits:
                 self.atomic.update(axis for axis, _ in members)
             first, first_offset = members[0]
             for axis, offset in members[1:]:
-                shift = None if offset is None and first_offset is None else (offset or 0) - (first_offset or 0)
+                shift = (
+                    None if offset is None and first_offset is None else (offset or 0) - (first_offset or 0)
+                )
                 self.links[first].append((axis, shift))
                 self.links[axis].append((first, shift))
 
@@ -251,7 +253,11 @@ def _cell(
     uncut = frozenset(p for letter in rule.uncut for p, _ in _parts(letter, sizes.get(letter, (1,))))
     kept = frozenset(i.letter for v in outputs for axis in v.indices for i in axis if isinstance(i, Plain))
     seen = (
-        i.letter for v in inputs for axis in v.indices for i in axis if i is not None and not isinstance(i, Whole)
+        i.letter
+        for v in inputs
+        for axis in v.indices
+        for i in axis
+        if i is not None and not isinstance(i, Whole)
     )
     reduced = tuple(dict.fromkeys(letter for letter in seen if letter not in kept and extents[letter] > 1))
     return Cell(node, inputs, outputs, extents, uncut, rule.combine, kept, reduced)

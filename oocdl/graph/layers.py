@@ -225,7 +225,9 @@ class _Grouper:
             for anchor in self.anchors_after(start):
                 for source in self.anchor_sources(anchor):
                     made, complete = self.ready.get(source, (len(self.groups), False))
-                    if source not in starts and (made > group.index or (made == group.index and not complete)):
+                    if source not in starts and (
+                        made > group.index or (made == group.index and not complete)
+                    ):
                         return False
                 if self.touched[anchor.node.name] != group.touched:
                     return False
@@ -297,8 +299,11 @@ def group(factored: Factored, classes: Classes, rules: Rules, cuts: Sequence[int
     grouper.place_all()
     _place_finals(grouper)
     return Grouping(
-        tuple(grouper.groups), grouper.layer_of, grouper.ready,
-        frozenset(grouper.partial), frozenset(grouper.heavy),
+        tuple(grouper.groups),
+        grouper.layer_of,
+        grouper.ready,
+        frozenset(grouper.partial),
+        frozenset(grouper.heavy),
     )
 
 

@@ -63,7 +63,11 @@ def place(graph: StepGraph, workers: int) -> Placed:
 
 
 def _with_strips(
-    call: UnitCall, mine: int, worker_of: Mapping[Key, int], region_of: Mapping[Key, Region], strips: dict[Key, Strip]
+    call: UnitCall,
+    mine: int,
+    worker_of: Mapping[Key, int],
+    region_of: Mapping[Key, Region],
+    strips: dict[Key, Strip],
 ) -> UnitCall:
     """The call, reading strips instead of chunks of other workers of which it needs a part."""
     arguments = list(call.arguments)

@@ -27,6 +27,8 @@ THIN_SLAB = 4
 """A slab thinner than this reads as much halo as body: another axis is cut first."""
 WORTH_CUTTING_FLOPS = 5e7
 """A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
+MOST_SHARDS = 4096
+"""A layer in more pieces than this spends its time on overhead: the budget is too small."""
 LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
 NOMINAL_FLOPS_PER_SECOND = 1e11
@@ -164,7 +166,7 @@ class _Fitter:
         grid = {cut: self.asked.get(cut, 1) for cut in layer.touched}
         cutter = LayerCutter(self.factored, self.classes, self.rules, layer, grid)
         peak, flops = self.peak(cutter)
-        pieces = len(cutter.shards())
+        pieces = cutter.count
         if pieces < self.limits.threads and flops > WORTH_CUTTING_FLOPS:
             step = self.grow(cutter, self.limits.threads / pieces)
             if step is not None:
@@ -192,7 +194,7 @@ class _Fitter:
                     wanted += 1
                 grid = {**cutter.grid, cut: wanted}
                 step = LayerCutter(self.factored, self.classes, self.rules, cutter.layer, grid)
-                if len(step.shards()) > len(cutter.shards()):
+                if cutter.count < step.count <= MOST_SHARDS:
                     return step
         return None
 
@@ -211,16 +213,20 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
         grouping = group(factored, classes, rules, cuts)
         layers = choose_stored(factored, grouping, classes, cuts)
         fitter = _Fitter(factored, classes, rules, limits, asked)
-        fitted = [fitter.fit(layer) for layer in layers]
-        worst = max(range(len(fitted)), key=lambda index: fitted[index][1], default=-1)
-        if worst < 0 or fitted[worst][1] <= limits.unit_bytes:
-            planned = tuple(_finish(cutter, factored, rules) for cutter, _ in fitted)
+        fitted: list[LayerCutter] = []
+        for layer in layers:
+            cutter, peak = fitter.fit(layer)
+            if peak > limits.unit_bytes:
+                break
+            fitted.append(cutter)
+        else:
+            planned = tuple(_finish(cutter, factored, rules) for cutter in fitted)
             return StepPlan(factored, classes, tuple(cuts), planned)
-        added = _next_cut(layers[worst], classes, order, cuts)
+        added = _next_cut(layer, classes, order, cuts)
         if added is None:
             raise BudgetError(
-                f"no cut of layer '{layers[worst].name}' fits: one unit needs "
-                f"{fitted[worst][1] / 2**20:.0f} MiB and may take {limits.unit_bytes / 2**20:.0f} MiB"
+                f"no cut of layer '{layer.name}' fits: one unit needs "
+                f"{peak / 2**20:.1f} MiB and may take {limits.unit_bytes / 2**20:.1f} MiB"
             )
         cuts.append(added)
 
@@ -254,7 +260,8 @@ def _next_cut(layer: Layer, classes: Classes, order: Sequence[int], cuts: Sequen
     for cut in order:
         if cut not in cuts and all(classes.cut_letter(cell, cut) is not None for cell in makers):
             return cut
-    return next((cut for cut in order if cut not in cuts), None)
+    some = (cut for cut in order if any(classes.cut_letter(cell, cut) is not None for cell in makers))
+    return next((cut for cut in some if cut not in cuts), None)
 
 
 def _finish(cutter: LayerCutter, factored: Factored, rules: Rules) -> LayerPlan:
@@ -266,11 +273,13 @@ def _finish(cutter: LayerCutter, factored: Factored, rules: Rules) -> LayerPlan:
     for unit in units:
         if unit.program.key not in per_program:
             per_program[unit.program.key] = (
-                program_peak_bytes(unit.program, rules), program_flops(unit.program, rules),
+                program_peak_bytes(unit.program, rules),
+                program_flops(unit.program, rules),
             )
-    total: Callable[[Callable[[Unit, Factored], dict[str, int]]], int] = lambda count: sum(
-        sum(count(unit, factored).values()) for unit in units
-    )
+
+    def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
+        return sum(sum(count(unit, factored).values()) for unit in units)
+
     return LayerPlan(
         cutter.layer,
         cutter.grid,

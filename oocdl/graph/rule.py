@@ -126,8 +126,12 @@ class Builder:
         return self.constant(number, self.dtype(value))
 
     def node(
-        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None,
-        names: Sequence[str] | None = None, label: str | None = None,
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+        label: str | None = None,
     ) -> tuple[str, ...]:
         """Add a node; returns the names of its outputs (``names`` where given)."""
         rule = self.rules[op]
@@ -136,7 +140,11 @@ class Builder:
         self._labels.add(name)
         specs = rule.infer(draft, [self.values[value] for value in inputs])
         stems = [name] if len(specs) == 1 else [f"{name}:{index}" for index in range(len(specs))]
-        outputs = tuple(names) if names else tuple(self.unique(stem) if stem in self.values else stem for stem in stems)
+        outputs = (
+            tuple(names)
+            if names
+            else tuple(self.unique(stem) if stem in self.values else stem for stem in stems)
+        )
         for output, (shape, dtype) in zip(outputs, specs, strict=True):
             self.values[output] = Value(output, tuple(int(d) for d in shape), dtype, self.role)
         self.nodes.append(Node(name, op, tuple(inputs), outputs, draft.attrs))
@@ -156,4 +164,10 @@ class Builder:
 
     def graph(self) -> Graph:
         """The graph as it is now, frozen."""
-        return Graph(dict(self.values), tuple(self.nodes), tuple(self.outputs), dict(self.constants), dict(self.updates))
+        return Graph(
+            dict(self.values),
+            tuple(self.nodes),
+            tuple(self.outputs),
+            dict(self.constants),
+            dict(self.updates),
+        )

@@ -132,9 +132,7 @@ def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
     return found
 
 
-def expand_step(
-    plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Region]]
-) -> StepGraph:
+def expand_step(plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Region]]) -> StepGraph:
     """All calls of one step. ``pieces`` says how weights and state are stored."""
     draft = _Draft()
     inputs: list[Key] = []
@@ -176,7 +174,9 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
                     arguments.append(previous[0])
         for argument in dict.fromkeys(arguments):
             draft.readers.setdefault(argument, []).append(draft.position)
-        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer.partials, rules))
+        draft.calls.append(
+            _unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer.partials, rules)
+        )
         draft.position += 1
         for index, (name, region) in enumerate(unit.makes):
             made = _made_key(unit, key, index)
@@ -189,8 +189,16 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
 
 
 def _unit_call(
-    draft: _Draft, plan: StepPlan, unit: Unit, key: Key, arguments: list[Key], reads: tuple[Read, ...],
-    lanes: list[tuple[int, int] | None], cell_of: Mapping[str, Cell], partials: Sequence[str], rules: Rules,
+    draft: _Draft,
+    plan: StepPlan,
+    unit: Unit,
+    key: Key,
+    arguments: list[Key],
+    reads: tuple[Read, ...],
+    lanes: list[tuple[int, int] | None],
+    cell_of: Mapping[str, Cell],
+    partials: Sequence[str],
+    rules: Rules,
 ) -> UnitCall:
     values = plan.factored.graph.values
     combines = tuple(cell_of[name].combine if name in partials else None for name, _ in unit.makes)
@@ -200,8 +208,15 @@ def _unit_call(
         if lane is not None
     )
     return UnitCall(
-        key, draft.position, unit, tuple(arguments), reads, tuple(lanes), combines,
-        tuple(values[name].dtype for name, _ in unit.makes), (),
+        key,
+        draft.position,
+        unit,
+        tuple(arguments),
+        reads,
+        tuple(lanes),
+        combines,
+        tuple(values[name].dtype for name, _ in unit.makes),
+        (),
         program_peak_bytes(unit.program, rules) + extra,
     )
 
@@ -270,8 +285,14 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lane
         assert cell.combine is not None
         draft.calls.append(
             CombineCall(
-                key, draft.position, cell.combine, arguments, tuple(names),
-                tuple(count for _, count in ends[0]), region, (),
+                key,
+                draft.position,
+                cell.combine,
+                arguments,
+                tuple(names),
+                tuple(count for _, count in ends[0]),
+                region,
+                (),
                 # All lanes at once, the result, and the same again in float64 while it is made.
                 size * (len(ends[0]) + 4) + 4096,
             )
@@ -298,6 +319,15 @@ def _with_uses(call: Call, readers: Mapping[Key, Sequence[int]]) -> Call:
 
 
 __all__ = [
-    "SOURCES", "Call", "CombineCall", "Key", "PickCall", "Read", "StepGraph", "UnitCall",
-    "expand_step", "region_shape", "versioned_pieces",
+    "SOURCES",
+    "Call",
+    "CombineCall",
+    "Key",
+    "PickCall",
+    "Read",
+    "StepGraph",
+    "UnitCall",
+    "expand_step",
+    "region_shape",
+    "versioned_pieces",
 ]

@@ -43,9 +43,7 @@ class Layer:
 class _Search:
     """The current choice of stored values, with what each layer then reads and computes."""
 
-    def __init__(
-        self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]
-    ) -> None:
+    def __init__(self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]) -> None:
         self.factored, self.grouping = factored, grouping
         self.classes, self.cuts = classes, cuts
         self.values = factored.graph.values
@@ -223,10 +221,14 @@ def _finish(search: _Search, group: Group) -> Layer:
                 continue
             if cell.node.name in partial:
                 partials.append(view.value)
-            elif cell.node.name in anchors or search.home.get(view.value) == group.index:
-                stores.append(view.value)
-            elif search.grouping.layer_of.get(view.value) == group.index:
+            elif (
+                cell.node.name in anchors
+                or search.home.get(view.value) == group.index
+                or search.grouping.layer_of.get(view.value) == group.index
+            ):
                 stores.append(view.value)
     title = next((c.node.name for c in group.anchors if c.node.name in search.grouping.heavy), None)
     title = title or (group.anchors[0].node.name if group.anchors else f"update/{group.finals[0]}")
-    return Layer(title, group.index, cells, tuple(sorted(reads)), tuple(stores), tuple(partials), group.touched)
+    return Layer(
+        title, group.index, cells, tuple(sorted(reads)), tuple(stores), tuple(partials), group.touched
+    )

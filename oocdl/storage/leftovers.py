@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -53,3 +54,31 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
             else:
                 for partial in folder.glob("*.partial"):
                     partial.unlink(missing_ok=True)
+
+
+def clear(root: Path) -> None:
+    """Delete a run of which the caller holds the lock; what else is in its folder stays.
+
+    Cut off at any point, it leaves a run without a version, or none. The epoch stays, too: a
+    late write of an old writer must not find a folder of the new one.
+    """
+    manifests = sorted(root.glob("manifest-*.json"))
+    named = _named(root / "CURRENT")
+    for path in [path for path in manifests if path.name != named]:
+        path.unlink(missing_ok=True)
+    (root / "CURRENT").unlink(missing_ok=True)
+    for path in [*manifests, *root.glob("*.partial"), root / "plan.json", root / "zarr.json"]:
+        path.unlink(missing_ok=True)
+    for name in ("history", "weights", "state", "kept", "spill"):
+        if (root / name).is_dir() and not (root / name).is_symlink():
+            shutil.rmtree(root / name)
+    sync_path(root)
+    (root / "run.json").unlink()
+
+
+def _named(current: Path) -> str:
+    """The manifest that CURRENT names; empty if that cannot be read."""
+    try:
+        return str(json.loads(current.read_text())["manifest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

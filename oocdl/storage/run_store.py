@@ -26,7 +26,7 @@ from oocdl.storage.commit import Commit
 from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
 from oocdl.storage.history import History
 from oocdl.storage.kept import Kept
-from oocdl.storage.leftovers import next_epoch, remove_unnamed
+from oocdl.storage.leftovers import clear, next_epoch, remove_unnamed
 from oocdl.storage.lock import RunLock
 from oocdl.storage.manifest import Index, Kind, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
@@ -69,24 +69,30 @@ class RunStore:
             remove_unnamed(path, self._manifest)
 
     @classmethod
-    def create(cls, path: str | Path, meta: Mapping[str, Any]) -> RunStore:
-        """Start a run; ``meta`` is plain data. Raises StoreError if something else is there."""
+    def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
+        """Start a run; ``meta`` is plain data.
+
+        Raises StoreError if something else is there: with ``restart`` a run may be, and is
+        cleared, once it is locked. Files in its folder that are not the run's are left alone.
+        """
         root = Path(path).absolute()
+        text = json.dumps(dict(meta))
         try:
             root.mkdir(parents=True, exist_ok=True)
-            left = {entry.name for entry in root.iterdir()} - {"LOCK"}
-            if "run.json" in left:
-                raise StoreError(f"a run is in {root} already; open it, or choose another folder")
-            # A creation that was cut off may have left these; run.json is written last.
-            if left - {"history", "zarr.json", *_GROUPS} - {p.name for p in root.glob("*.partial")}:
-                raise StoreError(f"{root} is not empty and not a run; choose another folder")
+            restart = restart and (root / "run.json").is_file()
+            if not restart:
+                _check_free(root)
             lock = RunLock(root / "LOCK")
             try:
+                if restart:
+                    clear(root)
+                elif (root / "run.json").exists():
+                    raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
                 (root / "history").mkdir(exist_ok=True)
                 for name in _GROUPS:
                     (root / name).mkdir(exist_ok=True)
                     write_text(root / name / "zarr.json", group_json())
-                write_text(root / "run.json", json.dumps(dict(meta)))
+                write_text(root / "run.json", text)
                 sync_path(root)
                 sync_path(root.parent)
                 return cls(root, lock)
@@ -203,8 +209,13 @@ class RunStore:
         self._history.append(rows)
 
     def history(self) -> list[dict[str, Any]]:
-        """All rows."""
-        return self._history.rows()
+        """All rows. Only the writer sees those that are not committed yet: they may still be lost."""
+        rows = self._history.rows()
+        if self._lock is not None:
+            return rows
+        manifest = self.current()
+        done = -1 if manifest is None else manifest.meta.get("step", -1)
+        return [row for row in rows if row["step"] <= done]
 
     def keep(
         self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
@@ -253,6 +264,16 @@ class RunStore:
         if made is not None:
             self._manifest = made
             remove_unnamed(self.path, made)
+
+
+def _check_free(root: Path) -> None:
+    """Whether a run may be made here: nothing is in the folder, or a creation that was cut off."""
+    left = {entry.name for entry in root.iterdir()} - {"LOCK"}
+    if "run.json" in left:
+        raise StoreError(f"a run is in {root} already; open it, or choose another folder")
+    # run.json is written last.
+    if left - {"history", "zarr.json", *_GROUPS} - {p.name for p in root.glob("*.partial")}:
+        raise StoreError(f"{root} is not empty and not a run; choose another folder")
 
 
 def _read_meta(path: Path) -> Mapping[str, Any]:

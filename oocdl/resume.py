@@ -1,0 +1,136 @@
+"""What a run that goes on must share with the one that began it, and the plan they share.
+
+Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change. Facts of its
+plan (engine, cuts, ...) stand in ``plan.json``; ``replan`` may change them, and with them rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from oocdl.bind import Binding
+from oocdl.config import Settings, differences, plain
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.read_onnx import OnnxModel
+from oocdl.storage.dataset import DataArray
+from oocdl.storage.files import sync_path, write_text
+from oocdl.storage.run_store import RunStore
+
+FORMAT = 1
+PROBE = 8
+"""Extent of the boxes that tell one dataset from another of equal shapes."""
+
+
+def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
+    """The facts of a run, as plain data by name."""
+    alike = ("optimizer", "batch_size", "shuffle", "seed", "scale", "logits", "precision", "freeze",
+             "allow_missing_chunks")
+    arrays = {*binding.inputs.values(), *(target.array for target in binding.targets)}
+    return {
+        "model": model.fingerprint(),
+        "inputs": dict(binding.inputs),
+        "loss": {t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array} for t in binding.targets},
+        "dataset": {name: _described(binding.arrays[name]) for name in sorted(arrays)},
+        **{name: plain(getattr(settings, name)) for name in alike},
+    }
+
+
+def _described(array: DataArray) -> str:
+    """Shape, type, and a digest of a few values: of the middle of three samples."""
+    digest = hashlib.blake2b(digest_size=6)
+    middle = tuple((max(0, e // 2 - PROBE // 2), min(e, e // 2 + PROBE // 2 + 1)) for e in array.shape[1:])
+    for row in sorted({0, array.shape[0] // 2, array.shape[0] - 1}):
+        digest.update(array.read(((row, row + 1), *middle)).tobytes())
+    return f"{array.dtype} {list(array.shape)} {digest.hexdigest()}"
+
+
+def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
+    """The run that is there, locked, if it was started with the same facts; else InputError lists what differs."""
+    store = RunStore.open(folder, writable=True)
+    try:
+        known = store.meta.get("identity")
+        if store.meta.get("format") != FORMAT or not isinstance(known, Mapping):
+            raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
+        refuse_if(f"the run in {folder} was started differently", differences(known, dict(facts)))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:
+    """InputError if anything differs, listing all of it."""
+    if differing:
+        way_out = way_out or "choose another workdir, or resume='restart'"
+        raise InputError(f"{what}: {'; '.join(differing)}; {way_out}")
+
+
+def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
+    """The facts of a plan that a user chooses."""
+    return {"engine": engine, "parallel": plain(settings.parallel), "keep": plain(settings.keep)}
+
+
+def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What ``write_plan`` wrote; None if the run has not got so far.
+
+    Raises StoreError if it is damaged, or lost after weights were committed by it; InputError if
+    it was made under other ``facts``.
+    """
+    path = store.path / "plan.json"
+    way_out = "restore it, or pass replan=True (which changes rounding)"
+    if not path.is_file():
+        if store.current() is None:
+            return None
+        raise StoreError(f"{path} is lost; {way_out}")
+    try:
+        stored = json.loads(path.read_text())
+        sealed, body = stored["digest"], stored["plan"]
+        if sealed != _digest(body):
+            raise ValueError("its digest does not match")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is damaged ({' '.join(str(error).split())}); {way_out}") from error
+    refuse_if(
+        f"the run in {store.path} was planned differently", differences(body["facts"], dict(facts)),
+        "pass replan=True to change that (which changes rounding), or resume='restart'",
+    )
+    here = _machine(str(facts["engine"]))
+    if body["machine"] != here:
+        changed = "; ".join(differences(body["machine"], here))
+        warnings.warn(
+            f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}", stacklevel=2
+        )
+    return dict(body)
+
+
+def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
+    """Freeze a plan: ``plans`` holds what is needed to make it again, by plan id."""
+    body = {"facts": dict(facts), "machine": _machine(str(facts["engine"])), **plans}
+    write_text(store.path / "plan.json", json.dumps({"digest": _digest(body), "plan": body}, indent=1))
+    sync_path(store.path)
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _machine(engine: str) -> dict[str, str]:
+    """What bits may depend on beyond the plan: the kind of processor, the engine's version."""
+    found = {"processor": platform.machine(), engine: "?"}
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found["processor"] = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        pass  # not Linux, or a processor without a name
+    for package in (engine, f"{engine}-training"):
+        try:
+            found[engine] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

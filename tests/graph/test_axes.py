@@ -1,0 +1,81 @@
+"""Index expressions against brute force."""
+
+from __future__ import annotations
+
+import pytest
+
+from oocdl.graph.axes import Around, Band, Inverse, Shifted, Window, clip, hull, intersect, pieces
+from oocdl.graph.cut import boundaries
+
+SLIDES = [
+    (kernel, stride, dilation, pad)
+    for kernel in (1, 2, 3, 5)
+    for stride in (1, 2, 3)
+    for dilation in (1, 2)
+    for pad in (0, 1, 2)
+]
+
+
+def reached(kernel: int, stride: int, dilation: int, pad: int, out: int) -> set[int]:
+    """Input indices that output index ``out`` of a convolution reads."""
+    return {stride * out + dilation * z - pad for z in range(kernel)}
+
+
+@pytest.mark.parametrize("slide", SLIDES)
+@pytest.mark.parametrize("wanted", [(0, 1), (3, 4), (2, 7)])
+def test_window_is_the_hull_of_what_is_read(slide: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    kernel, stride, dilation, pad = slide
+    read = set().union(*(reached(*slide, out) for out in range(*wanted)))
+    start, stop = Window("d", kernel, stride, dilation, pad).needs(wanted)
+    assert (start, stop) == (min(read), max(read) + 1)
+
+
+@pytest.mark.parametrize("slide", SLIDES)
+@pytest.mark.parametrize("wanted", [(0, 1), (3, 4), (2, 9)])
+def test_inverse_holds_all_that_read_and_no_more(slide: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    kernel, stride, dilation, pad = slide
+    readers = {out for out in range(-20, 40) if reached(*slide, out) & set(range(*wanted))}
+    start, stop = Inverse("d", kernel, stride, dilation, pad).needs(wanted)
+    assert readers <= set(range(start, stop))
+    if readers and dilation == 1:
+        assert (start, stop) == (min(readers), max(readers) + 1)
+
+
+@pytest.mark.parametrize("slide", SLIDES)
+def test_around_is_a_window_of_an_inverse(slide: tuple[int, ...]) -> None:
+    outs = Inverse("d", *slide).needs((4, 9))
+    assert Around("d", *slide).needs((4, 9)) == Window("d", *slide).needs(outs)
+
+
+def test_shifted_and_band() -> None:
+    assert Shifted("c", -3, 2).needs((1, 4)) == (-1, 4)
+    assert Band("d", (0, 0, 1, 1), (0, 1, 1, 2)).needs((1, 4)) == (0, 3)
+
+
+def test_regions() -> None:
+    assert clip((-2, 3), 10) == (0, 3)
+    assert clip((-5, -1), 10) == (0, 0)
+    assert hull(((0, 0), (0, 4)), ((2, 3), (1, 2))) == ((2, 3), (1, 2))
+    assert hull(((0, 2),), ((5, 6),)) == ((0, 6),)
+    assert intersect(((0, 5),), ((3, 9),)) == ((3, 5),)
+
+
+@pytest.mark.parametrize("extent", range(1, 30))
+@pytest.mark.parametrize("count", range(1, 9))
+def test_pieces_are_a_regular_grid(extent: int, count: int) -> None:
+    found = pieces(extent, count)
+    assert [i for start, stop in found for i in range(start, stop)] == list(range(extent))
+    assert len(found) <= count
+    assert len({stop - start for start, stop in found[:-1]}) <= 1
+
+
+@pytest.mark.parametrize("base", range(1, 12))
+@pytest.mark.parametrize("extent", range(1, 40))
+def test_boundaries_cover_finer_and_coarser_axes(base: int, extent: int) -> None:
+    for count in range(1, base + 1):
+        if extent < base:
+            continue
+        found = boundaries(extent, base, count)
+        assert len(found) == len(pieces(base, count))
+        assert [i for start, stop in found for i in range(start, stop)] == list(range(extent))
+        assert all(start < stop for start, stop in found)

@@ -1,0 +1,100 @@
+"""Our own get: order, window, errors, and letting go of results."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from operator import add
+from typing import Any
+
+import pytest
+from dask._task_spec import Task, TaskRef
+
+from oocdl.schedule import get
+
+
+def test_results_by_key_and_by_nested_lists() -> None:
+    graph: dict[Any, Any] = {"a": 1, "b": (add, "a", 2), ("c", 0): (add, "b", "a")}
+    assert get(graph, "b") == 3
+    assert get(graph, [["a", "b"], [("c", 0)]]) == ((1, 3), (4,))
+
+
+def test_tasks_start_in_the_order_of_the_graph() -> None:
+    started: list[int] = []
+
+    def note(number: int) -> int:
+        started.append(number)
+        return number
+
+    graph = {("t", n): Task(("t", n), note, n) for n in range(50)}
+    get(graph, [("t", n) for n in range(50)], workers=1)
+    assert started == list(range(50))
+
+
+def test_nothing_starts_beyond_the_window() -> None:
+    """The first task is slow: others may run ahead of it by the window and no more."""
+    started: list[int] = []
+    release = threading.Event()
+
+    def note(number: int) -> None:
+        started.append(number)
+        if number == 0:
+            release.wait(10)
+
+    graph = {("t", n): Task(("t", n), note, n) for n in range(20)}
+    thread = threading.Thread(target=get, args=(graph, [("t", 19)]), kwargs={"workers": 3, "window": 5})
+    thread.start()
+    deadline = time.monotonic() + 5
+    while len(started) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert sorted(started) == [0, 1, 2, 3, 4]
+    release.set()
+    thread.join(10)
+    assert len(started) == 20
+
+
+def test_an_order_that_cannot_be_run_still_runs() -> None:
+    graph = {n: Task(n, add, TaskRef(n + 1), 1) for n in range(30)} | {30: Task(30, add, 0, 0)}
+    assert get(graph, [0], workers=2, window=2) == (30,)
+
+
+class Result:
+    """Something that can be watched."""
+
+
+def test_a_result_is_dropped_as_soon_as_nothing_needs_it() -> None:
+    alive: list[weakref.ref[Result]] = []
+
+    def make() -> Result:
+        result = Result()
+        alive.append(weakref.ref(result))
+        return result
+
+    def use(result: Result) -> int:
+        return 1
+
+    def look(_: int) -> bool:
+        return alive[0]() is None
+
+    graph = {
+        "make": Task("make", make),
+        "use": Task("use", use, TaskRef("make")),
+        "look": Task("look", look, TaskRef("use")),
+    }
+    assert get(graph, ["look"], workers=1) == (True,)
+
+
+def test_the_first_error_is_raised_and_nothing_more_starts() -> None:
+    started: list[int] = []
+
+    def work(number: int) -> None:
+        started.append(number)
+        if number == 3:
+            raise ValueError("three")
+
+    graph = {("t", n): Task(("t", n), work, n) for n in range(100)}
+    with pytest.raises(ValueError, match="three"):
+        get(graph, [("t", 99)], workers=2)
+    assert len(started) < 10

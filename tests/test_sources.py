@@ -1,0 +1,46 @@
+"""What units read that is no chunk."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from oocdl.sources import own_regions, uniform
+
+
+def test_random_numbers_do_not_depend_on_the_region() -> None:
+    shape = (3, 5, 7)
+    full = uniform(1, 2, "mask", shape, ((0, 3), (0, 5), (0, 7)), "float32")
+    part = uniform(1, 2, "mask", shape, ((1, 3), (2, 4), (3, 7)), "float32")
+    assert np.array_equal(full[1:3, 2:4, 3:7], part)
+
+
+def test_random_numbers_are_uniform_and_differ_by_seed_step_and_name() -> None:
+    region = ((0, 100), (0, 1000))
+    full = uniform(0, 0, "a", (100, 1000), region, "float64")
+    assert full.min() >= 0 and full.max() < 1
+    histogram = np.histogram(full, bins=20, range=(0, 1))[0]
+    # Chi square with 19 degrees of freedom: above 43.8 once in a thousand.
+    assert ((histogram - 5000) ** 2 / 5000).sum() < 43.8
+    assert abs(np.corrcoef(full.ravel()[:-1], full.ravel()[1:])[0, 1]) < 0.02
+    for other in (uniform(1, 0, "a", (100, 1000), region, "float64"),
+                  uniform(0, 1, "a", (100, 1000), region, "float64"),
+                  uniform(0, 0, "b", (100, 1000), region, "float64")):  # fmt: skip
+        assert abs(np.corrcoef(full.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("factors", [((2, 3), (4,)), ((6,), ()), ((2, 3, 2), (5,)), ((), (3, 2))])
+def test_own_boxes_make_up_the_stored_region(factors: tuple[tuple[int, ...], ...]) -> None:
+    stored = tuple(f for parts in factors for f in parts)
+    own = tuple(int(np.prod(parts, dtype=int)) for parts in factors)
+    data = np.arange(np.prod(own)).reshape(own)
+    view = data.reshape(stored)
+    choices = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in stored]
+    for region in product(*choices):
+        out = np.full(tuple(b - a for a, b in region), -1)
+        for box, place in own_regions(factors, region):
+            piece = data[tuple(slice(a, b) for a, b in box)]
+            out[place] = piece.reshape(out[place].shape)
+        assert np.array_equal(out, view[tuple(slice(a, b) for a, b in region)])
