@@ -1,0 +1,262 @@
+"""The contract of engines, the same for all: values, ownership, determinism, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from oocdl.engines.engine import Engine, get_engine, resolve
+from oocdl.errors import InputError, UnsupportedError
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction, Program
+from tests.engines import cases
+from tests.engines.cases import Case, noise
+from tests.engines.linear_cases import contractions, long_reductions, reductions, resamples
+from tests.engines.programs import operand, program, single
+from tests.engines.window_cases import convolutions, pools
+
+CASES = [
+    *cases.pointwise(),
+    *cases.structure(),
+    *cases.lookups(),
+    *reductions(),
+    *long_reductions(),
+    *contractions(),
+    *resamples(),
+    *convolutions(),
+    *pools(),
+]
+ENGINES = ("torch", "onnxruntime")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    return get_engine(request.param)
+
+
+def error(got: Array, want: Array) -> float:
+    """Largest difference relative to the largest value; equal infinities do not differ."""
+    same = got == want
+    finite = np.where(same, 0, got) - np.where(same, 0, want)
+    scale = max(float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0.0)), 1e-30)
+    return float(np.abs(finite).max(initial=0.0)) / scale
+
+
+def check(engine: Engine, case: Case, dtype: str, tolerance: float) -> None:
+    """Run one case and compare."""
+    program = case.program(dtype)
+    results = engine.compile(program)(case.inputs(dtype))
+    expected = case.expected(dtype)
+    assert len(results) == len(expected)
+    for got, want, kind in zip(results, expected, program.instructions[0].dtypes, strict=True):
+        assert got.dtype.name == kind
+        assert got.shape == want.shape
+        assert got.flags.c_contiguous and got.flags.writeable
+        if want.dtype.kind == "f":
+            assert error(got, want) <= tolerance, case.name
+        else:
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_float32(engine: Engine, case: Case) -> None:
+    check(engine, case, "float32", case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_float64(case: Case) -> None:
+    if case.attrs.get("to") == "float32":
+        pytest.skip("casts to float32")
+    check(get_engine("torch"), case, "float64", 1e-12)
+
+
+def block() -> tuple[Program, list[Array]]:
+    """Conv, LeakyRelu, residual: crops, factored slots, outputs that are cropped or given."""
+    x, w, skip = noise(2, 3, 8, 6), noise(4, 3, 3, 3, seed=1), noise(2, 4, 2, 2, 6, seed=2)
+    inputs = [a.astype("float32") for a in (x, w, skip)]
+    conv = Instruction(
+        "Conv",
+        (
+            operand(
+                0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)]
+            ),
+            operand(1, (4, 3, 3, 3)),
+        ),
+        (3,),
+        ((2, 4, 4, 6),),
+        ((2, 4, 2, 2, 6),),
+        ("float32",),
+        {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1)},
+    )
+    wide = (2, 4, 2, 2, 6)
+    relu = Instruction(
+        "LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), ("float32",), {"alpha": 0.2}
+    )
+    add = Instruction(
+        "Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), ("float32",)
+    )
+    total = Instruction(
+        "ReduceSum",
+        (operand(5, (2, 4, 4, 6)),),
+        (6,),
+        ((1, 4, 1, 1),),
+        ((4,),),
+        ("float32",),
+        {"axes": (0, 2, 3)},
+    )
+    made = program(inputs, [conv, relu, add, total], [], "block")
+    outputs = (
+        operand(5, (2, 4, 1, 2, 6), [(0, 2), (0, 4), (1, 2), (0, 2), (0, 6)]),
+        operand(6, (4,)),
+        operand(2, wide),
+        operand(2, (1, 4, 2, 2, 6), [(0, 1), (0, 4), (0, 2), (0, 2), (0, 6)]),
+        operand(5, wide),
+        operand(5, wide),
+    )
+    return Program(
+        made.inputs, made.input_shapes, made.input_dtypes, made.instructions, outputs, "block"
+    ), inputs
+
+
+def test_block(engine: Engine) -> None:
+    import torch
+
+    program, (x, w, skip) = block()
+    results = engine.compile(program)([x, w, skip])
+    padded = torch.nn.functional.pad(torch.tensor(x[:, :, :5]), (1, 1, 1, 0))
+    y = torch.nn.functional.conv2d(padded, torch.tensor(w))
+    y = torch.nn.functional.leaky_relu(y, 0.2).reshape(2, 4, 2, 2, 6) + torch.tensor(skip)
+    wants = [y[:, :, 1:2], y.sum((0, 2, 3, 4)), skip, skip[:1], y, y]
+    for got, want in zip(results, wants, strict=True):
+        assert error(got, np.asarray(want)) < 1e-5
+
+
+def test_outputs_own_their_memory(engine: Engine) -> None:
+    program, inputs = block()
+    results = engine.compile(program)(inputs)
+    for index, result in enumerate(results):
+        others = inputs + results[:index] + results[index + 1 :]
+        assert not any(np.shares_memory(result, other) for other in others)
+
+
+@pytest.mark.parametrize("op", ["Identity", "Reshape", "Expand", "Transpose", "Pad", "Slice"])
+def test_moving_nothing_still_copies(engine: Engine, op: str) -> None:
+    x = noise(3, 4).astype("float32")
+    attrs = {"perm": (0, 1), "axis": 0, "step": 1}
+    [result] = engine.compile(single(op, [x], [((3, 4), "float32")], attrs, key="same" + op))([x])
+    np.testing.assert_array_equal(result, x)
+    assert not np.shares_memory(result, x)
+
+
+def test_inputs_may_be_read_only_or_strided(
+    engine: Engine, recwarn: pytest.WarningsRecorder
+) -> None:
+    x = noise(4, 6).astype("float32")
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    run = engine.compile(single("Exp", [x], [((4, 6), "float32")], key="readonly"))
+    for array in (frozen, np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1][::-1]):
+        np.testing.assert_array_equal(run([array])[0], run([x])[0])
+    flipped = x[::-1]
+    np.testing.assert_array_equal(run([flipped])[0], run([x])[0][::-1])
+    np.testing.assert_array_equal(frozen, x)
+    assert not recwarn.list
+
+
+def placed(array: Array, offset: int) -> Array:
+    """A copy at an address that is ``offset`` above a multiple of 64."""
+    buffer = np.empty(array.nbytes + 128, dtype=np.uint8)
+    start = -buffer.ctypes.data % 64 + offset
+    copy: Array = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_bits_again_and_elsewhere(engine: Engine, case: Case) -> None:
+    inputs = case.inputs("float32")
+    run = engine.compile(case.program("float32"))
+    first = run(inputs)
+    with ThreadPoolExecutor(2) as pool:
+        moved = [[placed(a, offset) for a in inputs] for offset in (0, 4, 16, 40)]
+        others = list(pool.map(run, moved))
+    for other in [run(inputs), *others]:
+        for a, b in zip(first, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_equal_keys_are_compiled_once(engine: Engine) -> None:
+    x = noise(2, 2).astype("float32")
+    programs = [single("Exp", [x], [((2, 2), "float32")], key="shared") for _ in range(2)]
+    assert engine.compile(programs[0]) is engine.compile(programs[1])
+
+
+def test_unknown_operators_are_named(engine: Engine) -> None:
+    x = noise(2, 2).astype("float32")
+    with pytest.raises(UnsupportedError, match="'Frobnicate'"):
+        engine.compile(single("Frobnicate", [x], [((2, 2), "float32")]))
+
+
+def test_indices_out_of_range_are_errors(engine: Engine) -> None:
+    table, dy = noise(3, 2).astype("float32"), noise(1, 2).astype("float32")
+    ids = np.array([3], dtype=np.int64)
+    gather = engine.compile(single("Gather", [table, ids], [((1, 2), "float32")], key="far"))
+    scatter = engine.compile(single("GatherGrad", [ids, dy], [((3, 2), "float32")], key="far2"))
+    with pytest.raises(Exception, match=r"(?i)ind(ex|ice)|bounds"):
+        gather([table, ids])
+    with pytest.raises(Exception, match=r"(?i)ind(ex|ice)|bounds"):
+        scatter([ids, dy])
+
+
+def test_float64_needs_torch() -> None:
+    x = noise(2, 2)
+    with pytest.raises(UnsupportedError, match="float64"):
+        get_engine("onnxruntime").compile(single("Exp", [x], [((2, 2), "float64")], key="f64"))
+
+
+def test_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("auto") == "torch"
+    assert get_engine("auto") is get_engine("torch")
+    with pytest.raises(InputError, match="frob"):
+        get_engine("frob")
+    with pytest.raises(InputError, match="threads"):
+        get_engine("torch", 0)
+    monkeypatch.setattr("oocdl.engines.engine.installed", lambda name: False)
+    assert resolve("auto") == "onnxruntime"
+    with pytest.raises(InputError, match="pip install"):
+        get_engine("torch", 7)
+
+
+def test_the_gate_imports_no_runtime() -> None:
+    code = (
+        "import sys, oocdl.engines.engine;"
+        "sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models_are_valid_onnx(case: Case) -> None:
+    """The checker infers every shape again, and compares it with ours."""
+    import onnx
+
+    from oocdl.engines.onnx_emit import model_of
+    from oocdl.engines.onnx_table import LOWERINGS
+
+    model, _ = model_of(case.program("float32"), LOWERINGS)
+    onnx.checker.check_model(model, full_check=True)
+    assert {opset.domain for opset in model.opset_import} == {""}
+
+
+def test_engines_have_the_same_operators() -> None:
+    from oocdl.engines.onnx_table import LOWERINGS
+    from oocdl.engines.torch_kernels import KERNELS
+    from oocdl.ops.registry import RULES
+
+    assert set(LOWERINGS) == set(KERNELS)
+    assert set(KERNELS) == {op for op, rule in RULES.items() if rule.axes is not None}

@@ -1,0 +1,1 @@
+"""Tests of the operators, losses and optimizers."""

@@ -1,0 +1,229 @@
+"""Instances of every operator, shared by the tests of gradients and of axis rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.graph.ir import Array, Role
+from oocdl.graph.rule import Builder
+from oocdl.ops import RULES
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node: operator, attributes and operands.
+
+    An operand is a shape (normal numbers), ``("pos"|"unit"|"bool", shape)``,
+    ``("ids", shape, rows)``, or an array.
+    """
+
+    op: str
+    operands: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    constant: tuple[int, ...] = ()
+    """Operands that are constants of the graph."""
+
+    def arrays(self, seed: int = 0) -> list[Array]:
+        """The operands' contents."""
+        random = np.random.default_rng(seed)
+        return [_array(operand, random) for operand in self.operands]
+
+    def node(self, arrays: list[Array]) -> tuple[Builder, list[str], tuple[str, ...]]:
+        """A graph of this one node: builder, inputs, outputs."""
+        build = Builder(RULES)
+        inputs = [
+            build.constant(array)
+            if place in self.constant
+            else build.value(f"x{place}", array.shape, array.dtype.name, Role.INPUT)
+            for place, array in enumerate(arrays)
+        ]
+        return build, inputs, build.node(self.op, inputs, self.attrs)
+
+    def __str__(self) -> str:
+        attrs = ",".join(f"{k}={v}" for k, v in self.attrs.items())
+        return f"{self.op}({attrs})".replace(" ", "")
+
+
+def _array(operand: Any, random: np.random.Generator) -> Array:
+    if isinstance(operand, np.ndarray):
+        return operand
+    if not operand or isinstance(operand[0], int):
+        return random.normal(size=operand)
+    match operand:
+        case ("pos", shape):
+            return random.uniform(0.2, 2.0, size=shape)
+        case ("unit", shape):
+            return random.uniform(size=shape)
+        case ("bool", shape):
+            return random.uniform(size=shape) < 0.5
+        case ("ids", shape, rows):
+            return random.integers(rows, size=shape)
+    raise AssertionError(operand)
+
+
+def _window(strides: Any, pads: Any, dilations: Any = None, **more: Any) -> dict[str, Any]:
+    return {"strides": strides, "pads": pads, "dilations": dilations or (1,) * len(strides), **more}
+
+
+def _resample(axis: int, size: int, mode: str, coordinates: str, **more: Any) -> dict[str, Any]:
+    return {
+        "axis": axis,
+        "size": size,
+        "mode": mode,
+        "coordinates": coordinates,
+        "scale": None,
+        "nearest_mode": "round_prefer_floor",
+        "transposed": False,
+        **more,
+    }
+
+
+A, B, C = (2, 3, 4), (3, 1), (2, 1, 4)
+S3 = (1, 3, 6, 5, 7)
+POINT = [
+    *(Case(op, (A, B)) for op in ("Add", "Sub", "Mul", "Max", "Min")),
+    *(Case(op, (C, A)) for op in ("Add", "Mul", "Greater", "Less", "Equal")),
+    Case("Add", (A, ())),
+    Case("Mul", ((4,), A)),
+    Case("Add", ((1, 1), (1, 1))),
+    Case("Div", (A, ("pos", B))),
+    Case("Div", (B, ("pos", A))),
+    Case("Pow", (("pos", A), B)),
+    Case("Pow", (("pos", B), A)),
+    Case("Pow", (A, np.array(2.0)), constant=(1,)),
+    Case("Pow", (A, np.array([0.0, 1, 2, 3])), constant=(1,)),
+    Case("Pow", (("pos", A), np.array(-0.5)), constant=(1,)),
+    Case("Max", (A, np.array(0.3)), constant=(1,)),
+    Case("Min", (np.array(0.3), A), constant=(0,)),
+    *(
+        Case(op, (A,))
+        for op in ("Neg", "Exp", "Abs", "Erf", "Sigmoid", "Tanh", "Softplus", "Identity", "Relu")
+    ),
+    *(Case(op, (("pos", A),)) for op in ("Sqrt", "Log", "Reciprocal")),
+    Case("Cast", (A,), {"to": "float32"}),
+    Case("Cast", (("ids", A, 5),), {"to": "float64"}),
+    Case("LeakyRelu", (A,), {"alpha": 0.1}),
+    Case("Gelu", (A,), {"approximate": "none"}),
+    Case("Gelu", (A,), {"approximate": "tanh"}),
+    Case("Not", (("bool", A),)),
+    Case("And", (("bool", A), ("bool", B))),
+    Case("Or", (("bool", A), ("bool", B))),
+    Case("Where", (("bool", A), B, C)),
+    Case("Where", (("bool", B), A, ())),
+    Case("Dropout", (A, ("unit", A)), {"ratio": 0.4}),
+    Case("Normalize", (A, (2, 1, 4), ("pos", (2, 1, 4))), {"axes": (1,), "eps": 1e-5}),
+]
+GRADS = [
+    Case("ReluGrad", (A, A)),
+    Case("LeakyReluGrad", (A, A), {"alpha": 0.1}),
+    Case("GeluGrad", (A, A), {"approximate": "none"}),
+    Case("SigmoidGrad", (A, A)),
+    Case("TanhGrad", (A, A)),
+    Case("ConvWeightGrad", ((2, 3, 9), (2, 4, 5)), _window((2,), (1, 1), kernel_shape=(3,))),
+    Case(
+        "ConvWeightGrad",
+        (S3, (1, 2, 6, 5, 5)),
+        _window((1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3)),
+    ),
+    Case("MaxPoolGrad", ((2, 2, 9), (2, 2, 5)), _window((2,), (1, 1), kernel_shape=(3,))),
+    Case(
+        "MaxPoolGrad",
+        ((1, 2, 9, 8), (1, 2, 4, 4)),
+        _window((2, 2), (0, 0, 0, 0), kernel_shape=(2, 2)),
+    ),
+    Case("GatherGrad", (("ids", (2, 5), 6), (2, 5, 3)), {"rows": 6}),
+]
+REDUCE = [
+    *(
+        Case(op, (A,), {"axes": axes})
+        for op in ("ReduceSum", "ReduceMax", "LogSumExp")
+        for axes in ((1,), (0, 2), (0, 1, 2))
+    ),
+    *(Case("Moments", (A,), {"axes": axes}) for axes in ((0,), (1, 2))),
+    *(Case(op, (A,), {"axis": axis}) for op in ("Softmax", "LogSoftmax") for axis in (1, 2)),
+    *(
+        Case("Einsum", operands, {"equation": equation})
+        for equation, operands in {
+            "ab,bc->ac": ((3, 4), (4, 5)),
+            "nqk,nkc->nqc": ((2, 3, 4), (2, 4, 5)),
+            "ab,c->ac": ((3, 4), (5,)),
+            "ab,b->a": ((3, 1), (1,)),
+            "ab,ab->ba": ((3, 4), (3, 4)),
+            "abz,bc->c": ((2, 3, 4), (3, 5)),
+        }.items()
+    ),
+]
+CONV = [
+    Case("Conv", ((2, 3, 9), (4, 3, 3)), _window((2,), (1, 1))),
+    Case("Conv", ((1, 1, 8), (2, 1, 1)), _window((1,), (0, 0))),
+    Case("Conv", ((1, 2, 9, 8), (3, 2, 3, 2)), _window((2, 3), (2, 0, 1, 1), (2, 1))),
+    Case("Conv", (S3, (2, 3, 3, 3, 3)), _window((1, 1, 1), (1,) * 6)),
+    Case("Conv", (S3, (2, 3, 2, 2, 2)), _window((2, 2, 2), (0,) * 6)),
+    Case("Conv", ((2, 2, 3), (2, 2, 3)), _window((3,), (0, 0))),
+    Case("ConvTranspose", ((2, 3, 5), (3, 4, 3)), _window((2,), (1, 1), spatial=(9,))),
+    Case("ConvTranspose", ((2, 3, 5), (3, 4, 3)), _window((2,), (1, 1), spatial=(10,))),
+    Case("ConvTranspose", ((1, 3, 5), (3, 2, 2)), _window((2,), (0, 0), (3,), spatial=(14,))),
+    Case(
+        "ConvTranspose",
+        ((1, 3, 3, 2), (3, 4, 3, 2)),
+        _window((2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5)),
+    ),
+    Case(
+        "ConvTranspose",
+        ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)),
+        _window((2, 2, 2), (0,) * 6, spatial=(6, 4, 6)),
+    ),
+    Case("ConvTranspose", ((1, 2, 5), (2, 3, 1)), _window((2,), (0, 0), spatial=(10,))),
+    Case("MaxPool", ((2, 2, 9),), _window((2,), (1, 1), kernel_shape=(3,))),
+    Case("MaxPool", ((1, 2, 9, 8),), _window((2, 1), (0, 1, 1, 1), (2, 1), kernel_shape=(3, 2))),
+    Case("MaxPool", (S3,), _window((2, 2, 2), (0,) * 6, kernel_shape=(2, 2, 2))),
+]
+RESAMPLE = [
+    *(
+        Case("Resample", ((2, extent, 3),), _resample(1, size, mode, coordinates))
+        for extent, size in ((5, 10), (7, 4), (4, 6), (6, 6), (3, 1), (1, 4))
+        for mode in ("nearest", "linear")
+        for coordinates in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+    ),
+    *(
+        Case("Resample", ((2, 5),), _resample(1, 8, "nearest", "asymmetric", nearest_mode=mode))
+        for mode in ("round_prefer_ceil", "floor", "ceil")
+    ),
+    Case("Resample", ((2, 5),), _resample(1, 8, "linear", "half_pixel", scale=1.7)),
+    Case("Resample", ((2, 10),), _resample(1, 5, "linear", "half_pixel", transposed=True)),
+    Case("Resample", ((2, 4),), _resample(1, 9, "nearest", "asymmetric", transposed=True)),
+]
+MOVE = [
+    Case("Transpose", (A,), {"perm": (2, 0, 1)}),
+    Case("Transpose", ((3, 1, 2),), {"perm": (1, 2, 0)}),
+    Case("Reshape", (A,), {"shape": (2, 12)}),
+    Case("Reshape", (A,), {"shape": (1, 6, 4, 1)}),
+    Case("Reshape", ((2, 6, 5),), {"shape": (2, 3, 2, 5)}),
+    Case("Reshape", ((1, 1),), {"shape": ()}),
+    Case("Reshape", ((4, 6, 5),), {"shape": (6, 4, 5)}),
+    Case("Expand", (B,), {"shape": A}),
+    Case("Expand", ((),), {"shape": (2, 2)}),
+    Case("Concat", (A, (2, 1, 4), (2, 5, 4)), {"axis": 1}),
+    Case("Concat", (A,), {"axis": 0}),
+    Case("Split", ((2, 9),), {"axis": 1, "sizes": (2, 3, 4)}),
+    Case("Slice", ((2, 9),), {"axis": 1, "start": 2, "stop": 7, "step": 1}),
+    Case("Slice", ((2, 9),), {"axis": 1, "start": 1, "stop": 9, "step": 3}),
+    Case("Slice", ((9, 2),), {"axis": 0, "start": 0, "stop": 8, "step": 2}),
+    Case("Slice", ((9, 2),), {"axis": 0, "start": 8, "stop": 9, "step": 1}),
+    Case("Pad", ((2, 5),), {"axis": 1, "before": 2, "after": 1}),
+    Case("Pad", ((2, 1),), {"axis": 1, "before": 0, "after": 3}),
+    Case("Gather", ((6, 3), ("ids", (2, 5), 6)), {}),
+    Case("Gather", ((6, 3, 2), ("ids", (4,), 6)), {}),
+]
+DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE]
+CASES = [*DIFFERENTIABLE, *GRADS]
+
+
+def params(cases: list[Case]) -> list[Any]:
+    """As pytest parameters."""
+    return [pytest.param(case, id=str(case)) for case in cases]

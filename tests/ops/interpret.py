@@ -1,0 +1,225 @@
+"""A graph evaluated node by node with PyTorch on whole tensors, independent of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from oocdl.graph.ir import Graph, Node
+
+Tensors = Sequence[torch.Tensor]
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+}
+
+
+def evaluate(graph: Graph, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Every value of the graph, given the declared ones."""
+    found = {name: torch.as_tensor(np.array(array)) for name, array in graph.constants.items()}
+    found.update({name: torch.as_tensor(array) for name, array in values.items()})
+    for node in graph.nodes:
+        results = run(node, [found[name] for name in node.inputs])
+        for name, result in zip(node.outputs, results, strict=True):
+            value = graph.values[name]
+            assert tuple(result.shape) == value.shape, (node, result.shape, value.shape)
+            assert result.dtype == DTYPES[value.dtype], (node, result.dtype, value.dtype)
+            found[name] = result
+    return found
+
+
+def run(node: Node, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+    """The outputs of one node."""
+    result = OPS[node.op](inputs, node.attrs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _vjp(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dy: torch.Tensor
+) -> Any:
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(function(x), x, dy.expand(x.shape) if dy.dim() == 0 else dy)[0]
+
+
+def _padded(x: torch.Tensor, attrs: Mapping[str, Any], fill: float = 0.0) -> torch.Tensor:
+    rank = len(attrs["pads"]) // 2
+    pads = [
+        p
+        for axis in reversed(range(rank))
+        for p in (attrs["pads"][axis], attrs["pads"][rank + axis])
+    ]
+    return F.pad(x, pads, value=fill)
+
+
+def _conv(x: torch.Tensor, w: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
+    function = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+    return function(_padded(x, attrs), w, stride=attrs["strides"], dilation=attrs["dilations"])
+
+
+def _conv_transpose(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    """The whole transposed convolution, then its pads taken off; zeros where it ends too early."""
+    x, w = inputs
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
+    y = function(x, w, stride=attrs["strides"], dilation=attrs["dilations"])
+    for axis, (pad, extent) in enumerate(
+        zip(attrs["pads"], attrs["spatial"], strict=False), start=2
+    ):
+        y = y.narrow(axis, pad, min(extent, y.shape[axis] - pad))
+        y = _pad([y], {"axis": axis, "before": 0, "after": extent - y.shape[axis]})
+    return y
+
+
+def _conv_weight_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    x, dy = inputs
+    w = torch.zeros(
+        dy.shape[1], x.shape[1], *attrs["kernel_shape"], dtype=x.dtype, requires_grad=True
+    )
+    with torch.enable_grad():
+        return torch.autograd.grad(_conv(x, w, attrs), w, dy)[0]
+
+
+def _max_pool(x: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
+    function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3]
+    x = _padded(x, attrs, -torch.inf)
+    return function(x, attrs["kernel_shape"], attrs["strides"], dilation=attrs["dilations"])
+
+
+def _moments(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    axes = tuple(attrs["axes"])
+    return inputs[0].mean(axes, keepdim=True), inputs[0].var(axes, unbiased=False, keepdim=True)
+
+
+def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    """From ONNX's text, element by element, not from the rule's matrix."""
+    x = inputs[0].movedim(attrs["axis"], -1)
+    if attrs["transposed"]:
+        forward = {**attrs, "transposed": False, "size": x.shape[-1], "axis": 0}
+        eye = torch.eye(attrs["size"], dtype=x.dtype)
+        matrix = _resample([eye], forward)
+        return (x @ matrix).movedim(-1, attrs["axis"])
+    extent, size, mode = x.shape[-1], attrs["size"], attrs["coordinates"]
+    scale = attrs.get("scale") or size / extent
+    columns = []
+    for o in range(size):
+        if mode == "align_corners":
+            at = o * (extent - 1) / (size - 1) if size > 1 else 0.0
+        elif mode == "asymmetric":
+            at = o / scale
+        else:
+            at = 0.0 if mode == "pytorch_half_pixel" and size == 1 else (o + 0.5) / scale - 0.5
+        if attrs["mode"] == "nearest":
+            at = round(at, 9)  # o / scale may fall just below the integer it is
+            rounding = attrs.get("nearest_mode") or "round_prefer_floor"
+            at = {
+                "round_prefer_floor": np.ceil(at - 0.5),
+                "round_prefer_ceil": np.floor(at + 0.5),
+                "floor": np.floor(at),
+                "ceil": np.ceil(at),
+            }[rounding]
+            columns.append(x[..., int(min(max(at, 0), extent - 1))])
+            continue
+        at = min(max(at, 0), extent - 1)
+        low = int(np.floor(at))
+        high = min(low + 1, extent - 1)
+        columns.append(x[..., low] * (1 - (at - low)) + x[..., high] * (at - low))
+    return torch.stack(columns, -1).movedim(-1, attrs["axis"])
+
+
+def _slice(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    at: list[Any] = [slice(None)] * inputs[0].dim()
+    at[attrs["axis"]] = slice(attrs["start"], attrs["stop"], attrs["step"])
+    return inputs[0][tuple(at)]
+
+
+def _pad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    after = inputs[0].dim() - 1 - attrs["axis"]
+    return F.pad(inputs[0], [0, 0] * after + [attrs["before"], attrs["after"]])
+
+
+def _gather_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    ids, dy = inputs
+    row = dy.shape[ids.dim() :]
+    table = torch.zeros(attrs["rows"], *row, dtype=dy.dtype)
+    return table.index_add(0, ids.reshape(-1), dy.reshape(-1, *row))
+
+
+def _dropout(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    x, u = inputs
+    return torch.where(
+        u >= attrs["ratio"], x / (1 - attrs["ratio"]), torch.zeros((), dtype=x.dtype)
+    )
+
+
+def _gelu(attrs: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: F.gelu(x, approximate=attrs["approximate"])
+
+
+OPS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": lambda i, a: i[0] + i[1],
+    "Sub": lambda i, a: i[0] - i[1],
+    "Mul": lambda i, a: i[0] * i[1],
+    "Div": lambda i, a: i[0] / i[1],
+    "Pow": lambda i, a: torch.pow(i[0], i[1]),
+    "Max": lambda i, a: torch.maximum(i[0], i[1]),
+    "Min": lambda i, a: torch.minimum(i[0], i[1]),
+    "Neg": lambda i, a: -i[0],
+    "Sqrt": lambda i, a: i[0].sqrt(),
+    "Exp": lambda i, a: i[0].exp(),
+    "Log": lambda i, a: i[0].log(),
+    "Abs": lambda i, a: i[0].abs(),
+    "Erf": lambda i, a: i[0].erf(),
+    "Reciprocal": lambda i, a: 1 / i[0],
+    "Identity": lambda i, a: i[0],
+    "Cast": lambda i, a: i[0].to(DTYPES[a["to"]]),
+    "Greater": lambda i, a: i[0] > i[1],
+    "Less": lambda i, a: i[0] < i[1],
+    "Equal": lambda i, a: i[0] == i[1],
+    "Not": lambda i, a: ~i[0],
+    "And": lambda i, a: i[0] & i[1],
+    "Or": lambda i, a: i[0] | i[1],
+    "Where": lambda i, a: torch.where(*i),
+    "Relu": lambda i, a: F.relu(i[0]),
+    "ReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], torch.zeros((), dtype=i[0].dtype)),
+    "LeakyRelu": lambda i, a: F.leaky_relu(i[0], a["alpha"]),
+    "LeakyReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], i[0] * a["alpha"]),
+    "Gelu": lambda i, a: _gelu(a)(i[0]),
+    "GeluGrad": lambda i, a: _vjp(_gelu(a), i[1], i[0]),
+    "Sigmoid": lambda i, a: i[0].sigmoid(),
+    "SigmoidGrad": lambda i, a: i[0] * i[1] * (1 - i[1]),
+    "Tanh": lambda i, a: i[0].tanh(),
+    "TanhGrad": lambda i, a: i[0] * (1 - i[1] ** 2),
+    "Softplus": lambda i, a: i[0].clamp(min=0) + torch.log1p(torch.exp(-i[0].abs())),
+    "Dropout": _dropout,
+    "Moments": _moments,
+    "Normalize": lambda i, a: (i[0] - i[1]) / torch.sqrt(i[2] + a["eps"]),
+    "Transpose": lambda i, a: i[0].permute(a["perm"]),
+    "Reshape": lambda i, a: i[0].reshape(a["shape"]),
+    "Expand": lambda i, a: i[0].expand(a["shape"]),
+    "Concat": lambda i, a: torch.cat(tuple(i), a["axis"]),
+    "Split": lambda i, a: torch.split(i[0], list(a["sizes"]), a["axis"]),
+    "Slice": _slice,
+    "Pad": _pad,
+    "Gather": lambda i, a: i[0][i[1]],
+    "GatherGrad": _gather_grad,
+    "ReduceSum": lambda i, a: i[0].sum(tuple(a["axes"]), keepdim=True),
+    "ReduceMax": lambda i, a: i[0].amax(tuple(a["axes"]), keepdim=True),
+    "LogSumExp": lambda i, a: torch.logsumexp(i[0], tuple(a["axes"]), keepdim=True),
+    "Softmax": lambda i, a: F.softmax(i[0], a["axis"]),
+    "LogSoftmax": lambda i, a: F.log_softmax(i[0], a["axis"]),
+    "Einsum": lambda i, a: torch.einsum(a["equation"], *i),
+    "Conv": lambda i, a: _conv(i[0], i[1], a),
+    "ConvTranspose": _conv_transpose,
+    "ConvWeightGrad": _conv_weight_grad,
+    "MaxPool": lambda i, a: _max_pool(i[0], a),
+    "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
+    "Resample": _resample,
+}

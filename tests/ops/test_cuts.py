@@ -1,0 +1,52 @@
+"""Every operator, planned, cut into pieces and run by the engine, against the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.graph.ir import Role
+from oocdl.graph.rule import Builder
+from oocdl.ops import RULES
+from oocdl.ops._broadcast import is_float
+from oocdl.testing import run_graph
+
+from .cases import CASES, Case, params
+from .interpret import evaluate
+
+
+def finished(build: Builder, outputs: tuple[str, ...]) -> None:
+    """Declare the outputs; an operator that only renames gets a node behind it, to have a layer."""
+    build.outputs = [
+        build("Neg", name) if is_float(build.dtype(name)) else name for name in outputs
+    ]
+    build.values = {
+        name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
+        for name, value in build.values.items()
+    }
+
+
+def run_cut(graph: Any, given: dict[str, Any], count: int) -> Any:
+    """Cut every class of axes that there is into ``count``."""
+    return run_graph(graph, RULES, given, cuts=dict.fromkeys(range(20), count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", params(CASES))
+def test_cut_is_whole(case: Case, count: int) -> None:
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    finished(build, outputs)
+    graph = build.graph()
+    given = {
+        name: array
+        for name, array in zip(inputs, arrays, strict=True)
+        if name not in graph.constants
+    }
+    expected = evaluate(graph, given)
+    found = run_cut(graph, given, count).outputs
+    for name, result in zip(graph.outputs, found.values(), strict=True):
+        np.testing.assert_allclose(result, expected[name], rtol=1e-10, atol=1e-11)

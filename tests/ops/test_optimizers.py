@@ -1,0 +1,187 @@
+"""Optimizers and schedules: five steps against ``torch.optim``."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oocdl.errors import InputError
+from oocdl.graph.expand import expand
+from oocdl.graph.ir import Role
+from oocdl.graph.rule import Builder
+from oocdl.ops import RULES
+from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
+from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
+
+from .interpret import evaluate
+
+SHAPES = {"w": (3, 4), "b": (4,), "s": ()}
+
+
+def ours(optimizer: Optimizer, steps: int, dtype: str = "float64") -> dict[str, torch.Tensor]:
+    """Weights after some steps."""
+    build = Builder(RULES)
+    weights = {name: build.value(name, shape, dtype, Role.WEIGHT) for name, shape in SHAPES.items()}
+    grads = {n: build.value(f"g/{n}", s, dtype, Role.INPUT) for n, s in SHAPES.items()}
+    add_updates(build, optimizer, {weights[name]: grads[name] for name in SHAPES})
+    graph = expand(build.graph(), RULES)
+    kept = {
+        value.name: torch.zeros(value.shape, dtype=getattr(torch, dtype))
+        for value in graph.of_role(Role.STATE)
+    }
+    kept.update(start(dtype))
+    assert set(graph.updates) == set(kept)
+    for step in range(steps):
+        given = {f"g/{name}": grad for name, grad in gradient(step, dtype).items()}
+        numbers = {
+            n: torch.tensor(v, dtype=getattr(torch, dtype))
+            for n, v in scalars(optimizer, step).items()
+        }
+        assert set(numbers) == {value.name for value in graph.of_role(Role.SCALAR)}
+        found = evaluate(graph, {**kept, **given, **numbers})
+        kept = {name: found[graph.updates[name]] for name in kept}
+    return {name: kept[name] for name in SHAPES}
+
+
+def start(dtype: str) -> dict[str, torch.Tensor]:
+    random = np.random.default_rng(0)
+    return {n: torch.as_tensor(np.asarray(random.normal(size=s), dtype)) for n, s in SHAPES.items()}
+
+
+def gradient(step: int, dtype: str) -> dict[str, torch.Tensor]:
+    random = np.random.default_rng(step + 1)
+    return {n: torch.as_tensor(np.asarray(random.normal(size=s), dtype)) for n, s in SHAPES.items()}
+
+
+def theirs(
+    kind: Any,
+    options: dict[str, Any],
+    lr: Any,
+    clip: float | None,
+    steps: int,
+    dtype: str = "float64",
+) -> dict[str, torch.Tensor]:
+    """Weights after some steps of PyTorch."""
+    weights = {name: torch.nn.Parameter(value) for name, value in start(dtype).items()}
+    optimizer = kind(weights.values(), lr=rate(lr, 0), foreach=False, **options)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(lr, step)
+        for name, grad in gradient(step, dtype).items():
+            weights[name].grad = grad.clone()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(weights.values(), clip)
+        optimizer.step()
+    return {name: value.detach() for name, value in weights.items()}
+
+
+KINDS = {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("clip", [None, 1.5, 1e6])
+@pytest.mark.parametrize("lr", [0.05, Cosine(0.1, 5)])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SGD, {}),
+        (SGD, {"momentum": 0.9}),
+        (SGD, {"momentum": 0.9, "nesterov": True}),
+        (SGD, {"weight_decay": 0.1}),
+        (SGD, {"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.01}),
+        (Adam, {}),
+        (Adam, {"weight_decay": 0.1, "betas": (0.7, 0.9), "eps": 1e-3}),
+        (AdamW, {}),
+        (AdamW, {"weight_decay": 0.2, "betas": (0.4, 0.95)}),
+        (AdamW, {"weight_decay": 0.0}),
+    ],
+)
+def test_five_steps_are_torchs(
+    kind: Any, options: dict[str, Any], lr: Any, clip: Any, dtype: str
+) -> None:
+    found = ours(kind(lr=lr, clip_norm=clip, **options), 5, dtype)
+    expected = theirs(KINDS[kind], options, lr, clip, 5, dtype)
+    tolerance = 1e-12 if dtype == "float64" else 1e-6
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_defaults_are_torchs(kind: Any) -> None:
+    defaults = KINDS[kind]([torch.zeros(1)]).defaults
+    mine = kind()
+    for name in ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps"):
+        if hasattr(mine, name):
+            assert getattr(mine, name) == defaults[name], name
+
+
+def test_mixed_dtypes_share_a_norm_and_a_rate() -> None:
+    build = Builder(RULES)
+    for name, dtype in (("a", "float32"), ("b", "float64")):
+        build.value(name, (2,), dtype, Role.WEIGHT)
+        build.value(f"g{name}", (2,), dtype, Role.INPUT)
+    add_updates(build, SGD(lr=1.0, clip_norm=1.0), {"a": "ga", "b": "gb"})
+    one = torch.ones(2)
+    given = {"a": one, "ga": one, "b": one.double(), "gb": one.double(), "lr": torch.tensor(1.0)}
+    found = evaluate(build.graph(), given)
+    torch.testing.assert_close(
+        found[build.updates["b"]], torch.full((2,), 0.5).double(), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": -1.0},
+        {"nesterov": True},
+        {"weight_decay": -1.0},
+        {"clip_norm": 0.0},
+        {"momentum": -0.1},
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        SGD(**options)
+
+
+def test_wrong_betas_are_refused() -> None:
+    with pytest.raises(InputError):
+        Adam(betas=(0.9, 1.0))
+
+
+def test_optimizers_are_values() -> None:
+    one, two = (
+        AdamW(lr=WarmUp(Cosine(0.1, 9), 3), betas=[0.9, 0.99]),
+        AdamW(lr=WarmUp(Cosine(0.1, 9), 3), betas=(0.9, 0.99)),
+    )  # type: ignore[arg-type]
+    assert one == two == pickle.loads(pickle.dumps(one)) and hash(one) == hash(two)
+    assert Adam() != AdamW(weight_decay=0.0)
+    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
+
+
+SCHEDULERS = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make"),
+    [
+        (Constant(0.1), lambda o: SCHEDULERS.ConstantLR(o, 1.0)),
+        (Step(0.1, 3, 0.5), lambda o: SCHEDULERS.StepLR(o, 3, 0.5)),
+        (Cosine(0.1, 10, 0.01), lambda o: SCHEDULERS.CosineAnnealingLR(o, 10, 0.01)),
+        (Polynomial(0.1, 10), lambda o: SCHEDULERS.PolynomialLR(o, 10, 0.9)),
+        (OneCycle(0.1, 10), lambda o: SCHEDULERS.OneCycleLR(o, 0.1, 10)),
+        (OneCycle(0.1, 20, 0.25), lambda o: SCHEDULERS.OneCycleLR(o, 0.1, 20, pct_start=0.25)),
+        (WarmUp(0.1, 4), lambda o: SCHEDULERS.LinearLR(o, total_iters=4)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_schedules_are_torchs(schedule: Any, make: Any) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = make(optimizer)
+    for step in range(10):
+        assert rate(schedule, step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        scheduler.step()

@@ -1,0 +1,294 @@
+"""Every operator: value, gradient, axis rule and cost, against PyTorch and brute force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.axes import AxisRule, clip, pieces
+from oocdl.graph.differentiate import differentiate
+from oocdl.graph.expand import expand
+from oocdl.graph.ir import Role
+from oocdl.graph.rule import Builder
+from oocdl.ops import RULES
+from oocdl.ops._broadcast import is_float
+from oocdl.ops.resample import matrix
+
+from .cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
+from .interpret import OPS, evaluate, run
+
+TORCH_FLOATS = (torch.float32, torch.float64)
+
+
+def test_every_operator_has_a_case_and_an_oracle() -> None:
+    assert {case.op for case in CASES} == set(RULES) == set(OPS)
+    assert all(op == rule.op for op, rule in RULES.items())
+
+
+def test_every_operator_is_either_cut_or_expanded() -> None:
+    assert all((rule.axes is None) != (rule.expand is None) for rule in RULES.values())
+
+
+def test_only_poolings_are_filled_with_minus_infinity() -> None:
+    assert {op for op, rule in RULES.items() if rule.fill} == {"MaxPool", "MaxPoolGrad"}
+
+
+def weighted_loss(build: Builder, outputs: tuple[str, ...]) -> tuple[str, dict[str, np.ndarray]]:
+    """A scalar that weighs every output element differently."""
+    random, weights, total = np.random.default_rng(1), {}, None
+    for place, name in enumerate(outputs):
+        shape = build.shape(name)
+        weights[f"w{place}"] = random.normal(size=shape).astype(build.dtype(name))
+        weight = build.value(f"w{place}", shape, build.dtype(name), Role.INPUT)
+        part = build("Mul", name, weight)
+        if shape:
+            part = build("ReduceSum", part, axes=tuple(range(len(shape))))
+            part = build("Reshape", part, shape=())
+        total = part if total is None else build("Add", total, part)
+    assert total is not None
+    return total, weights
+
+
+@pytest.mark.parametrize("case", params(DIFFERENTIABLE))
+def test_gradient_is_autograds(case: Case) -> None:
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    wanted = [
+        place
+        for place, array in enumerate(arrays)
+        if is_float(array.dtype.name) and place not in case.constant
+    ]
+    if case.op == "Normalize":
+        wanted = [0]
+        arrays[1] = arrays[0].mean(1, keepdims=True)
+        arrays[2] = arrays[0].var(1, keepdims=True)
+    elif case.op == "Dropout":
+        wanted = [0]
+    if not wanted or not is_float(build.dtype(outputs[0])):
+        return
+    loss, weights = weighted_loss(build, outputs)
+    grads = differentiate(build, loss, [inputs[place] for place in wanted])
+    build.outputs = [*outputs, loss, *grads.values()]
+    tensors = {
+        name: torch.tensor(array, requires_grad=place in wanted)
+        for place, (name, array) in enumerate(zip(inputs, arrays, strict=True))
+        if place not in case.constant
+    }
+    if case.op == "Normalize":  # its operands are the moments of its first
+        x = tensors["x0"]
+        moments = {"x1": x.mean(1, keepdim=True), "x2": x.var(1, unbiased=False, keepdim=True)}
+        truth = evaluate(build.graph(), {**tensors, **moments, **weights})
+    else:
+        truth = evaluate(build.graph(), {**tensors, **weights})
+    expected = torch.autograd.grad(
+        truth[loss], [tensors[inputs[p]] for p in wanted], allow_unused=True
+    )
+    for graph in (build.graph(), expand(build.graph(), RULES)):
+        names = graph.outputs[len(outputs) + 1 :]
+        with torch.no_grad():
+            found = evaluate(graph, {**tensors, **weights})
+        for name, tensor, place in zip(names, expected, wanted, strict=True):
+            tensor = torch.zeros_like(tensors[inputs[place]]) if tensor is None else tensor
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-12, atol=1e-12, check_dtype=True
+            )
+
+
+def random_ranges(rule: AxisRule, random: np.random.Generator) -> dict[str, tuple[int, int]]:
+    """A random part of every letter that may be cut; all of the others."""
+    found = {}
+    for letter, extent in rule.extents.items():
+        start = int(random.integers(extent))
+        stop = int(random.integers(start, extent)) + 1
+        whole = letter in rule.uncut or letter not in rule.kept
+        found[letter] = (0, extent) if whole else (start, stop)
+    return found
+
+
+@pytest.mark.parametrize("case", params([case for case in CASES if RULES[case.op].axes]))
+def test_only_the_needed_region_is_read(case: Case) -> None:
+    """Noise outside the regions that the rule asks for changes nothing in the output region."""
+    random = np.random.default_rng(7)
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    shapes = [array.shape for array in arrays]
+    node, derive = build.nodes[0], RULES[case.op].axes
+    assert derive is not None
+    rule = derive(node, shapes, [build.shape(name) for name in outputs])
+    for indices, name in zip((*rule.inputs, *rule.outputs), (*inputs, *outputs), strict=True):
+        assert len(indices) == len(build.shape(name))
+        for index, extent in zip(indices, build.shape(name), strict=True):
+            assert index is not None or extent == 1
+    before = run(node, [torch.as_tensor(array) for array in arrays])
+    for _ in range(12):
+        ranges = random_ranges(rule, random)
+        noisy = []
+        for array, indices in zip(arrays, rule.inputs, strict=True):
+            needed = []
+            for index, extent in zip(indices, array.shape, strict=True):
+                letter = getattr(index, "letter", "")
+                wanted = (
+                    (0, extent) if index is None else index.needs(ranges.get(letter, (0, extent)))
+                )
+                needed.append(slice(*clip(wanted, extent)))
+            other = random.permutation(array.reshape(-1)).reshape(array.shape)
+            if array.dtype == np.float64:
+                other = np.asarray(other + 3.0 * random.normal(size=array.shape))
+                other = np.asarray(np.abs(other) + 0.1) if (array > 0).all() else other
+            other[tuple(needed)] = array[tuple(needed)]
+            noisy.append(other)
+        after = run(node, [torch.as_tensor(array) for array in noisy])
+        for first, second, indices in zip(before, after, rule.outputs, strict=True):
+            region = tuple(slice(*ranges[i.letter]) if i else slice(None) for i in indices)
+            torch.testing.assert_close(first[region], second[region], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", params([case for case in CASES if RULES[case.op].axes]))
+def test_costs_are_counted(case: Case) -> None:
+    build, inputs, outputs = case.node(case.arrays())
+    shapes = [build.shape(name) for name in inputs], [build.shape(name) for name in outputs]
+    rule = RULES[case.op]
+    assert rule.flops(build.nodes[0], *shapes) >= 0
+    assert rule.workspace(build.nodes[0], *shapes) >= 0
+
+
+def test_flops_of_contractions_are_exact() -> None:
+    def flops(case: Case) -> int:
+        build, inputs, outputs = case.node(case.arrays())
+        shapes = [build.shape(name) for name in inputs], [build.shape(name) for name in outputs]
+        return RULES[case.op].flops(build.nodes[0], *shapes)
+
+    window = {"strides": (1,), "pads": (1, 1), "dilations": (1,)}
+    assert flops(Case("Einsum", ((3, 4), (4, 5)), {"equation": "ab,bc->ac"})) == 2 * 3 * 4 * 5
+    assert flops(Case("Conv", ((2, 3, 8), (5, 3, 3)), window)) == 2 * 2 * 5 * 8 * 3 * 3
+    assert (
+        flops(Case("ConvTranspose", ((2, 5, 8), (5, 3, 3)), {**window, "spatial": (8,)}))
+        == 2 * 2 * 5 * 8 * 3 * 3
+    )
+    weight = Case("ConvWeightGrad", ((2, 3, 8), (2, 5, 8)), {**window, "kernel_shape": (3,)})
+    assert flops(weight) == 2 * 2 * 5 * 8 * 3 * 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    params(
+        [
+            Case("ReduceSum", ((4, 6),), {"axes": (1,)}),
+            Case("LogSumExp", ((4, 6),), {"axes": (1,)}),
+        ]
+    ),
+)
+def test_partial_reductions_combine(case: Case) -> None:
+    x = torch.as_tensor(case.arrays()[0])
+    build, _, _ = case.node(case.arrays())
+    node = build.nodes[0]
+    parts = torch.cat([run(node, [part])[0] for part in x.split(2, 1)], 1)
+    torch.testing.assert_close(run(node, [parts])[0], run(node, [x])[0])
+
+
+@pytest.mark.parametrize("case", params(RESAMPLE))
+def test_resample_gives_the_piece_of_its_matrix(case: Case) -> None:
+    (x,) = case.arrays()
+    build, _, (name,) = case.node([x])
+    rule, node, axis = RULES["Resample"], build.nodes[0], case.attrs["axis"]
+    assert rule.axes is not None and rule.localize is not None
+    shape = build.shape(name)
+    band = rule.axes(node, [x.shape], [shape]).inputs[0][axis]
+    assert band is not None
+    whole = np.moveaxis(run(node, [torch.as_tensor(x)])[0].numpy(), axis, -1)
+    for out in pieces(shape[axis], min(3, shape[axis])):
+        held = band.needs(out)
+        regions = [tuple((0, n) for n in s) for s in (shape, x.shape)]
+        regions = [
+            (*r[:axis], part, *r[axis + 1 :]) for r, part in zip(regions, (out, held), strict=True)
+        ]
+        piece = rule.localize(node, regions[0], regions[1:], [x.shape])["matrix"]
+        local = np.moveaxis(x, axis, -1)[..., slice(*held)] @ piece.T
+        np.testing.assert_allclose(local, whole[..., slice(*out)], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("extent", "size"), [(5, 10), (6, 3), (7, 9), (4, 4), (3, 8)])
+def test_resample_is_torchs_interpolate(mode: str, extent: int, size: int) -> None:
+    x = torch.randn(1, 2, extent, dtype=torch.float64)
+    coordinates = "asymmetric" if mode == "nearest" else "pytorch_half_pixel"
+    attrs = {
+        "axis": 2,
+        "size": size,
+        "mode": mode,
+        "coordinates": coordinates,
+        "scale": size / extent,
+        "nearest_mode": "floor",
+        "transposed": False,
+    }
+    expected = torch.nn.functional.interpolate(x, size, mode=mode)
+    found = x @ torch.as_tensor(np.array(matrix(attrs, extent))).T
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("op", "other", "truth"),
+    [
+        ("Max", None, lambda x, y: torch.maximum(x, y)),
+        ("Min", None, lambda x, y: torch.minimum(x, y)),
+        ("Max", 0.0, lambda x, y: x.clamp(min=0.0)),
+        ("Min", 0.0, lambda x, y: x.clamp(max=0.0)),
+        ("Abs", "", lambda x, y: x.abs()),
+        ("Relu", "", lambda x, y: x.relu()),
+    ],
+)
+def test_gradients_at_kinks_are_autograds(op: str, other: object, truth: Any) -> None:
+    build = Builder(RULES)
+    x, y = (build.value(name, (3,), "float64", Role.INPUT) for name in "xy")
+    more = [] if other == "" else [y] if other is None else [build.constant(other, "float64")]
+    result = build(op, x, *more)
+    loss = build("Reshape", build("ReduceSum", result, axes=(0,)), shape=())
+    grad = differentiate(build, loss, [x])[x]
+    tensors = {"x": torch.tensor([-1.0, 0.0, 1.0]).double(), "y": torch.zeros(3).double()}
+    at = tensors["x"].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(truth(at, tensors["y"]).sum(), at)
+    torch.testing.assert_close(evaluate(build.graph(), tensors)[grad], expected)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    build = Builder(RULES)
+    x = build.value("x", (3,), "float64", Role.INPUT)
+    loss = build("Reshape", build("ReduceSum", build("ReluGrad", x, x), axes=(0,)), shape=())
+    with pytest.raises(UnsupportedError, match="ReluGrad"):
+        differentiate(build, loss, [x])
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attrs", "why"),
+    [
+        ("Add", ((2,), (3,)), {}, "broadcast"),
+        ("Add", ((2,),), {}, "takes 2"),
+        ("Add", ((2,), ("ids", (2,), 3)), {}, "dtypes"),
+        (
+            "Conv",
+            ((1, 2, 5), (1, 3, 3)),
+            {"strides": (1,), "pads": (0, 0), "dilations": (1,)},
+            "channels",
+        ),
+        (
+            "Conv",
+            ((1, 2, 2), (1, 2, 3)),
+            {"strides": (1,), "pads": (0, 0), "dilations": (1,)},
+            "fit",
+        ),
+        ("Einsum", ((2, 3), (4, 5)), {"equation": "ab,bc->ac"}, "extents 3 and 4"),
+        ("Einsum", ((2, 3), (3, 3)), {"equation": "ab,bb->a"}, "repeats"),
+        ("Reshape", ((2, 3),), {"shape": (4,)}, "reshaped"),
+        ("ReduceSum", ((2, 3),), {"axes": (-1,)}, "axes"),
+        ("Slice", ((4,),), {"axis": 0, "start": 3, "stop": 3, "step": 1}, "non-empty"),
+    ],
+)
+def test_wrong_nodes_are_refused_by_name(op: str, operands: tuple, attrs: dict, why: str) -> None:
+    case = Case(op, operands, attrs)
+    with pytest.raises(ModelError, match=why) as caught:
+        case.node(case.arrays())
+    assert op.lower() in str(caught.value)

@@ -1,0 +1,282 @@
+"""The dataset: reading by region, one-line refusals, the order of samples."""
+
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import LocalStore, MemoryStore
+
+from oocdl.errors import DatasetError
+from oocdl.storage.dataset import batches, open_dataset, permutation
+
+X = np.arange(5 * 4 * 6, dtype=np.float32).reshape(5, 4, 6)
+Y = np.arange(5, dtype=np.int64)
+
+
+def make_zarr(path: Path, zarr_format: int = 3, **options: Any) -> Path:
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+    group.create_array("x", data=X, chunks=(2, 2, 6), **options)
+    group.create_group("labels").create_array("y", data=Y, chunks=(2,))
+    return path
+
+
+def make_hdf5(path: Path) -> Path:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=(2, 2, 6), compression="gzip")
+        file.create_dataset("labels/y", data=Y)
+    return path
+
+
+def sources(tmp_path: Path) -> list[Any]:
+    path = make_zarr(tmp_path / "a.zarr")
+    outer = zarr.open_group(tmp_path / "outer.zarr", mode="w")
+    make_zarr(tmp_path / "outer.zarr" / "inside")
+    return [
+        path,
+        str(path),
+        LocalStore(path),
+        zarr.open_group(path),
+        outer["inside"],
+        make_zarr(tmp_path / "v2.zarr", 2),
+        make_zarr(tmp_path / "sharded.zarr", shards=(4, 4, 6)),
+        make_hdf5(tmp_path / "a.h5"),
+    ]
+
+
+def test_every_source_reads_the_same_regions(tmp_path: Path) -> None:
+    prints = set()
+    for source in sources(tmp_path):
+        data = open_dataset(source)
+        assert set(data.arrays) == {"x", "labels/y"}
+        x = data.arrays["x"]
+        assert (x.name, x.shape, x.dtype) == ("x", X.shape, X.dtype)
+        assert np.array_equal(x.read(((1, 4), (3, 4), (0, 5))), X[1:4, 3:4, :5])
+        assert np.array_equal(data.arrays["labels/y"].read(((4, 5),)), [4])
+        prints.add(data.fingerprint())
+        again = open_dataset(pickle.loads(pickle.dumps(data.spec())))
+        assert again.fingerprint() == data.fingerprint()
+        assert np.array_equal(again.arrays["x"].read(((0, 5), (0, 4), (0, 6))), X)
+    assert len(prints) == 1
+
+
+def test_memory_stores_and_big_endian(tmp_path: Path) -> None:
+    store = MemoryStore()
+    zarr.create_array(store, name="x", data=X.astype(">f4"))
+    x = open_dataset(store).arrays["x"]
+    assert x.dtype == np.dtype("=f4")
+    read = x.read(((0, 5), (0, 4), (0, 6)))
+    assert read.dtype == np.dtype("=f4")
+    assert np.array_equal(read, X)
+
+
+def test_the_fingerprint_sees_shapes_and_types(tmp_path: Path) -> None:
+    prints = set()
+    for data in (X, X[1:], X.astype("f8")):
+        store = MemoryStore()
+        zarr.create_array(store, name="x", data=data)
+        prints.add(open_dataset(store).fingerprint())
+    assert len(prints) == 3
+
+
+def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
+    x = open_dataset(make_hdf5(tmp_path / "a.h5")).arrays["x"]
+    wrong: list[int] = []
+
+    def reader() -> None:
+        for row in range(50):
+            if not np.array_equal(x.read(((row % 5, row % 5 + 1), (0, 4), (0, 6)))[0], X[row % 5]):
+                wrong.append(row)
+
+    threads = [threading.Thread(target=reader, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def missing_path(path: Path) -> Path:
+    return path / "none.zarr"
+
+
+def plain_folder(path: Path) -> Path:
+    return path
+
+
+def plain_file(path: Path) -> Path:
+    (path / "a.npy").write_bytes(b"123")
+    return path / "a.npy"
+
+
+def not_hdf5(path: Path) -> Path:
+    (path / "a.h5").write_bytes(b"123")
+    return path / "a.h5"
+
+
+def empty_group(path: Path) -> Path:
+    zarr.open_group(path / "e.zarr", mode="w")
+    return path / "e.zarr"
+
+
+def empty_hdf5(path: Path) -> Path:
+    h5py.File(path / "e.h5", "w").close()
+    return path / "e.h5"
+
+
+def one_array(path: Path) -> Path:
+    zarr.create_array(path / "x.zarr", data=X)
+    return path / "x.zarr"
+
+
+def with_dtype(dtype: Any) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        group = zarr.open_group(path / "d.zarr", mode="w", zarr_format=2)
+        group.create_array("x", shape=(3,), dtype=dtype)
+        return path / "d.zarr"
+
+    return make
+
+
+def scalar(path: Path) -> Path:
+    zarr.open_group(path / "s.zarr", mode="w").create_array("x", shape=(), dtype="f4")
+    return path / "s.zarr"
+
+
+def with_v2(**changes: Any) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        group = make_zarr(path / "p.zarr", 2)
+        meta = json.loads((group / "x" / ".zarray").read_text())
+        (group / "x" / ".zarray").write_text(json.dumps({**meta, **changes}))
+        (group / ".zmetadata").unlink(missing_ok=True)
+        return group
+
+    return make
+
+
+def v3_codec(name: str) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        group = make_zarr(path / "c.zarr")
+        meta = json.loads((group / "x" / "zarr.json").read_text())
+        meta["codecs"].append({"name": name, "configuration": {}})
+        (group / "x" / "zarr.json").write_text(json.dumps(meta))
+        return group
+
+    return make
+
+
+def lost_chunks(path: Path) -> Path:
+    group = make_zarr(path / "m.zarr")
+    (group / "x/c/1/0/0").unlink()
+    (group / "x/c/2/1/0").unlink()
+    return group
+
+
+def lost_hdf5(path: Path) -> Path:
+    with h5py.File(path / "m.h5", "w") as file:
+        file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2))[:2] = 1
+    return path / "m.h5"
+
+
+def hdf5_strings(path: Path) -> Path:
+    with h5py.File(path / "s.h5", "w") as file:
+        file["x"] = ["a", "b"]
+    return path / "s.h5"
+
+
+def hdf5_outside(path: Path) -> Path:
+    (path / "raw").write_bytes(bytes(64))
+    with h5py.File(path / "o.h5", "w") as file:
+        file.create_dataset("x", shape=(4,), dtype="f4", external=[(str(path / "raw"), 0, 16)])
+    return path / "o.h5"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (missing_path, "no such dataset"),
+        (plain_folder, "not a Zarr group"),
+        (plain_file, "neither"),
+        (not_hdf5, "not a readable HDF5"),
+        (empty_group, "no arrays"),
+        (empty_hdf5, "no arrays"),
+        (one_array, "not a Zarr group"),
+        (scalar, "sample axis"),
+        (with_dtype("U5"), "U5"),
+        (with_dtype([("a", "f4")]), "only bool, integers and floats"),
+        (with_dtype("M8[s]"), "only bool, integers and floats"),
+        (with_dtype("c8"), "complex64"),
+        (with_v2(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
+        (with_v2(filters=[{"id": "json2"}]), "json2"),
+        (with_v2(filters=[{"id": "msgpack2"}]), "msgpack2"),
+        (with_v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
+        (v3_codec("numcodecs.pickle"), "pickle"),
+        (v3_codec("foo"), "foo"),
+        (lost_chunks, r"'x' .*: 2 of 6 chunks are missing, first c/1/0/0;.*allow_missing"),
+        (lost_hdf5, "2 of 4 chunks are missing"),
+        (hdf5_strings, "only bool, integers and floats"),
+        (hdf5_outside, "other files"),
+    ],
+)
+def test_bad_datasets_are_refused_in_one_line(
+    tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
+    with pytest.raises(DatasetError, match=message) as caught:
+        open_dataset(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hostile_pickle_is_never_run(tmp_path: Path) -> None:
+    group = with_v2(dtype="|O", filters=[{"id": "pickle"}], compressor=None, fill_value=0)(tmp_path)
+    proof = tmp_path / "proof"
+    (group / "x" / "0.0.0").write_bytes(f"cos\nsystem\n(S'touch {proof}'\ntR.".encode())
+    with pytest.raises(DatasetError):
+        open_dataset(group)
+    assert not proof.exists()
+
+
+def test_missing_chunks_may_be_accepted(tmp_path: Path) -> None:
+    data = open_dataset(lost_chunks(tmp_path), allow_missing_chunks=True)
+    assert (data.arrays["x"].read(((2, 4), (0, 2), (0, 6))) == 0).all()
+    assert open_dataset(data.spec()).spec().allow_missing_chunks
+    assert open_dataset(lost_hdf5(tmp_path), allow_missing_chunks=True).arrays["x"].shape == (4, 4)
+
+
+def test_only_named_arrays_are_checked(tmp_path: Path) -> None:
+    path = lost_chunks(tmp_path)
+    assert set(open_dataset(path, names=["labels/y"]).arrays) == {"labels/y"}
+    with pytest.raises(DatasetError, match="no array 'z'"):
+        open_dataset(path, names=["z"])
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    path = make_zarr(tmp_path / "a.zarr")
+    (path / "x/c/0/0/0").write_bytes(b"nonsense")
+    with pytest.raises(DatasetError, match=r"array 'x' of .*a\.zarr cannot be read") as caught:
+        open_dataset(path).arrays["x"].read(((0, 1), (0, 1), (0, 1)))
+    assert "\n" not in str(caught.value)
+
+
+def test_permutations_are_keyed_and_stable() -> None:
+    orders = [permutation(seed, epoch, 50).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert permutation(0, 1, 50).tolist() == orders[1]
+    assert permutation(3, 4, 8).tolist() == STABLE
+
+
+STABLE = [2, 6, 7, 4, 1, 5, 0, 3]  # of every NumPy
+
+
+def test_batches_cover_every_sample_once() -> None:
+    assert [b.tolist() for b in batches(7, 3, shuffle=False)] == [[0, 1, 2], [3, 4, 5], [6]]
+    drawn = [b.tolist() for b in batches(7, 3, shuffle=True, seed=5, epoch=2)]
+    assert [len(b) for b in drawn] == [3, 3, 1]
+    assert np.concatenate(drawn).tolist() == permutation(5, 2, 7).tolist()

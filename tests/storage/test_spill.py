@@ -1,0 +1,128 @@
+"""The spill: Zarr on disk, boxes read by strips, clearing up, refusals."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oocdl.errors import StoreError
+from oocdl.graph.axes import region_shape, whole
+from oocdl.storage import files
+from oocdl.storage.spill import SpillStore
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5)])
+def test_any_zarr_reader_opens_a_spilled_chunk(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array)
+        opened = zarr.open_array(file.folder, mode="r")
+        assert opened.dtype == array.dtype
+        assert np.array_equal(opened[...], array)
+        out = np.empty(shape, dtype)
+        assert spill.read(file, whole(shape), out) == array.nbytes
+        assert np.array_equal(out, array)
+        spill.remove(file)
+        assert not file.folder.exists()
+    assert list(tmp_path.glob("spill-*")) == []
+
+
+def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
+    array = np.arange(6).astype(ml_dtypes.bfloat16)
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array)
+        out = np.empty(3, ml_dtypes.bfloat16)
+        spill.read(file, ((2, 5),), out)
+        assert out.tolist() == [2, 3, 4]
+        opened = zarr.open_array(file.folder, mode="r")
+        assert opened.dtype == np.uint16
+        assert opened.attrs["dtype"] == "bfloat16"
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    axes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8), st.integers(1, 9)), max_size=4),
+    bounce=st.sampled_from([8, 64, 1 << 18]),
+    long=st.sampled_from([1, 16, 1 << 14]),
+    strided=st.booleans(),
+)
+def test_any_box_is_read(
+    tmp_path: Path, axes: list[tuple[int, int, int]], bounce: int, long: int, strided: bool
+) -> None:
+    shape = tuple(extent for extent, _, _ in axes)
+    box = tuple(
+        (min(start, extent - 1), min(min(start, extent - 1) + size, extent))
+        for extent, start, size in axes
+    )
+    array = np.random.default_rng(0).random(shape)
+    path = tmp_path / "box"
+    files.write_array(path, array)
+    base = np.full([2 * n if strided else n for n in region_shape(box)], np.nan)
+    out = base[(..., *(slice(None, None, 2 if strided else 1) for _ in box))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "BOUNCE", bounce)
+        patch.setattr(files, "LONG", long)
+        patch.setattr(files, "_local", files.threading.local())
+        count = files.read_box(path, shape, box, out)
+    assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+    assert out.nbytes <= count <= array.nbytes
+
+
+def test_only_touched_bytes_are_read(tmp_path: Path) -> None:
+    array = np.zeros((64, 64, 64), np.float32)
+    path = tmp_path / "box"
+    files.write_array(path, array)
+    slab = ((10, 12), (0, 64), (0, 64))
+    assert files.read_box(path, array.shape, slab, np.empty((2, 64, 64), np.float32)) == 32768
+    rows = ((0, 64), (0, 4), (0, 64))
+    assert files.read_box(path, array.shape, rows, np.empty((64, 4, 64), np.float32)) < 10**6
+
+
+def test_a_short_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"1234")
+    with pytest.raises(StoreError, match="shorter"):
+        files.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32))
+    with pytest.raises(StoreError, match="cannot read"):
+        files.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32))
+
+
+def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, numpy as np\n"
+        "from oocdl.storage.spill import SpillStore\n"
+        "SpillStore(sys.argv[1]).write(np.zeros(1000))\n"
+        "os._exit(9)\n"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60, cwd=root)
+    dead = list(tmp_path.glob("spill-*"))
+    assert len(dead) == 1
+    with SpillStore(tmp_path) as first, SpillStore(tmp_path) as second:
+        assert not dead[0].exists()
+        assert first.folder.exists()
+        assert second.folder.exists()
+
+
+@pytest.mark.skipif(files.filesystem(Path("/dev/shm")) != "tmpfs", reason="no tmpfs to refuse")
+def test_memory_file_systems_are_refused() -> None:
+    with pytest.raises(StoreError, match=r"/dev/shm.*tmpfs, which is memory"):
+        SpillStore("/dev/shm/oocdl-test-spill")
+    assert not Path("/dev/shm/oocdl-test-spill").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another folder"):
+        SpillStore(tmp_path / "file" / "below")

@@ -1,0 +1,401 @@
+"""The RAM tier: the acquire protocol, eviction, races, pickling, dropping."""
+
+import errno
+import gc
+import os
+import pickle
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from oocdl.errors import BudgetError, ResourceError, StoreError
+from oocdl.graph.axes import whole
+from oocdl.storage import tier as tiers
+from oocdl.storage.chunk import Chunk
+from oocdl.storage.spill import SpillStore
+from oocdl.storage.tier import Reservation, Tier
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.002)
+
+
+def join_all(threads: list[threading.Thread], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        assert not thread.is_alive(), "deadlock"
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    with Tier(8000, SpillStore(tmp_path)) as made:
+        yield made
+    tiers.use(None)
+
+
+def put(tier: Tier, value: float, size: int = 250, uses: tuple[int, ...] = ()) -> Chunk:
+    """A chunk of ``size`` float64, all of ``value``."""
+    with tier.reserve(8 * size) as unit:
+        return unit.put(np.full(size, value), ((0, size),), uses)
+
+
+def files(tier: Tier) -> list[Path]:
+    return sorted(tier._spill.folder.glob("s*"))
+
+
+def test_put_and_array_are_zero_copy_and_read_only(tier: Tier) -> None:
+    array = np.arange(100.0)
+    with tier.reserve(1000) as unit:
+        chunk = unit.put(array, ((5, 105),), (1, 2))
+        assert unit.left == 200
+        assert tier.stats.resident_bytes == 800
+        assert tier.stats.reserved_bytes == 200
+    assert tier.stats.reserved_bytes == 0
+    with pytest.raises(ValueError, match="pins"):
+        chunk.array()
+    with tier.reserve(0, [chunk, chunk]):
+        assert np.shares_memory(chunk.array(), array)
+        assert not chunk.array().flags.writeable
+    assert (chunk.shape, chunk.dtype, chunk.nbytes) == ((100,), np.dtype("f8"), 800)
+    assert (chunk.region, chunk.uses) == (((5, 105),), (1, 2))
+
+
+def test_what_can_never_fit_is_refused(tier: Tier) -> None:
+    chunk = put(tier, 1.0)
+    with pytest.raises(BudgetError, match="8001"):
+        tier.reserve(8001)
+    with pytest.raises(BudgetError, match="8001"):
+        tier.reserve(6001, [chunk])
+    with tier.reserve(8) as unit, pytest.raises(BudgetError, match="left"):
+        unit.put(np.zeros(2), ((0, 2),))
+    assert tier.stats.reserved_bytes == 0
+
+
+def test_put_refuses_what_is_not_contiguous_or_not_the_region(tier: Tier) -> None:
+    with tier.reserve(800) as unit:
+        with pytest.raises(ValueError, match="contiguous"):
+            unit.put(np.zeros((4, 4)).T[1:], ((0, 3), (0, 4)))
+        with pytest.raises(ValueError, match="region"):
+            unit.put(np.zeros(4), ((0, 5),))
+
+
+def test_furthest_next_use_is_evicted_first(tier: Tier) -> None:
+    tier.advance(4)
+    chunks = {uses: put(tier, float(uses[0]), uses=uses) for uses in ((5,), (3, 9), (7,), (6, 90))}
+    with tier.reserve(2000):
+        until(lambda: len(files(tier)) == 1)
+        assert chunks[(3, 9)].slot.array is None
+    tier.advance(8)  # (5,) and (7,) will not be used again
+    with tier.reserve(4000):
+        assert chunks[(6, 90)].slot.array is not None or chunks[(3, 9)].slot.array is not None
+        assert chunks[(5,)].slot.array is None or chunks[(7,)].slot.array is None
+    for uses, chunk in chunks.items():
+        assert (chunk.copy() == uses[0]).all()
+
+
+def test_a_clean_chunk_is_not_written_again(tier: Tier) -> None:
+    chunk = put(tier, 3.0)
+    for _ in range(3):
+        with tier.reserve(8000):
+            assert chunk.slot.array is None
+        with tier.reserve(0, [chunk]):
+            assert (chunk.array() == 3.0).all()
+    stats = tier.stats
+    assert (stats.written_bytes, stats.read_bytes, stats.evictions) == (2000, 6000, 3)
+    assert stats.peak_bytes <= 8000
+
+
+def test_pinned_chunks_stay(tier: Tier) -> None:
+    pinned, other = put(tier, 1.0), put(tier, 2.0)
+    with tier.reserve(0, [pinned]), ThreadPoolExecutor(1) as pool:
+        # 6000 are free of pins; more must wait, and does not touch the pinned one
+        pool.submit(lambda: tier.reserve(6000).release()).result(5)
+        assert pinned.array()[0] == 1.0
+        assert other.slot.array is None
+
+
+def test_first_come_first_served(tier: Tier) -> None:
+    order: list[int] = []
+
+    def unit(index: int, nbytes: int) -> None:
+        with tier.reserve(nbytes):
+            order.append(index)
+
+    hold = tier.reserve(4000)
+    threads = []
+    for index, nbytes in enumerate((6000, 1000, 8000, 10)):  # 1000 and 10 would fit at once
+        threads.append(threading.Thread(target=unit, args=(index, nbytes), daemon=True))
+        threads[-1].start()
+        until(lambda count=index + 1: len(tier._mover.waiting) == count)
+    assert order == []
+    hold.release()
+    join_all(threads)
+    assert order[0] == 0
+    assert order.index(2) > order.index(1)
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_reading_does_not_promote(tier: Tier) -> None:
+    chunk = put(tier, 4.0)
+    with tier.reserve(8000):
+        out = np.zeros(10)
+        chunk.read(((20, 30),), out)
+        assert (out == 4.0).all()
+        assert chunk.slot.array is None
+    assert tier.stats.read_bytes == 80
+
+
+def test_read_checks_its_arguments(tier: Tier) -> None:
+    chunk = put(tier, 4.0)
+    for region, out in (
+        (((0, 251),), np.zeros(251)),
+        (((0, 2),), np.zeros(3)),
+        (((0, 2),), np.zeros(2, np.float32)),
+    ):
+        with pytest.raises(ValueError, match="region"):
+            chunk.read(region, out)
+
+
+def test_prefetch_loads_only_into_free_room(tier: Tier) -> None:
+    chunks = [put(tier, float(index)) for index in range(4)]
+    tier.reserve(8000).release()
+    assert tier.stats.resident_bytes == 0
+    with tier.reserve(3000):
+        tier.prefetch(chunks)
+        until(lambda: tier.stats.read_bytes == 4000)
+        assert tier.stats.resident_bytes == 4000
+    with tier.reserve(0, chunks[:2]):
+        assert tier.stats.read_bytes == 4000
+        assert [chunk.array()[0] for chunk in chunks[:2]] == [0.0, 1.0]
+
+
+def test_adopt_never_waits_and_is_evicted(tier: Tier) -> None:
+    chunks = [tier.adopt(np.full(500, float(index)), ((0, 500),)) for index in range(6)]
+    until(lambda: tier.stats.resident_bytes <= 8000)
+    assert tier.stats.peak_bytes <= 24000
+    assert [chunk.copy()[0] for chunk in chunks] == [0, 1, 2, 3, 4, 5]
+
+
+def test_dropping_frees_ram_and_deletes_the_spill(tier: Tier) -> None:
+    chunks = [put(tier, float(index)) for index in range(6)]
+    until(lambda: len(files(tier)) == 2)
+    del chunks[::2]
+    until(lambda: tier.stats.resident_bytes + 2000 * len(files(tier)) <= 6000)
+    chunks.clear()
+    until(lambda: tier.stats.resident_bytes == 0 and not files(tier))
+
+
+def test_dropped_bytes_are_free_for_the_next_unit_without_eviction(tier: Tier) -> None:
+    for _ in range(50):
+        keep, drop = put(tier, 1.0, 500), put(tier, 2.0, 500)
+        del drop
+        tier.reserve(4000).release()
+        assert keep.slot.array is not None
+        del keep
+    assert tier.stats.written_bytes == 0
+
+
+def test_the_collector_may_run_inside_the_lock(tier: Tier) -> None:
+    class Loop:
+        pass
+
+    loop = Loop()
+    loop.me, loop.chunk = loop, put(tier, 1.0)  # type: ignore[attr-defined]
+    with tier._changed:
+        del loop
+        gc.collect()
+    until(lambda: tier.stats.resident_bytes == 0)
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_pickle_ships_bytes_into_the_tier_of_the_process(
+    tier: Tier, tmp_path: Path, spilled: bool
+) -> None:
+    chunk = put(tier, 5.0, uses=(1, 4))
+    if spilled:
+        tier.reserve(8000).release()
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(chunk, protocol=5, buffer_callback=buffers.append)
+    assert len(data) < 1000
+    with Tier(4000, SpillStore(tmp_path / "other")) as other:
+        tiers.use(other)
+        assert tiers.current() is other
+        copy = pickle.loads(data, buffers=buffers)
+        del chunk, buffers
+        assert other.stats.resident_bytes == 2000
+        with other.reserve(10, [copy]):
+            assert (copy.array() == 5.0).all()
+        assert (copy.region, copy.uses) == (((0, 250),), (1, 4))
+        tiers.use(None)
+    plain = pickle.loads(pickle.dumps(put(tier, 6.0)))
+    assert (plain.array() == 6.0).all()
+    assert (plain.copy() == 6.0).all()
+
+
+def test_a_failed_write_reaches_all_who_wait(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = put(tier, 1.0, 500)
+    monkeypatch.setattr(os, "write", _no_space)
+    errors: list[BaseException] = []
+
+    def unit() -> None:
+        try:
+            tier.reserve(6000)
+        except ResourceError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=unit, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    join_all(threads, 5)
+    monkeypatch.undo()
+    assert len(errors) == 3
+    for word in (str(tier._spill.folder), "needs 4000 bytes", "are free"):
+        assert word in str(errors[0])
+    assert (chunk.copy() == 1.0).all()
+    assert not files(tier)
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failed_load_is_raised_and_releases(tier: Tier) -> None:
+    chunk = put(tier, 1.0)
+    tier.reserve(8000).release()
+    (files(tier)[0] / "c.0").unlink()
+    with pytest.raises(StoreError, match=r"cannot read .*c\.0"):
+        tier.reserve(100, [chunk])
+    assert (tier.stats.resident_bytes, tier.stats.reserved_bytes) == (0, 0)
+
+
+def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
+    tier = Tier(100, SpillStore(tmp_path))
+    hold = tier.reserve(100)
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(tier.reserve, 10)
+        until(lambda: len(tier._mover.waiting) == 1)
+        tier.close()
+        with pytest.raises(StoreError, match="closed"):
+            waiter.result(5)
+    hold.release()
+    assert list(tmp_path.glob("spill-*")) == []
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    phases=[Phase.generate],  # shrinking a deadlock would wait for it again and again
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 8),
+    capacity=st.integers(2000, 12000),
+    io_threads=st.integers(1, 2),
+)
+def test_protocol_always_finishes_within_capacity(
+    tmp_path: Path, seed: int, workers: int, capacity: int, io_threads: int
+) -> None:
+    """Random units with random pins: no deadlock, no overflow, the right bytes."""
+    with Tier(capacity, SpillStore(tmp_path), io_threads) as tier:
+        shared: list[Chunk] = []
+        failures: list[BaseException] = []
+        position = iter(range(10**9))
+
+        def worker(index: int) -> None:
+            rng = random.Random(seed + index)
+            try:
+                for _ in range(25):
+                    _random_unit(tier, rng, shared, next(position))
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=worker, args=(n,), daemon=True) for n in range(workers)]
+        for thread in threads:
+            thread.start()
+        join_all(threads)
+        assert not failures
+        assert tier.stats.peak_bytes <= capacity
+        assert tier.stats.reserved_bytes == 0
+        shared.clear()
+        until(lambda: tier.stats.resident_bytes == 0 and not files(tier))
+
+
+def _random_unit(tier: Tier, rng: random.Random, shared: list[Chunk], position: int) -> None:
+    left = tier.capacity_bytes
+    pins = []
+    for chunk in rng.sample(shared, min(len(shared), rng.randint(0, 3))):
+        if chunk.nbytes <= left:
+            pins.append(chunk)
+            left -= chunk.nbytes
+    tier.advance(position)
+    if rng.random() < 0.3:
+        tier.prefetch(pins)
+    with tier.reserve(rng.randint(0, left), pins) as unit:
+        assert tier.stats.resident_bytes + tier.stats.reserved_bytes <= tier.capacity_bytes
+        for chunk in pins:
+            assert (chunk.array() == chunk.region[0][0]).all()
+        for chunk in rng.sample(shared, min(len(shared), 2)):
+            at, stop = chunk.region[0]
+            out = np.empty((stop - at, 2), np.int32)[:, 0]
+            chunk.read(chunk.region, out)
+            assert (out == at).all()
+        _put_random(unit, rng, shared, position)
+    while len(shared) > 12:
+        shared.pop(rng.randrange(len(shared)))
+
+
+def _put_random(unit: Reservation, rng: random.Random, shared: list[Chunk], position: int) -> None:
+    while unit.left >= 4 and rng.random() < 0.7:
+        size = rng.randint(1, unit.left // 4)
+        at = rng.randint(0, 1000)
+        uses = tuple(sorted(position + rng.randint(0, 50) for _ in range(rng.randint(0, 3))))
+        shared.append(unit.put(np.full(size, at, np.int32), ((at, at + size),), uses))
+
+
+def test_reads_race_with_eviction(tmp_path: Path) -> None:
+    """Readers always see the chunk's bytes while it is written, dropped from RAM and loaded."""
+    stop = time.monotonic() + 1.5
+    array = np.arange(40 * 50, dtype=np.float32).reshape(40, 50)
+    with Tier(3 * array.nbytes, SpillStore(tmp_path)) as tier:
+        chunk = tier.adopt(array.copy(), whole(array.shape))
+        wrong: list[str] = []
+
+        def reader(seed: int) -> None:
+            rng = random.Random(seed)
+            while time.monotonic() < stop:
+                top, left = rng.randrange(40), rng.randrange(50)
+                out = np.empty((40 - top, 50 - left), np.float32)
+                chunk.read(((top, 40), (left, 50)), out)
+                if not np.array_equal(out, array[top:, left:]):
+                    wrong.append(f"{top},{left}")
+
+        def churn(fresh: bool) -> None:
+            while time.monotonic() < stop:
+                tier.reserve(3 * array.nbytes).release()
+                with tier.reserve(0, [chunk]):
+                    if not np.array_equal(chunk.array(), array):
+                        wrong.append("pinned")
+
+        threads = [threading.Thread(target=reader, args=(n,), daemon=True) for n in range(3)]
+        threads += [threading.Thread(target=churn, args=(n,), daemon=True) for n in (True, False)]
+        for thread in threads:
+            thread.start()
+        join_all(threads)
+        assert wrong == []
+        assert tier.stats.peak_bytes <= 3 * array.nbytes
+        assert tier.stats.evictions > 10
+        assert chunk is not None
