@@ -84,7 +84,9 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     if samples < 1:
         raise DatasetError(f"array '{wanted[0]}' has no samples")
     if settings.batch_size > samples and with_targets:
-        raise InputError(f"batch_size must be 1...{samples} (the number of samples), got {settings.batch_size}")
+        raise InputError(
+            f"batch_size must be 1...{samples} (the number of samples), got {settings.batch_size}"
+        )
     _check_kinds(targets, arrays)
     return Binding(inputs, tuple(targets), samples, arrays)
 
@@ -110,12 +112,18 @@ def _check_names(
     for pattern in settings.freeze:
         if not any(fnmatchcase(name, pattern) for name in model.initializers):
             some = ", ".join(f"'{name}'" for name in list(model.initializers)[:5])
-            raise InputError(f"freeze pattern '{pattern}' matches no initializer of the model; it has {some}, ...")
+            raise InputError(
+                f"freeze pattern '{pattern}' matches no initializer of the model; it has {some}, ..."
+            )
 
 
 def _choose(
-    kind: str, name: str, mapping: Mapping[str, str] | None, arrays: Mapping[str, DataArray],
-    used: set[str], only: bool,
+    kind: str,
+    name: str,
+    mapping: Mapping[str, str] | None,
+    arrays: Mapping[str, DataArray],
+    used: set[str],
+    only: bool,
 ) -> str:
     found = ", ".join(sorted(arrays))
     if mapping and name in mapping:
@@ -131,7 +139,8 @@ def _choose(
         return left[0]
     option = "inputs" if kind == "input" else "targets"
     raise DatasetError(
-        f"{kind} '{name}' of the model has no array of that name; found: {found}; pass {option}={{'{name}': ...}}"
+        f"{kind} '{name}' of the model has no array of that name; found: {found}; "
+        f"pass {option}={{'{name}': ...}}"
     )
 
 
@@ -143,7 +152,8 @@ def _heads(
     if not isinstance(loss, Mapping):
         if len(outputs) != 1:
             raise InputError(
-                f"the model has outputs {', '.join(outputs)}; pass loss={{'{outputs[0]}': ('cross_entropy', 1.0), ...}}"
+                f"the model has outputs {', '.join(outputs)}; "
+                f"pass loss={{'{outputs[0]}': ('cross_entropy', 1.0), ...}}"
             )
         return {outputs[0]: (loss, 1.0)}
     for output in loss:

@@ -98,13 +98,9 @@ def fit(
     keep: Keep = None,
     commit_seconds: Commit = 30.0,
     workdir: Workdir = None,
-    resume: Annotated[
-        bool, typer.Option(help="Go on with the run that is there.")
-    ] = True,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start anew, even if a run is there.")] = False,
-    replan: Annotated[
-        bool, typer.Option("--replan", help="Plan anew on resume; changes rounding.")
-    ] = False,
+    replan: Annotated[bool, typer.Option("--replan", help="Plan anew on resume; changes rounding.")] = False,
     progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
@@ -204,10 +200,8 @@ def info(what: Annotated[str, typer.Argument(help="A run directory, an ONNX file
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(
-        "oocdl-demo"
-    ),
-    size: Annotated[int, typer.Option(help="Edge of the volumes, a multiple of 8.")] = 48,
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("oocdl-demo"),
+    size: Annotated[int, typer.Option(help="Edge of the volumes, a multiple of 4.")] = 48,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 80,
     memory: Annotated[str, typer.Option(help="Memory budget.")] = "512MiB",
     engine: Engine = "auto",

@@ -91,9 +91,14 @@ def _moved(run_id: str) -> tuple[int, int, int, int, int]:
     return moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes, stats.peak_bytes
 
 
-def _write(writer: Writer, name: str, box: Region, place: tuple[slice, ...], chunk: Chunk) -> Any:
+def _write(
+    writer: Writer, name: str, box: Region, place: tuple[slice, ...], trained: bool, chunk: Chunk
+) -> Any:
     """Write one piece of a commit where it is; runs on the worker."""
-    return writer.write(name, box, chunk.copy()[place].reshape(region_shape(box)))
+    array = chunk.copy()[place].reshape(region_shape(box))
+    if trained:
+        weights.check_finite(name, array)
+    return writer.write(name, box, array)
 
 
 @dataclass(eq=False)
@@ -183,21 +188,21 @@ class ClusterSession:
         writer = writing.writer()
         jobs: list[tuple[str, Future[Any]]] = []
         for spec in tensors:
-            regions = compiled.pieces[spec.name]
+            regions, trained = compiled.pieces[spec.name], spec.name in factored.graph.updates
             futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]
             if weights.by_piece(spec, regions):
                 for future, region in zip(futures, regions, strict=True):
                     ((box, part),) = own_regions(factored.factors[spec.name], region)
-                    jobs.append(
-                        (
-                            spec.name,
-                            self.client.submit(_write, writer, spec.name, box, part, future, pure=False),
-                        )
+                    job = self.client.submit(
+                        _write, writer, spec.name, box, part, trained, future, pure=False
                     )
+                    jobs.append((spec.name, job))
                 continue
             full = np.empty(spec.shape, spec.dtype)
             for chunk, region in zip(self.client.gather(futures), regions, strict=True):
                 weights.fill(full, factored.factors[spec.name], region, chunk.copy())
+            if trained:
+                weights.check_finite(spec.name, full)
             writing.write(spec.name, tuple((0, extent) for extent in spec.shape), full)
         for name, job in jobs:
             writing.record(name, job.result())

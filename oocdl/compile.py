@@ -159,10 +159,15 @@ def compile_training(
     made = training_graph(model, binding, settings, batch, rules)
     factored = factorize(made.graph, rules)
     plan = plan_step(factored, rules, limits) if frozen is None else replan_step(factored, rules, frozen)
-    if plan.peak_unit_bytes > limits.unit_bytes:
+    # A plan that is there needs room for one unit, not for as many as there are threads: what the
+    # process itself takes differs a little each time, and a run must not fail to resume for that.
+    allowed = limits.unit_bytes if frozen is None else limits.unit_bytes * (limits.threads + 1)
+    if plan.peak_unit_bytes > allowed:
+        worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
+        way_out = "" if frozen is None else "; raise memory, or pass replan=True (which changes rounding)"
         raise BudgetError(
-            f"the run's plan has units of {plan.peak_unit_bytes / 2**20:.0f} MiB, this budget allows "
-            f"{limits.unit_bytes / 2**20:.0f} MiB; raise memory, or pass replan=True"
+            f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
+            f"{allowed / 2**20:.2f} MiB{way_out}"
         )
     pieces = pieces or versioned_pieces(plan)
     return Compiled(

@@ -142,11 +142,15 @@ def _parallel(name: str, value: Any) -> Any:
     if isinstance(value, str) and value == "auto":
         return value
     if not isinstance(value, Mapping):
-        raise InputError(f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {_shown(value)}")
+        raise InputError(
+            f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {_shown(value)}"
+        )
     known, found = ("batch", "space", "channels"), dict[str, Any]()
     for key, count in value.items():
         if key not in known:
-            raise InputError(f"parallel does not know '{_shown(key)}'{_nearest(key, known)}; it takes {', '.join(known)}")
+            raise InputError(
+                f"parallel does not know '{_shown(key)}'{_nearest(key, known)}; it takes {', '.join(known)}"
+            )
         several = key == "space" and isinstance(count, tuple | list)
         counts = count if several else (count,)
         checked = tuple(_whole(f"parallel['{key}']", number) for number in counts)
@@ -175,7 +179,9 @@ def _losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
     for output, given in value.items():
         pair = tuple(given) if isinstance(given, tuple | list) else (given, 1.0)
         if len(pair) != 2:
-            raise InputError(f"loss['{_shown(output)}'] must be a loss or (loss, weight), got {_shown(given)}")
+            raise InputError(
+                f"loss['{_shown(output)}'] must be a loss or (loss, weight), got {_shown(given)}"
+            )
         heads[str(output)] = (_loss(pair[0]), _finite(f"the weight of loss['{_shown(output)}']", pair[1]))
     return heads
 
@@ -215,8 +221,20 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """Plain data from which ``restored`` makes what prediction and evaluation need again."""
-        names = ("inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
-                 "precision", "memory_bytes", "spill", "freeze")
+        names = (
+            "inputs",
+            "targets",
+            "dims",
+            "scale",
+            "seed",
+            "logits",
+            "allow_missing_chunks",
+            "engine",
+            "precision",
+            "memory_bytes",
+            "spill",
+            "freeze",
+        )
         heads = {"heads": self.loss} if isinstance(self.loss, Mapping) else self.loss
         return {"loss": plain(heads), **{name: plain(getattr(self, name)) for name in names}}
 
@@ -263,7 +281,9 @@ def restored(data: Mapping[str, Any]) -> Settings:
     values = dict(data)
     loss = values.pop("loss")
     if "heads" in loss:
-        values["loss"] = {name: (_loss_of(spec), float(weight)) for name, (spec, weight) in loss["heads"].items()}
+        values["loss"] = {
+            name: (_loss_of(spec), float(weight)) for name, (spec, weight) in loss["heads"].items()
+        }
     else:
         values["loss"] = _loss_of(loss)
     names = {f.name for f in fields(Settings)}
@@ -299,7 +319,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {"type": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+        return {
+            "type": type(value).__name__,
+            **{f.name: plain(getattr(value, f.name)) for f in fields(value)},
+        }
     if isinstance(value, Mapping):
         return {str(key): plain(held) for key, held in value.items()}
     if isinstance(value, np.ndarray):

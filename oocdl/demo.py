@@ -1,7 +1,6 @@
 """The demo: small volumes, a 3D U-Net, and training that is cut in space under a budget.
 
 The volumes hold three nested ellipsoids in noise, each turned and placed at random.
-Body and core are equally bright, so the network has to learn shape, not brightness.
 Everything is made, stored and read by slabs; no framework is needed.
 """
 
@@ -34,13 +33,13 @@ Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 """Centre, and the matrix that maps what lies inside to the unit ball."""
 
 CLASSES = ("background", "body", "shell", "core")
-BRIGHTNESS = np.array([0.0, 1.0, 0.6, 1.4], np.float32)
-NOISE = 0.3
-"""Standard deviation; body and shell differ by 0.55."""
+BRIGHTNESS = np.array([0.0, 1.0, 0.5, 1.5], np.float32)
+NOISE = 0.25
+"""Standard deviation; body and shell differ by 0.5."""
 COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)
 """One a class, for the picture."""
 TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
-LEVELS = 3
+LEVELS = 2
 """Times that the U-Net halves the volume."""
 
 
@@ -60,19 +59,19 @@ class Demo:
 def run_demo(
     folder: str | Path = "oocdl-demo",
     size: int = 48,
-    steps: int = 60,
+    steps: int = 80,
     memory: str = "512MiB",
     engine: str = "auto",
     console: Console | None = None,
 ) -> Demo:
     """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
 
-    ``size`` is the edge of the volumes, a multiple of 8; ``memory`` the budget.
+    ``size`` is the edge of the volumes, a multiple of 4; ``memory`` the budget.
     """
     out, started = console or Console(highlight=False), time.monotonic()
-    root = _fresh(Path(folder))
     if size < 16 or size % 2**LEVELS:
         raise InputError(f"size has to be a multiple of {2**LEVELS} and at least 16, got {size}")
+    root = _fresh(Path(folder))
     training, unseen = root / "training.zarr", root / "unseen.zarr"
     write_volumes(training, TRAINING_VOLUMES, size, seed=1)
     write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
@@ -87,32 +86,27 @@ def run_demo(
         "parallel": {"space": (2, 1, 1)},
     }
     _say(out, str(plan(model, training, **options)).rstrip())
-    with show_progress(parse_bytes(memory), out) as listener:
-        run = fit(
-            model,
-            training,
-            **options,
-            workdir=root / "unet.run",
-            resume="restart",
-            progress=False,
-            callbacks=[listener],
-        )
+    with show_progress(parse_bytes(memory), out) as shown:
+        options |= {
+            "workdir": root / "unet.run",
+            "resume": "restart",
+            "progress": False,
+            "callbacks": [shown],
+        }
+        run = fit(model, training, **options)
     losses = tuple(float(row["loss"]) for row in run.history)
     _say(out, "loss  " + " → ".join(f"{loss:.2f}" for loss in _tenths(losses)))
     predicted = run.predict(unseen, root / "predicted.zarr", memory=memory)
-    labels, logits = _volume(zarr.open_group(unseen, mode="r"), "labels"), _volume(predicted, "logits")
+    made = zarr.open_group(unseen, mode="r")
+    labels, logits = _volume(made, "labels"), _volume(predicted, "logits")
     scores = dice(labels, logits)
-    _say(
-        out,
-        "Dice of unseen volumes  " + ", ".join(f"{c} {s:.2f}" for c, s in zip(CLASSES, scores, strict=True)),
-    )
-    picture = draw(root / "demo.png", _volume(zarr.open_group(unseen, mode="r"), "image"), labels, logits)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    done = Demo(losses, scores, picture, time.monotonic() - started, peak)
-    _say(
-        out,
-        f"peak memory of this process {peak / 2**20:.0f} MiB, budget {parse_bytes(memory) / 2**20:.0f} MiB",
-    )
+    named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
+    _say(out, f"Dice of unseen volumes  {named}")
+    picture = draw(root / "demo.png", _volume(made, "image"), labels, logits)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    done = Demo(losses, scores, picture, time.monotonic() - started, peak_bytes)
+    budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
+    _say(out, f"peak memory of this process {peak_bytes / 2**20:.0f} MiB, {budget}")
     _say(out, f"{done.seconds:.0f} s in all; look at {picture}")
     return done
 
@@ -217,7 +211,7 @@ def draw(path: Path, image: Stored, labels: Stored, logits: Stored) -> Path:
 
 def _grey(plane: Array) -> npt.NDArray[np.float32]:
     """Brightness as RGB, 0 to 255."""
-    low, high = -2 * NOISE, 1 + 2 * NOISE
+    low, high = -2 * NOISE, 1.5 + 2 * NOISE
     level = np.clip((plane - low) / (high - low), 0, 1) * 255
     shades: npt.NDArray[np.float32] = np.stack([level] * 3, axis=-1).astype(np.float32)
     return shades
@@ -226,7 +220,8 @@ def _grey(plane: Array) -> npt.NDArray[np.float32]:
 def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32]:
     """Classes in colour over the grey picture; the background stays as it is."""
     share = np.where(kinds[..., None] > 0, np.float32(0.65), np.float32(0))
-    return grey * (1 - share) + COLORS[kinds] * share
+    mixed: npt.NDArray[np.float32] = grey * (1 - share) + COLORS[kinds] * share
+    return mixed
 
 
 def _tenths(losses: tuple[float, ...]) -> list[float]:

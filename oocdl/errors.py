@@ -10,6 +10,10 @@ class OocdlError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: object = "") -> None:
+        # Names from files may hold anything, also line breaks.
+        super().__init__(" ".join(str(message).splitlines()))
+
 
 class InputError(OocdlError):
     """The model, the dataset or an option is wrong."""

@@ -61,9 +61,9 @@ def model_tables(path: Path) -> list[Table]:
             ends.add_row(cell(kind), cell(port.name), cell(shape_text(port.dims)), cell(port.dtype))
     total_bytes = sum(item.nbytes for item in model.initializers.values())
     title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
-    operators = table(title, "operator", "nodes", "")
+    operators = table(title, "operator", "nodes", "supported")
     for op, count in sorted(Counter(node.op for node in model.nodes).items()):
-        operators.add_row(cell(op), cell(count), cell("" if op in SUPPORTED else "not supported"))
+        operators.add_row(cell(op), cell(count), cell("yes" if op in SUPPORTED else "no"))
     return [ends, operators]
 
 

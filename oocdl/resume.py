@@ -30,13 +30,24 @@ PROBE = 8
 
 def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
     """The facts of a run, as plain data by name."""
-    alike = ("optimizer", "batch_size", "shuffle", "seed", "scale", "logits", "precision", "freeze",
-             "allow_missing_chunks")
+    alike = (
+        "optimizer",
+        "batch_size",
+        "shuffle",
+        "seed",
+        "scale",
+        "logits",
+        "precision",
+        "freeze",
+        "allow_missing_chunks",
+    )
     arrays = {*binding.inputs.values(), *(target.array for target in binding.targets)}
     return {
         "model": model.fingerprint(),
         "inputs": dict(binding.inputs),
-        "loss": {t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array} for t in binding.targets},
+        "loss": {
+            t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array} for t in binding.targets
+        },
         "dataset": {name: _described(binding.arrays[name]) for name in sorted(arrays)},
         **{name: plain(getattr(settings, name)) for name in alike},
     }
@@ -52,7 +63,7 @@ def _described(array: DataArray) -> str:
 
 
 def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
-    """The run that is there, locked, if it was started with the same facts; else InputError lists what differs."""
+    """The run that is there, locked. InputError lists the facts that it was not started with."""
     store = RunStore.open(folder, writable=True)
     try:
         known = store.meta.get("identity")
@@ -97,14 +108,16 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is damaged ({' '.join(str(error).split())}); {way_out}") from error
     refuse_if(
-        f"the run in {store.path} was planned differently", differences(body["facts"], dict(facts)),
+        f"the run in {store.path} was planned differently",
+        differences(body["facts"], dict(facts)),
         "pass replan=True to change that (which changes rounding), or resume='restart'",
     )
     here = _machine(str(facts["engine"]))
     if body["machine"] != here:
         changed = "; ".join(differences(body["machine"], here))
         warnings.warn(
-            f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}", stacklevel=2
+            f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}",
+            stacklevel=2,
         )
     return dict(body)
 
@@ -125,7 +138,9 @@ def _machine(engine: str) -> dict[str, str]:
     found = {"processor": platform.machine(), engine: "?"}
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found["processor"] = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        found["processor"] = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration, IndexError):
         pass  # not Linux, or a processor without a name
     for package in (engine, f"{engine}-training"):

@@ -74,7 +74,7 @@ class Run:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise CorruptError(
-                f"the settings in {self.path / 'run.json'} cannot be read ({reason}); another version of oocdl?"
+                f"the settings in {self.path / 'run.json'} cannot be read ({reason}); of another version?"
             ) from error
 
     @property
@@ -118,7 +118,12 @@ class Run:
         return export_onnx(model.path, path, blocks)
 
     def predict(
-        self, dataset: Any, out: str | Path, *, memory: int | str | None = None, batch_size: int = 1,
+        self,
+        dataset: Any,
+        out: str | Path,
+        *,
+        memory: int | str | None = None,
+        batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
     ) -> zarr.Group:
         """Run the trained model over a dataset; one Zarr array an output, samples first."""
@@ -132,8 +137,11 @@ class Run:
             value = factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
             made[output] = group.create_array(
-                output, shape=(inference.binding.samples, *value.shape[1:]), dtype=value.dtype,
-                chunks=(1, *weights.chunks_of(compiled, name, regions)[1:]), config={"write_empty_chunks": True},
+                output,
+                shape=(inference.binding.samples, *value.shape[1:]),
+                dtype=value.dtype,
+                chunks=(1, *weights.chunks_of(compiled, name, regions)[1:]),
+                config={"write_empty_chunks": True},
             )
 
         def deliver(plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
@@ -152,11 +160,18 @@ class Run:
         return group
 
     def evaluate(
-        self, dataset: Any, *, memory: int | str | None = None, batch_size: int = 1,
-        inputs: Mapping[str, str] | None = None, targets: Mapping[str, str] | None = None,
+        self,
+        dataset: Any,
+        *,
+        memory: int | str | None = None,
+        batch_size: int = 1,
+        inputs: Mapping[str, str] | None = None,
+        targets: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Mean loss of the trained model over a dataset, as it predicts (running statistics, no dropout)."""
-        return _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets).run(None)
+        return _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets).run(
+            None
+        )
 
     def _model(self) -> OnnxModel:
         model = inspect_onnx(self._store.meta["model"])
@@ -199,12 +214,18 @@ class _Inference:
     """A forward pass over a dataset, under a budget."""
 
     def __init__(
-        self, run: Run, dataset: Any, memory: int | str | None, batch_size: int,
-        inputs: Mapping[str, str] | None, targets: bool, target_map: Mapping[str, str] | None = None,
+        self,
+        run: Run,
+        dataset: Any,
+        memory: int | str | None,
+        batch_size: int,
+        inputs: Mapping[str, str] | None,
+        targets: bool,
+        target_map: Mapping[str, str] | None = None,
     ) -> None:
         stored = run._settings
         checked = make_settings(batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory)
-        changes: dict[str, Any] = {"batch_size": checked.batch_size}
+        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None}
         changes |= {} if inputs is None else {"inputs": checked.inputs}
         changes |= {} if target_map is None else {"targets": checked.targets}
         changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
@@ -212,6 +233,7 @@ class _Inference:
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
+        self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
         self.machine: Machine = machine_for(self.settings, loaded=False)
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
@@ -222,17 +244,27 @@ class _Inference:
         }
         self.first = self.compiled[f"infer{self.batch}"]
 
+    def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
+        """Factors by array of this dataset: what the same input or head had in training."""
+        now = {("input", name): array for name, array in self.binding.inputs.items()}
+        now |= {("head", target.output): target.array for target in self.binding.targets}
+        then = {("input", name): array for name, array in identity["inputs"].items()}
+        then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
+        return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
+
     def run(self, deliver: Any) -> dict[str, float]:
         """All batches in dataset order; returns the losses, averaged by samples."""
         watched: frozenset[str] = frozenset()
         if deliver is not None:
             watched = frozenset(
-                c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.outputs.values()
+                c.plan.factored.alias.get(name, name)
+                for c in self.compiled.values()
+                for name in c.outputs.values()
             )
         totals: dict[str, float] = {}
         spill = Path(self.settings.spill) if self.settings.spill else self.run_.path / "spill"
         with Session(
-            self.compiled, self.dataset, self.settings.scale or {}, self.machine, spill, deliver, watched
+            self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched
         ) as session:
             session.load(f"infer{self.batch}", self.run_._store.read)
             for indices in batches(self.binding.samples, self.batch, shuffle=False):

@@ -85,7 +85,9 @@ def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
     cuts = frozen or {}
-    main = compile_within(job.model, job.binding, job.settings, job.machine, job.settings.batch_size, cuts.get(MAIN))
+    main = compile_within(
+        job.model, job.binding, job.settings, job.machine, job.settings.batch_size, cuts.get(MAIN)
+    )
     rest = job.binding.samples % job.settings.batch_size
     ragged = None
     if rest:
@@ -197,7 +199,9 @@ def _open_store(
     if not exists or resume == "restart":
         made = _plan(job, None)
         meta = {
-            "format": resuming.FORMAT, "model": str(job.model.path), "identity": identity,
+            "format": resuming.FORMAT,
+            "model": str(job.model.path),
+            "identity": identity,
             "settings": job.settings.stored(),
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
@@ -274,8 +278,14 @@ class Trainer:
             c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
         )
         return Session(
-            self.compiled, self.job.dataset, settings.scale or {}, self.job.machine, spill,
-            self._keep if watched else None, watched, self.scheduler,
+            self.compiled,
+            self.job.dataset,
+            settings.scale or {},
+            self.job.machine,
+            spill,
+            self._keep if watched else None,
+            watched,
+            self.scheduler,
         )
 
     def _steps(self, session: Session | ClusterSession, done: int) -> None:
@@ -310,8 +320,9 @@ class Trainer:
         loss = found[compiled.loss]
         if not math.isfinite(loss):
             raise NonFiniteError(
-                f"the loss of step {info.step + 1} is {loss} (dataset rows {list(info.indices)}); the run stays at "
-                "its last commit; lower the learning rate, or look for NaN and for labels without a class in these rows"
+                f"the loss of step {info.step + 1} is {loss} (dataset rows {list(info.indices)}); the run "
+                "stays at its last commit; lower the learning rate, or look in these rows for NaN and for "
+                "labels without a class"
             )
         row = {"step": info.step + 1, "epoch": epoch, "loss": loss}
         if len(compiled.parts) > 1:
@@ -332,7 +343,7 @@ class Trainer:
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
-        """Fresh arrays for what ``keep`` names, of this step's shapes; a chunk for each piece that is made."""
+        """Fresh arrays for what ``keep`` names, of this step's shapes; a chunk a piece that is made."""
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept.items():

@@ -117,8 +117,12 @@ def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
 
 def check_finite(name: str, array: Array) -> None:
     """A NaN in a weight is never committed: whoever resumes would train on it."""
-    # The sum in float64 has no temporary array, and is finite if all of float32 is.
-    if array.dtype.kind == "f" and not np.isfinite(np.add.reduce(array, axis=None, dtype=np.float64)):
+    if array.dtype.kind != "f":
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        # The sum in float64 needs no temporary array, and is finite if all of float32 is.
+        total = np.add.reduce(array, axis=None, dtype=np.float64)
+    if not np.isfinite(total):
         raise NonFiniteError(
             f"array '{name}' has become NaN or infinite; the run stays at its last commit; lower the "
             "learning rate, or clip gradients with clip_norm"
@@ -141,7 +145,7 @@ def commit(
             trained = spec.name in factored.graph.updates
             if by_piece(spec, regions):
                 for chunk, region in zip(chunks, regions, strict=True):
-                    (box, place), = own_regions(factors, region)
+                    ((box, place),) = own_regions(factors, region)
                     with tier.reserve(0, [chunk]):
                         array = chunk.array()[place].reshape(region_shape(box))
                         if trained:

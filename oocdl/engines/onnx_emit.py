@@ -94,9 +94,7 @@ class Emitter:
         """A node with one output."""
         return self.many(kind, inputs, [(shape, dtype or inputs[0].dtype)], **attrs)[0]
 
-    def __call__(
-        self, kind: str, *inputs: Val | float, dtype: str | None = None, **attrs: Any
-    ) -> Val:
+    def __call__(self, kind: str, *inputs: Val | float, dtype: str | None = None, **attrs: Any) -> Val:
         """An elementwise node that broadcasts; numbers get the dtype of the first tensor."""
         like = next(value for value in inputs if isinstance(value, Val))
         values = [v if isinstance(v, Val) else self.scalar(v, like) for v in inputs]
@@ -118,9 +116,7 @@ class Emitter:
             return self.reshape(value, shape)
         return self.node("Transpose", [value], shape, perm=list(perm))
 
-    def slice(
-        self, value: Val, ranges: Sequence[tuple[int, int]], steps: Sequence[int] | None = None
-    ) -> Val:
+    def slice(self, value: Val, ranges: Sequence[tuple[int, int]], steps: Sequence[int] | None = None) -> Val:
         """``value[start:stop:step]`` on every axis, all non-negative."""
         steps = steps or (1,) * len(value.shape)
         axes = [
@@ -131,8 +127,7 @@ class Emitter:
         if not axes:
             return value
         shape = tuple(
-            max(0, -((start - stop) // step))
-            for (start, stop), step in zip(ranges, steps, strict=True)
+            max(0, -((start - stop) // step)) for (start, stop), step in zip(ranges, steps, strict=True)
         )
         bounds = [self.ints([ranges[axis][side] for axis in axes]) for side in (0, 1)]
         rest = [self.ints(axes), self.ints([steps[axis] for axis in axes])]
@@ -269,15 +264,12 @@ def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelPr
     emit = Emitter()
     inputs = [
         Val(f"x{index}", shape, dtype)
-        for index, (shape, dtype) in enumerate(
-            zip(program.input_shapes, program.input_dtypes, strict=True)
-        )
+        for index, (shape, dtype) in enumerate(zip(program.input_shapes, program.input_dtypes, strict=True))
     ]
     slots = dict(zip(program.inputs, inputs, strict=True))
     for item in program.instructions:
         args = [
-            _operand(emit, slots[operand.slot], item, index)
-            for index, operand in enumerate(item.operands)
+            _operand(emit, slots[operand.slot], item, index) for index, operand in enumerate(item.operands)
         ]
         results = table[item.op](emit, args, item)
         for index, result in enumerate(results):

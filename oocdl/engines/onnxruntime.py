@@ -27,9 +27,7 @@ _SCATTERS = frozenset({"GatherGrad", "MaxPoolGrad"})
 def _check_dtypes(program: Program) -> None:
     dtypes = {dtype for item in program.instructions for dtype in item.dtypes}
     if "float64" in dtypes | set(program.input_dtypes):
-        raise UnsupportedError(
-            "engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64"
-        )
+        raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
 def _session(model: bytes, threads: int) -> Any:

@@ -15,9 +15,7 @@ Pads = tuple[tuple[int, int], ...]
 ALIGNMENT = 16
 """Bytes; NumPy's and PyTorch's allocators give at least so much."""
 
-PAD_THEMSELVES = frozenset(
-    {"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"}
-)
+PAD_THEMSELVES = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"})
 """Operators whose kernels get operands unpadded, because they can do without the copy."""
 
 
@@ -42,8 +40,7 @@ def padded_shape(operand: Operand) -> Shape:
     if operand.pads is None:
         return operand.shape
     return tuple(
-        before + extent + after
-        for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
+        before + extent + after for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
     )
 
 

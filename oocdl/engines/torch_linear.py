@@ -52,9 +52,7 @@ def contract(a: Tensor, b: Tensor, letters: Letters) -> Tensor:
         a, b = _grouped(a, left, batch, rows, ""), _grouped(b, right, batch, "", columns)
         return a * b
     if batch:
-        return torch.bmm(
-            _grouped(a, left, batch, rows, inner), _grouped(b, right, batch, inner, columns)
-        )
+        return torch.bmm(_grouped(a, left, batch, rows, inner), _grouped(b, right, batch, inner, columns))
     return matmul(_grouped(a, left, rows, inner), _grouped(b, right, inner, columns))
 
 

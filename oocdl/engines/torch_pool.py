@@ -71,9 +71,7 @@ def _unpool_axis(x: Tensor, dy: Tensor, axis: int, window: Window) -> Tensor:
 def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
     """Max pooling of ``x[n, c, *spatial]`` without padding."""
     rank = len(windows)
-    spatial = [
-        (n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)
-    ]
+    spatial = [(n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)]
     planes = x.flatten(0, 1)
     result = x.new_empty((planes.shape[0], *spatial))
     step = _rows(planes)

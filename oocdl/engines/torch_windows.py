@@ -113,9 +113,7 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
     # Only the shape of the weights matters; their memory is never touched.
     w = x.new_empty(instruction.kernel_shapes[0])
     mask = [False, True, False]
-    grads = aten.convolution_backward(
-        dy, x, w, None, strides, padding, dilations, False, [0] * rank, 1, mask
-    )
+    grads = aten.convolution_backward(dy, x, w, None, strides, padding, dilations, False, [0] * rank, 1, mask)
     return [grads[1]]
 
 

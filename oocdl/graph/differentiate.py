@@ -64,9 +64,7 @@ def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[s
     return reached
 
 
-def _total(
-    build: Builder, name: str, found: dict[str, list[str]], total: dict[str, str]
-) -> str | None:
+def _total(build: Builder, name: str, found: dict[str, list[str]], total: dict[str, str]) -> str | None:
     """The sum of what reached ``name``, made once; ``None`` for nothing."""
     if name not in total and name in found:
         first, *others = found[name]

@@ -67,8 +67,7 @@ def _resolve(name: str, names: Mapping[str, str]) -> str:
 def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Read ``names[x]`` wherever ``x`` is read."""
     nodes = tuple(
-        replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs))
-        for node in graph.nodes
+        replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs)) for node in graph.nodes
     )
     return replace(
         graph,

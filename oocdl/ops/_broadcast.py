@@ -19,13 +19,9 @@ def fail(node: Node, why: str) -> NoReturn:
     raise ModelError(f"node '{node.name}' ({node.op}): {why}")
 
 
-def no_second_derivative(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def no_second_derivative(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """Gradient rule of operators that occur in gradients only: refused, never silently zero."""
-    raise UnsupportedError(
-        f"node '{node.name}' ({node.op}) has no derivative: remove it from the model"
-    )
+    raise UnsupportedError(f"node '{node.name}' ({node.op}) has no derivative: remove it from the model")
 
 
 def is_float(dtype: str) -> bool:

@@ -61,9 +61,7 @@ def slides(node: Node, kernel: Sequence[int]) -> list[Slide]:
         fail(node, f"strides, dilations and pads do not fit a kernel of {rank} axes")
     if min((*strides, *dilations, *kernel)) < 1 or min(pads) < 0:
         fail(node, "strides, dilations and kernel must be positive, pads not negative")
-    return [
-        Slide(kernel[i], strides[i], dilations[i], pads[i], pads[rank + i]) for i in range(rank)
-    ]
+    return [Slide(kernel[i], strides[i], dilations[i], pads[i], pads[rank + i]) for i in range(rank)]
 
 
 def spatial_letters(rank: int) -> str:
@@ -187,9 +185,7 @@ def _gradient_conv(build: Builder, node: Node, grads: Sequence[str | None]) -> S
     ]
 
 
-def _gradient_transpose(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     dy, (x, w), attrs = grads[0], node.inputs, _sliding(node)
     if dy is None:
         return [None, None]
@@ -226,16 +222,12 @@ def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
     Channels are rounded up to blocks of 16 there.
     """
     return sum(
-        (shape[0] if place else -(-shape[0] // 16) * 16)
-        * (-(-shape[1] // 16) * 16)
-        * size(shape[2:])
+        (shape[0] if place else -(-shape[0] // 16) * 16) * (-(-shape[1] // 16) * 16) * size(shape[2:])
         for place, shape in _blocked(node, inputs, outputs)
     )
 
 
-def _blocked(
-    node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]
-) -> list[tuple[bool, Shape]]:
+def _blocked(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> list[tuple[bool, Shape]]:
     """Every operand and whether its first axis is the batch, which is not blocked."""
     weight = 2 if node.op == "ConvWeightGrad" else 1
     return [(place != weight, shape) for place, shape in enumerate((*inputs, *outputs))]

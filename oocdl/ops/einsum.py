@@ -55,9 +55,7 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     first, second, out = parse(node)
     extents = _extents(node, inputs)
     return AxisRule(
-        inputs=tuple(
-            tuple(plain(letter, extents[letter]) for letter in term) for term in (first, second)
-        ),
+        inputs=tuple(tuple(plain(letter, extents[letter]) for letter in term) for term in (first, second)),
         outputs=(tuple(plain(letter, extents[letter]) for letter in out),),
         extents=extents,
         combine="sum",
@@ -93,7 +91,5 @@ def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        "Einsum", infer=_infer, gradient=_gradient, axes=_axes, flops=_flops, workspace=_workspace
-    ),
+    OpRule("Einsum", infer=_infer, gradient=_gradient, axes=_axes, flops=_flops, workspace=_workspace),
 )

@@ -112,9 +112,7 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
     """Append several losses; returns their weighted sum, and each (unweighted) by name."""
     if not heads:
         raise InputError("there is no loss: name one, or a mapping output -> (loss, weight)")
-    parts = {
-        name: add_loss(build, head.spec, head.logits, head.target) for name, head in heads.items()
-    }
+    parts = {name: add_loss(build, head.spec, head.logits, head.target) for name, head in heads.items()}
     total: str | None = None
     for name, head in heads.items():
         part = build("Mul", parts[name], build.like(head.weight, parts[name]))

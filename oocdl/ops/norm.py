@@ -32,9 +32,7 @@ def _count(build: Builder, node: Node) -> int:
     return size([shape[axis] for axis in node.attrs["axes"]])
 
 
-def _moments_gradient(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _moments_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """``dmean / P + 2 (x - mean) dvar / P``; Normalize sends nothing here."""
     x, (mean, _) = node.inputs[0], node.outputs
     found: str | None = None
@@ -55,9 +53,7 @@ def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(x.shape, same_dtype(node, [value.dtype for value in inputs]))]
 
 
-def _normalize_gradient(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _normalize_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """The gradient of the whole norm, to x alone."""
     g = grads[0]
     if g is None:

@@ -167,9 +167,7 @@ def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(broadcast(node, [value.shape for value in inputs]), dtype)]
 
 
-def _gradient(
-    row: Row, build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient(row: Row, build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """The row's gradients, summed over what was broadcast."""
     grad = grads[0]
     if grad is None:

@@ -54,9 +54,7 @@ def _nearest(positions: Matrix, rounding: str) -> Matrix:
 
 
 @lru_cache(maxsize=256)
-def _forward(
-    mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int
-) -> Matrix:
+def _forward(mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int) -> Matrix:
     """``R`` of ``[out, extent]``; read-only, since it is shared."""
     positions = _positions(coordinates, scale, out, extent)
     matrix = np.zeros((out, extent))

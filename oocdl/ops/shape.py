@@ -41,8 +41,7 @@ def _along(axis: int, shape: Shape, moved: Sequence[Shifted]) -> AxisRule:
     """All axes plain but one, on which each operand is shifted."""
     others: list[Index | None] = [plain(f"a{place}", n) for place, n in enumerate(shape)]
     out = tuple(
-        Plain(f"a{place}") if place == axis else plain(f"a{place}", n)
-        for place, n in enumerate(shape)
+        Plain(f"a{place}") if place == axis else plain(f"a{place}", n) for place, n in enumerate(shape)
     )
     return AxisRule(
         inputs=tuple((*others[:axis], index, *others[axis + 1 :]) for index in moved),
@@ -70,9 +69,7 @@ def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape
     )
 
 
-def _gradient_transpose(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     if grads[0] is None:
         return [None]
     perm = node.attrs["perm"]
@@ -112,9 +109,7 @@ def _axes_reshape(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape])
     )
 
 
-def _gradient_reshape(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_reshape(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     if grads[0] is None:
         return [None]
     return [build("Reshape", grads[0], shape=build.shape(node.inputs[0]))]
@@ -127,9 +122,7 @@ def _infer_expand(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(shape, inputs[0].dtype)]
 
 
-def _gradient_expand(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_expand(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     if grads[0] is None:
         return [None]
     return [reduce_to(build, grads[0], build.shape(node.inputs[0]))]
@@ -155,9 +148,7 @@ def _axes_concat(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) 
     return _along(axis, outputs[0], [Shifted(f"a{axis}", -offset) for offset in offsets])
 
 
-def _gradient_concat(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_concat(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     if grads[0] is None:
         return [None] * len(node.inputs)
     axis, start = node.attrs["axis"], 0
@@ -186,9 +177,7 @@ def _expand_split(build: Builder, node: Node) -> Sequence[str]:
     ]
 
 
-def _gradient_split(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_split(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     if all(grad is None for grad in grads):
         return [None]
     parts = [
@@ -216,9 +205,7 @@ def _axes_slice(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
     return _along(axis, outputs[0], [index])
 
 
-def _gradient_slice(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _gradient_slice(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """Zeros around; for a step also between, by padding an axis of extent one."""
     grad = grads[0]
     if grad is None:

@@ -30,9 +30,7 @@ def _softmax(build: Builder, node: Node) -> Sequence[str]:
     return [build("Exp", *_log_softmax(build, node))]
 
 
-def _softmax_gradient(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _softmax_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """``y (g - sum(g y))``."""
     if grads[0] is None:
         return [None]
@@ -41,9 +39,7 @@ def _softmax_gradient(
     return [build("Sub", product, build("Mul", node.outputs[0], total))]
 
 
-def _log_softmax_gradient(
-    build: Builder, node: Node, grads: Sequence[str | None]
-) -> Sequence[str | None]:
+def _log_softmax_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     """``g - exp(y) sum(g)``."""
     if grads[0] is None:
         return [None]

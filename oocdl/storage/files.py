@@ -128,9 +128,7 @@ def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array) -> int
         finally:
             os.close(handle)
     except OSError as error:
-        raise StoreError(
-            f"cannot read {path}: {error.strerror or error}; check the disk"
-        ) from error
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -39,9 +39,7 @@ class Hdf5Array:
             return self.data[where]
 
 
-def open_arrays(
-    path: str, allow_missing: bool, names: Collection[str] | None
-) -> dict[str, Hdf5Array]:
+def open_arrays(path: str, allow_missing: bool, names: Collection[str] | None) -> dict[str, Hdf5Array]:
     """Datasets by path in the file, checked. Raises DatasetError."""
     try:
         file = h5py.File(path, "r")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from oocdl.errors import StoreError
 from oocdl.storage.files import sync_path
 from oocdl.storage.manifest import Manifest, load_parent
+
+DELETE_THREADS = 16
 
 
 def next_epoch(root: Path, committed: int) -> int:
@@ -44,16 +48,20 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
     for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
         if path.name not in files:
             path.unlink(missing_ok=True)
+    dead: list[Path] = []
     for array in [*root.glob("weights/t*"), *root.glob("state/t*")]:
         if array not in arrays:
-            shutil.rmtree(array, ignore_errors=True)
+            dead.append(array)
             continue
         for folder in array.glob("e*-v*"):
             if folder not in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+                dead.append(folder)
             else:
-                for partial in folder.glob("*.partial"):
-                    partial.unlink(missing_ok=True)
+                for unfinished in folder.glob("*.partial"):
+                    unfinished.unlink(missing_ok=True)
+    # Side by side: deleting what has just been synced takes milliseconds a file.
+    with ThreadPoolExecutor(DELETE_THREADS) as pool:
+        list(pool.map(partial(shutil.rmtree, ignore_errors=True), dead))
 
 
 def clear(root: Path) -> None:

@@ -62,9 +62,7 @@ class RunLock:
 
 
 def _in_use(path: Path, owner: dict[str, object]) -> StoreError:
-    who = "pid {pid} on {host} since {start}".format(
-        **{"pid": "?", "host": "?", "start": "?", **owner}
-    )
+    who = "pid {pid} on {host} since {start}".format(**{"pid": "?", "host": "?", "start": "?", **owner})
     return StoreError(f"run {path.parent} is in use by {who}; wait for it, or stop it")
 
 

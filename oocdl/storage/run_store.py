@@ -47,6 +47,7 @@ class RunStore:
     ...     done = commit.finish({"step": 0})
     ...     store.read("w", ((1, 3),)).tolist()
     [1.0, 1.0]
+    >>> folder.cleanup()
     """
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
@@ -139,9 +140,7 @@ class RunStore:
             self._manifest = manifests.load_current(self.path)
         return self._manifest
 
-    def begin(
-        self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()
-    ) -> Commit:
+    def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Start writing ``version``: all of ``tensors`` anew, those named by ``carry`` as they are.
 
         Raises StoreError if read-only, if a commit is open, or if versions would not grow.
@@ -243,9 +242,7 @@ class RunStore:
 
     def _read_chunk(self, tensor: Tensor, index: Index, target: Array) -> None:
         record = tensor.records[index]
-        where = (
-            f"array {tensor.spec.name!r} chunk {index} of version {tensor.version} in {self.path}"
-        )
+        where = f"array {tensor.spec.name!r} chunk {index} of version {tensor.version} in {self.path}"
         try:
             with (self.path / tensor.folder / chunk_key(index)).open("rb", buffering=0) as file:
                 length = os.fstat(file.fileno()).st_size

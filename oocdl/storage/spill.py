@@ -121,9 +121,7 @@ def _prefix() -> str:
 def _refuse_memory(root: Path) -> None:
     kind = filesystem(root)
     if kind in MEMORY_FILESYSTEMS:
-        raise StoreError(
-            f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk"
-        )
+        raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
 
 
 def _remove_dead(root: Path) -> None:

@@ -40,9 +40,7 @@ def array_json(
 
 def group_json(attributes: Attributes | None = None) -> str:
     """The ``zarr.json`` of a group."""
-    return json.dumps(
-        {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})}
-    )
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})})
 
 
 @cache

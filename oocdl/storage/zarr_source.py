@@ -39,9 +39,7 @@ def open_arrays(
     arrays = {name: item for name, item in sorted(found.items()) if isinstance(item, zarr.Array)}
     lost = sorted(set(names or ()) - set(arrays))
     if lost:
-        raise DatasetError(
-            f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}"
-        )
+        raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     for name, array in arrays.items():
         label = f"array {name!r} of {where}"
         check_type(label, array.dtype, array.ndim)
