@@ -1,0 +1,245 @@
+"""The command line: every verb on tiny data, one line and the right exit code for every error."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import zarr
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+import oocdl
+from oocdl import cli
+from oocdl.demo import CLASSES, write_volumes
+from oocdl.errors import InputError, StoreError
+from oocdl.zoo import write_unet3d
+
+SIZE = 16
+TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a dataset and a trained run."""
+    root = tmp_path_factory.mktemp("cli")
+    write_unet3d(root / "net.onnx", classes=len(CLASSES), base=2, depth=1)
+    write_volumes(root / "data.zarr", samples=3, size=SIZE, seed=0)
+    arguments = ["fit", str(root / "net.onnx"), str(root / "data.zarr"), "--steps", "3", "--no-progress"]
+    assert cli.run_command([*arguments, *TINY], debug=True) == 0
+    return root
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, debug: bool = False) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    capsys.readouterr()
+    code = cli.run_command([str(argument) for argument in arguments], debug)
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code and the one line on stderr."""
+    code, out, err = run(capsys, *arguments)
+    assert out == ""
+    assert err.startswith("oocdl: ") and err.count("\n") == 1, err
+    return code, err.strip()
+
+
+def in_process(code: str, *arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=250, cwd=where, env=env, check=False
+    )
+
+
+def test_help_names_every_verb() -> None:
+    shown = CliRunner().invoke(cli.app, ["--help"]).output
+    for verb in ("fit", "plan", "predict", "evaluate", "export", "info", "demo"):
+        assert re.search(rf"^\W*{verb}\b", shown, re.MULTILINE), verb
+
+
+def test_nothing_at_all_is_a_request_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 0
+    assert "Usage: oocdl" in capsys.readouterr().out
+
+
+def test_fit_prints_plain_lines_and_the_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = folder / "plain.run"
+    code, out, err = run(
+        capsys, "fit", folder / "net.onnx", folder / "data.zarr", *TINY, "--epochs", 2, "--batch-size", 2,
+        "--workdir", work, "--parallel", "batch=2,space=2x1x1", "--seed", 7, "--no-shuffle",
+    )  # fmt: skip
+    assert code == 0
+    assert re.fullmatch(rf"{re.escape(str(work))}: 4 steps, loss \d\.\d+\n", out)
+    lines = err.splitlines()
+    assert lines[0] == f"4 steps in {work}"
+    assert lines[1].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[1]
+    assert lines[-2].startswith("step 4/4, epoch 2, loss ")
+    assert lines[-1].startswith("finished 4 steps in ")
+    assert "\x1b" not in err
+
+
+def test_fit_goes_on_or_refuses_or_starts_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = folder / "again.run"
+    fit = ("fit", folder / "net.onnx", folder / "data.zarr", *TINY, "--workdir", work)
+    assert run(capsys, *fit, "--steps", 2)[0] == 0
+    code, _, err = run(capsys, *fit, "--steps", 3)
+    assert code == 0 and "3 steps in" in err and "2 of them done" in err
+    code, line = refused(capsys, *fit, "--steps", 3, "--no-resume", "--no-progress")
+    assert code == StoreError.exit_code and "already" in line
+    code, out, _ = run(capsys, *fit, "--steps", 1, "--restart")
+    assert code == 0 and ": 1 step, loss" in out
+
+
+def test_plan_prints_the_table_and_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(folder.iterdir())
+    code, out, _ = run(
+        capsys, "plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--parallel", "space=2"
+    )
+    assert code == 0 and set(folder.iterdir()) == before
+    assert "down1.conv1" in out and "tasks a step" in out
+
+
+def test_predict_evaluate_and_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work, data = folder / "net.run", folder / "data.zarr"
+    code, out, _ = run(capsys, "predict", work, data, folder / "out.zarr", "--memory", "4GiB")
+    assert code == 0 and out == f"{folder / 'out.zarr'}/logits: 3 × 4 × 16 × 16 × 16 float32\n"
+    logits = zarr.open_group(folder / "out.zarr", mode="r")["logits"]
+    assert isinstance(logits, zarr.Array)
+    assert np.isfinite(np.asarray(logits[:])).all() and np.asarray(logits[:]).std() > 0
+    code, out, _ = run(capsys, "evaluate", work, data, "--memory", "4GiB", "--targets", "logits=labels")
+    assert code == 0 and re.match(r"loss \d", out)
+    code, out, _ = run(capsys, "export", work, folder / "trained.onnx")
+    assert code == 0 and out.startswith(str(folder / "trained.onnx"))
+    old, new = (
+        {
+            tensor.name: onnx.numpy_helper.to_array(tensor)
+            for tensor in onnx.load(folder / name).graph.initializer
+        }
+        for name in ("net.onnx", "trained.onnx")
+    )
+    assert old.keys() == new.keys()
+    assert any((old[name] != new[name]).any() for name in old)
+
+
+def test_info_tells_runs_models_and_datasets_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", folder / "net.run")
+    assert code == 0 and "committed steps" in out and "down1.conv1.weight" in out
+    code, out, _ = run(capsys, "info", folder / "net.onnx")
+    assert code == 0 and "InstanceNormalization" in out and "opset 17" in out
+    code, out, _ = run(capsys, "info", folder / "data.zarr")
+    assert code == 0 and "image" in out and "labels" in out and "uint8" in out
+
+
+def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[bold]x[/bold]\x1b[31m"
+    port = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [1]) for end in (name, "y")]
+    node = helper.make_node("Relu", [name], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", port[:1], port[1:]))
+    onnx.save(model, tmp_path / "evil.onnx")
+    code, out, _ = run(capsys, "info", tmp_path / "evil.onnx")
+    assert code == 0 and "[bold]x[/bold]" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["fit", "{}/none.onnx", "{}/data.zarr"], 2, "none.onnx"),
+        (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "no such dataset"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--optimizer", "adma"], 2, "did you mean 'adam'"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "dise"], 2, "did you mean 'dice'"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--memory", "much"], 2, "not a size"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--batch-size", "9"], 2, "batch_size"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--inputs", "image"], 2, "--inputs takes name=value"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--dims", "depth=deep"], 2, "--dims takes name=number"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "space=2xx"], 2, "--parallel takes"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "depth=2"], 2, "batch, space, channels"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--stpes", "2"], 2, "--stpes"),
+        (["fit", "{}/net.onnx"], 2, "dataset"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--steps", "many"], 2, "--steps"),
+        (["train"], 2, "train"),
+        (["plan", "{}/net.onnx", "{}/data.zarr", "--memory", "1MiB"], 4, "give more memory"),
+        (["predict", "{}/data.zarr", "{}/data.zarr", "{}/o.zarr"], 3, "is not a run"),
+        (["export", "{}/nothing.run", "{}/o.onnx"], 3, "is not a run"),
+        (["info", "{}/nothing"], 2, "nothing"),
+    ],
+)
+def test_errors_are_one_line_with_an_exit_code(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    found, line = refused(capsys, *(argument.format(folder) for argument in arguments))
+    assert (found, words.lower() in line.lower()) == (code, True), line
+
+
+def test_debug_shows_the_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["export", str(folder / "none.run"), str(folder / "o.onnx"), "--debug"])
+    err = capsys.readouterr().err
+    assert left.value.code == StoreError.exit_code
+    assert "Traceback" in err and err.splitlines()[-1].startswith("oocdl: ")
+
+
+def test_an_unforeseen_error_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise ZeroDivisionError("of\nall things")
+
+    monkeypatch.setattr(cli, "open_run", fail)
+    code, line = refused(capsys, "export", "a.run", "b.onnx")
+    assert code == 1
+    assert line == "oocdl: internal error: ZeroDivisionError: of all things; --debug shows where"
+
+
+def test_ctrl_c_exits_130(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "fit_run", stop)
+    code, line = refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr")
+    assert code == 130 and "last commit" in line
+
+
+def test_several_losses() -> None:
+    assert cli.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
+    with pytest.raises(InputError, match="output=loss:weight"):
+        cli.parse_loss("a=dice:heavy")
+
+
+def test_the_demo_needs_no_framework(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from oocdl.cli import main; main()"
+    demo = ("demo", "--folder", tmp_path / "demo", "--size", 16, "--steps", 3, "--memory", "1GiB")
+    done = in_process(code, *demo, where=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "engine onnxruntime" in done.stdout
+    assert "step 3/3" in done.stdout and "Dice of unseen volumes  background " in done.stdout
+    assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    again = in_process(code, *demo, where=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_the_demo_leaves_a_folder_of_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    code, line = refused(capsys, "demo", "--folder", tmp_path)
+    assert code == InputError.exit_code and "--folder" in line
+    code, line = refused(capsys, "demo", "--folder", tmp_path / "new", "--size", "50")
+    assert code == InputError.exit_code and "multiple of 4" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_script_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
+    done = in_process("from oocdl.cli import main; main()", "info", "gone", where=tmp_path)
+    assert done.returncode == InputError.exit_code
+    assert done.stdout == "" and done.stderr.startswith("oocdl: ") and "Traceback" not in done.stderr

@@ -1,0 +1,94 @@
+"""What the README shows is run, and what it lists is what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oocdl.cli import app
+from oocdl.demo import write_volumes
+from oocdl.graph.read_onnx import LOWER, SUPPORTED
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+SHORTER = {"epochs=20": "epochs=1", "2GiB": "4GiB"}
+"""Stand-ins: the test's process has loaded more than a user's would have."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.fixture
+def brain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small ``brain.zarr``, as the current one."""
+    write_volumes(tmp_path / "brain.zarr", samples=2, size=16, seed=0)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_python_blocks_run_one_after_the_other(brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    assert len(blocks("python")) == 2
+    for block in blocks("python"):
+        for long, short in SHORTER.items():
+            block = block.replace(long, short)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's own, on its future
+            exec(compile(block, "README.md", "exec"), names)
+    assert (brain / "trained.onnx").is_file() and (brain / "out.zarr").is_dir()
+    assert "tasks a step" in capsys.readouterr().out
+
+
+def test_the_example_is_short() -> None:
+    lines = [line for line in blocks("python")[0].splitlines() if line]
+    assert len(lines) <= 12
+
+
+def test_every_operator_is_listed_and_every_listed_one_is_there() -> None:
+    rows = [line for line in section("ONNX operators").splitlines() if line.startswith("|")]
+    only_known = {name for row in rows if "known before" in row for name in re.findall(r"`(\w+)`", row)}
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == set(SUPPORTED)
+    assert only_known == set(SUPPORTED) - set(LOWER)
+
+
+def test_every_module_and_room_has_its_row() -> None:
+    named = set(re.findall(r"`(?:oocdl/)?(\w+)(?:\.py|/)`", section("Where things are")))
+    there = {path.stem for path in (ROOT / "oocdl").iterdir() if path.suffix == ".py" or path.is_dir()}
+    hidden = {"__pycache__", "losses", "optim", "testing", "zoo"}
+    assert there - hidden <= named
+
+
+def test_the_test_command_is_the_one_that_ci_runs() -> None:
+    (command,) = re.findall(r"python (-m pytest.*)$", blocks("sh")[1], re.MULTILINE)
+    assert f'"$bin/python" {command} ' in (ROOT / ".ci" / "run").read_text()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_commands_parse_and_files_are_there() -> None:
+    for line in re.findall(r"`(oocdl [a-z]+[^`]*)`", README):
+        _, verb, *rest = shlex.split(line)
+        shown = CliRunner().invoke(app, [verb, "--help"])
+        assert shown.exit_code == 0, line
+        assert not [word for word in rest if word.startswith("--") and word not in shown.output]
+    for target in re.findall(r"\]\(([^):]+)\)", README):
+        assert (ROOT / target).is_file(), target
+
+
+def test_the_project_says_what_it_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(project["optional-dependencies"]) == {"torch", "cluster", "mri", "test", "dev"}
+    assert sum(line.startswith("onnxruntime") for line in project["dependencies"]) == 2
+    assert project["license"] == "Apache-2.0"
