@@ -107,9 +107,7 @@ def pointwise() -> list[Case]:
         Case("Max", "Max", [x, y], torch.maximum),
         Case("Min", "Min", [x, row], torch.minimum),
         Case("Add-int", "Add", [ids, ids], torch.add),
-        Case(
-            "Div-int", "Div", [-ids, ids + 2], lambda a, b: torch.div(a, b, rounding_mode="trunc")
-        ),
+        Case("Div-int", "Div", [-ids, ids + 2], lambda a, b: torch.div(a, b, rounding_mode="trunc")),
         Case("Greater", "Greater", [x, y], torch.gt),
         Case("Less", "Less", [x, row], torch.lt),
         Case("Equal", "Equal", [ids, np.asarray(3, np.int64)], torch.eq),
@@ -211,13 +209,9 @@ def structure() -> list[Case]:
     shifted = [[(0, 0), (0, 5), (0, 0), (0, 0)], None, [(0, 0), (1, 0), (0, 0), (0, 0)]]
     nothing = noise(2, 0, 5, 4)
     return [
-        Case(
-            "Transpose", "Transpose", [x], lambda a: a.permute(3, 1, 0, 2), {"perm": (3, 1, 0, 2)}
-        ),
+        Case("Transpose", "Transpose", [x], lambda a: a.permute(3, 1, 0, 2), {"perm": (3, 1, 0, 2)}),
         Case("Reshape", "Reshape", [x], lambda a: a.reshape(6, 20), {"shape": (99, 99)}),
-        Case(
-            "Expand", "Expand", [x[:, :1]], lambda a: a.expand(2, 6, 5, 4), {"shape": (9, 9, 9, 9)}
-        ),
+        Case("Expand", "Expand", [x[:, :1]], lambda a: a.expand(2, 6, 5, 4), {"shape": (9, 9, 9, 9)}),
         Case("Expand-rank", "Expand", [noise(4)], lambda a: a.expand(3, 4), {"shape": (3, 4)}),
         Case("Concat", "Concat", three, lambda *a: torch.cat(a, 1), {"axis": 1}),
         Case("Concat-bool", "Concat", [flags, ~flags], lambda *a: torch.cat(a, 2), {"axis": 2}),

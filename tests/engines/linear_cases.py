@@ -18,9 +18,7 @@ def reductions() -> list[Case]:
     lines[1, 2] = -INF
     lines[2, 1] = 300.0
     cases = [
-        Case(
-            "ReduceMax", "ReduceMax", [x], lambda a: a.amax((1, 3), keepdim=True), {"axes": (1, 3)}
-        ),
+        Case("ReduceMax", "ReduceMax", [x], lambda a: a.amax((1, 3), keepdim=True), {"axes": (1, 3)}),
         Case(
             "ReduceSum-int",
             "ReduceSum",
@@ -178,7 +176,5 @@ def resamples() -> list[Case]:
                 return torch.movedim(torch.movedim(a, axis, -1) @ torch.tensor(matrix).T, -1, axis)
 
             attrs = {"axis": axis, "matrix": matrix}
-            cases.append(
-                Case(f"Resample-{label}{axis}", "Resample", [noise(*shape)], reference, attrs)
-            )
+            cases.append(Case(f"Resample-{label}{axis}", "Resample", [noise(*shape)], reference, attrs))
     return cases

@@ -103,9 +103,7 @@ def whole_program(
         outs = tuple(slots[name] for name in node.outputs)
         dtypes = tuple(graph.values[name].dtype for name in node.outputs)
         fill = fills.get(node.op, 0.0)
-        instructions.append(
-            Instruction(node.op, operands, outs, results, results, dtypes, attrs, fill)
-        )
+        instructions.append(Instruction(node.op, operands, outs, results, results, dtypes, attrs, fill))
     wanted = tuple(outputs or graph.outputs)
     return (
         Program(
@@ -120,9 +118,7 @@ def whole_program(
     )
 
 
-def whole_operand(
-    slot: int, shape: Shape, indices: Sequence[Index | None], rule: AxisRule
-) -> Operand:
+def whole_operand(slot: int, shape: Shape, indices: Sequence[Index | None], rule: AxisRule) -> Operand:
     """The operand of a node that is not cut: what its axes need, clipped and padded."""
     crop, pads = [], []
     for extent, index in zip(shape, indices, strict=True):

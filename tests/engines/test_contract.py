@@ -82,9 +82,7 @@ def block() -> tuple[Program, list[Array]]:
     conv = Instruction(
         "Conv",
         (
-            operand(
-                0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)]
-            ),
+            operand(0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)]),
             operand(1, (4, 3, 3, 3)),
         ),
         (3,),
@@ -94,12 +92,8 @@ def block() -> tuple[Program, list[Array]]:
         {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1)},
     )
     wide = (2, 4, 2, 2, 6)
-    relu = Instruction(
-        "LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), ("float32",), {"alpha": 0.2}
-    )
-    add = Instruction(
-        "Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), ("float32",)
-    )
+    relu = Instruction("LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), ("float32",), {"alpha": 0.2})
+    add = Instruction("Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), ("float32",))
     total = Instruction(
         "ReduceSum",
         (operand(5, (2, 4, 4, 6)),),
@@ -153,9 +147,7 @@ def test_moving_nothing_still_copies(engine: Engine, op: str) -> None:
     assert not np.shares_memory(result, x)
 
 
-def test_inputs_may_be_read_only_or_strided(
-    engine: Engine, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_inputs_may_be_read_only_or_strided(engine: Engine, recwarn: pytest.WarningsRecorder) -> None:
     x = noise(4, 6).astype("float32")
     frozen = x.copy()
     frozen.flags.writeable = False
@@ -233,10 +225,7 @@ def test_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gate_imports_no_runtime() -> None:
-    code = (
-        "import sys, oocdl.engines.engine;"
-        "sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
-    )
+    code = "import sys, oocdl.engines.engine;sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

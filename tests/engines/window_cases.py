@@ -180,17 +180,12 @@ def pools() -> list[Case]:
     return cases
 
 
-def pool_gradients(
-    name: str, g: dict[str, Any], x: Array, dy: Array, attrs: dict[str, Any]
-) -> list[Case]:
+def pool_gradients(name: str, g: dict[str, Any], x: Array, dy: Array, attrs: dict[str, Any]) -> list[Case]:
     """The gradient over all windows, and with windows around that do not exist."""
     cases = []
     for label, extra in (("whole", 0), ("border", 1)):
         # `extra` more windows on either side: their inputs are -inf, their gradient is zero.
-        pads = [
-            (b + extra * s, a + extra * s)
-            for (b, a), s in zip(g["pads"], g["strides"], strict=True)
-        ]
+        pads = [(b + extra * s, a + extra * s) for (b, a), s in zip(g["pads"], g["strides"], strict=True)]
         crop = (0, 0, *(b - 1 for b, _ in pads))
         shape = (2, 3, *(n + 2 for n in g["spatial"]))
 

@@ -42,9 +42,7 @@ def run(node: Node, inputs: Tensors) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _vjp(
-    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dy: torch.Tensor
-) -> Any:
+def _vjp(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> Any:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         return torch.autograd.grad(function(x), x, dy.expand(x.shape) if dy.dim() == 0 else dy)[0]
@@ -52,11 +50,7 @@ def _vjp(
 
 def _padded(x: torch.Tensor, attrs: Mapping[str, Any], fill: float = 0.0) -> torch.Tensor:
     rank = len(attrs["pads"]) // 2
-    pads = [
-        p
-        for axis in reversed(range(rank))
-        for p in (attrs["pads"][axis], attrs["pads"][rank + axis])
-    ]
+    pads = [p for axis in reversed(range(rank)) for p in (attrs["pads"][axis], attrs["pads"][rank + axis])]
     return F.pad(x, pads, value=fill)
 
 
@@ -70,9 +64,7 @@ def _conv_transpose(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     x, w = inputs
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
     y = function(x, w, stride=attrs["strides"], dilation=attrs["dilations"])
-    for axis, (pad, extent) in enumerate(
-        zip(attrs["pads"], attrs["spatial"], strict=False), start=2
-    ):
+    for axis, (pad, extent) in enumerate(zip(attrs["pads"], attrs["spatial"], strict=False), start=2):
         y = y.narrow(axis, pad, min(extent, y.shape[axis] - pad))
         y = _pad([y], {"axis": axis, "before": 0, "after": extent - y.shape[axis]})
     return y
@@ -80,9 +72,7 @@ def _conv_transpose(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
 
 def _conv_weight_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     x, dy = inputs
-    w = torch.zeros(
-        dy.shape[1], x.shape[1], *attrs["kernel_shape"], dtype=x.dtype, requires_grad=True
-    )
+    w = torch.zeros(dy.shape[1], x.shape[1], *attrs["kernel_shape"], dtype=x.dtype, requires_grad=True)
     with torch.enable_grad():
         return torch.autograd.grad(_conv(x, w, attrs), w, dy)[0]
 
@@ -154,9 +144,7 @@ def _gather_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
 
 def _dropout(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     x, u = inputs
-    return torch.where(
-        u >= attrs["ratio"], x / (1 - attrs["ratio"]), torch.zeros((), dtype=x.dtype)
-    )
+    return torch.where(u >= attrs["ratio"], x / (1 - attrs["ratio"]), torch.zeros((), dtype=x.dtype))
 
 
 def _gelu(attrs: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -20,9 +20,7 @@ from .interpret import evaluate
 
 def finished(build: Builder, outputs: tuple[str, ...]) -> None:
     """Declare the outputs; an operator that only renames gets a node behind it, to have a layer."""
-    build.outputs = [
-        build("Neg", name) if is_float(build.dtype(name)) else name for name in outputs
-    ]
+    build.outputs = [build("Neg", name) if is_float(build.dtype(name)) else name for name in outputs]
     build.values = {
         name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
         for name, value in build.values.items()
@@ -41,11 +39,7 @@ def test_cut_is_whole(case: Case, count: int) -> None:
     build, inputs, outputs = case.node(arrays)
     finished(build, outputs)
     graph = build.graph()
-    given = {
-        name: array
-        for name, array in zip(inputs, arrays, strict=True)
-        if name not in graph.constants
-    }
+    given = {name: array for name, array in zip(inputs, arrays, strict=True) if name not in graph.constants}
     expected = evaluate(graph, given)
     found = run_cut(graph, given, count).outputs
     for name, result in zip(graph.outputs, found.values(), strict=True):

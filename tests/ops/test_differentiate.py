@@ -62,8 +62,7 @@ def attention(build: Builder) -> tuple[str, str, list[str]]:
         "Split", (build("Einsum", y, mix, equation="nte,ef->ntf"),), {"axis": 2, "sizes": (4, 4, 4)}
     )
     q, k, v = (
-        build("Transpose", build("Reshape", part, shape=(2, 5, 2, 2)), perm=(0, 2, 1, 3))
-        for part in parts
+        build("Transpose", build("Reshape", part, shape=(2, 5, 2, 2)), perm=(0, 2, 1, 3)) for part in parts
     )
     mask = build.constant(np.triu(np.full((5, 5), -1e9), 1))
     scores = build("Add", build("Einsum", q, k, equation="nhqe,nhke->nhqk"), mask)

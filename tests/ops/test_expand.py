@@ -35,9 +35,7 @@ def finish(build: Builder, *outputs: str) -> tuple[Graph, list[str]]:
 
 def test_composites_keep_the_names_of_their_outputs() -> None:
     build, x = start()
-    parts = build.node(
-        "Split", [build("Softmax", x, axis=1)], {"axis": 1, "sizes": (1, 2)}, names=["a", "b"]
-    )
+    parts = build.node("Split", [build("Softmax", x, axis=1)], {"axis": 1, "sizes": (1, 2)}, names=["a", "b"])
     graph, ops = finish(build, *parts)
     assert graph.outputs == ("a", "b")
     assert ops == ["LogSumExp", "Sub", "Exp", "Slice", "Slice"]
@@ -104,6 +102,4 @@ def test_an_output_that_equals_another_value_lends_it_its_name() -> None:
 
 def test_one_times_x_is_x() -> None:
     build, x = start()
-    assert finish(build, build("Neg", build("Mul", build.constant(1.0, "float64"), x)))[1] == [
-        "Neg"
-    ]
+    assert finish(build, build("Neg", build("Mul", build.constant(1.0, "float64"), x)))[1] == ["Neg"]

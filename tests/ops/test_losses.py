@@ -50,9 +50,7 @@ def check(spec: Loss, x: torch.Tensor, y: torch.Tensor, truth: Truth) -> None:
     (slope,) = torch.autograd.grad(expected, x)
     for graph in (build.graph(), expand(build.graph(), RULES)):
         found = evaluate(graph, {"x": x.detach(), "y": y})
-        torch.testing.assert_close(
-            found[graph.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13
-        )
+        torch.testing.assert_close(found[graph.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(found[graph.outputs[1]], slope, rtol=1e-11, atol=1e-14)
 
 

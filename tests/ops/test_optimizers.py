@@ -38,8 +38,7 @@ def ours(optimizer: Optimizer, steps: int, dtype: str = "float64") -> dict[str, 
     for step in range(steps):
         given = {f"g/{name}": grad for name, grad in gradient(step, dtype).items()}
         numbers = {
-            n: torch.tensor(v, dtype=getattr(torch, dtype))
-            for n, v in scalars(optimizer, step).items()
+            n: torch.tensor(v, dtype=getattr(torch, dtype)) for n, v in scalars(optimizer, step).items()
         }
         assert set(numbers) == {value.name for value in graph.of_role(Role.SCALAR)}
         found = evaluate(graph, {**kept, **given, **numbers})
@@ -99,9 +98,7 @@ KINDS = {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
         (AdamW, {"weight_decay": 0.0}),
     ],
 )
-def test_five_steps_are_torchs(
-    kind: Any, options: dict[str, Any], lr: Any, clip: Any, dtype: str
-) -> None:
+def test_five_steps_are_torchs(kind: Any, options: dict[str, Any], lr: Any, clip: Any, dtype: str) -> None:
     found = ours(kind(lr=lr, clip_norm=clip, **options), 5, dtype)
     expected = theirs(KINDS[kind], options, lr, clip, 5, dtype)
     tolerance = 1e-12 if dtype == "float64" else 1e-6

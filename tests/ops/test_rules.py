@@ -84,18 +84,14 @@ def test_gradient_is_autograds(case: Case) -> None:
         truth = evaluate(build.graph(), {**tensors, **moments, **weights})
     else:
         truth = evaluate(build.graph(), {**tensors, **weights})
-    expected = torch.autograd.grad(
-        truth[loss], [tensors[inputs[p]] for p in wanted], allow_unused=True
-    )
+    expected = torch.autograd.grad(truth[loss], [tensors[inputs[p]] for p in wanted], allow_unused=True)
     for graph in (build.graph(), expand(build.graph(), RULES)):
         names = graph.outputs[len(outputs) + 1 :]
         with torch.no_grad():
             found = evaluate(graph, {**tensors, **weights})
         for name, tensor, place in zip(names, expected, wanted, strict=True):
             tensor = torch.zeros_like(tensors[inputs[place]]) if tensor is None else tensor
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-12, atol=1e-12, check_dtype=True
-            )
+            torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12, check_dtype=True)
 
 
 def random_ranges(rule: AxisRule, random: np.random.Generator) -> dict[str, tuple[int, int]]:
@@ -131,9 +127,7 @@ def test_only_the_needed_region_is_read(case: Case) -> None:
             needed = []
             for index, extent in zip(indices, array.shape, strict=True):
                 letter = getattr(index, "letter", "")
-                wanted = (
-                    (0, extent) if index is None else index.needs(ranges.get(letter, (0, extent)))
-                )
+                wanted = (0, extent) if index is None else index.needs(ranges.get(letter, (0, extent)))
                 needed.append(slice(*clip(wanted, extent)))
             other = random.permutation(array.reshape(-1)).reshape(array.shape)
             if array.dtype == np.float64:
@@ -203,9 +197,7 @@ def test_resample_gives_the_piece_of_its_matrix(case: Case) -> None:
     for out in pieces(shape[axis], min(3, shape[axis])):
         held = band.needs(out)
         regions = [tuple((0, n) for n in s) for s in (shape, x.shape)]
-        regions = [
-            (*r[:axis], part, *r[axis + 1 :]) for r, part in zip(regions, (out, held), strict=True)
-        ]
+        regions = [(*r[:axis], part, *r[axis + 1 :]) for r, part in zip(regions, (out, held), strict=True)]
         piece = rule.localize(node, regions[0], regions[1:], [x.shape])["matrix"]
         local = np.moveaxis(x, axis, -1)[..., slice(*held)] @ piece.T
         np.testing.assert_allclose(local, whole[..., slice(*out)], rtol=1e-12, atol=1e-12)

@@ -19,9 +19,7 @@ from oocdl.storage.spill import SpillStore
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
 @pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5)])
-def test_any_zarr_reader_opens_a_spilled_chunk(
-    tmp_path: Path, dtype: str, shape: tuple[int, ...]
-) -> None:
+def test_any_zarr_reader_opens_a_spilled_chunk(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     with SpillStore(tmp_path) as spill:
         file = spill.write(array)
@@ -48,9 +46,7 @@ def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
         assert opened.attrs["dtype"] == "bfloat16"
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     axes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8), st.integers(1, 9)), max_size=4),
     bounce=st.sampled_from([8, 64, 1 << 18]),
@@ -62,8 +58,7 @@ def test_any_box_is_read(
 ) -> None:
     shape = tuple(extent for extent, _, _ in axes)
     box = tuple(
-        (min(start, extent - 1), min(min(start, extent - 1) + size, extent))
-        for extent, start, size in axes
+        (min(start, extent - 1), min(min(start, extent - 1) + size, extent)) for extent, start, size in axes
     )
     array = np.random.default_rng(0).random(shape)
     path = tmp_path / "box"

@@ -220,9 +220,7 @@ def test_the_collector_may_run_inside_the_lock(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("spilled", [False, True])
-def test_pickle_ships_bytes_into_the_tier_of_the_process(
-    tier: Tier, tmp_path: Path, spilled: bool
-) -> None:
+def test_pickle_ships_bytes_into_the_tier_of_the_process(tier: Tier, tmp_path: Path, spilled: bool) -> None:
     chunk = put(tier, 5.0, uses=(1, 4))
     if spilled:
         tier.reserve(8000).release()

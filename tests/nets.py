@@ -1,0 +1,154 @@
+"""Tiny networks and datasets that need no PyTorch, and training of the one of them in plain NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import save as save_onnx
+
+Array = NDArray[Any]
+
+
+def save(
+    path: Path,
+    nodes: Sequence[NodeProto],
+    weights: Mapping[str, Array],
+    x: Sequence[Any],
+    outputs: Mapping[str, Sequence[Any]],
+) -> Path:
+    """Write a model with one input "x"."""
+    made = helper.make_graph(
+        list(nodes),
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(x))],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, list(dims))
+            for name, dims in outputs.items()
+        ],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    save_onnx(model, str(path))
+    return path
+
+
+def mlp_weights(sizes: Sequence[int] = (6, 8, 3), seed: int = 0) -> dict[str, Array]:
+    """w1, b1, w2, b2 as in ``write_mlp``."""
+    random = np.random.default_rng(seed)
+    inside, hidden, outside = sizes
+    return {
+        "w1": random.normal(0, 0.5, (hidden, inside)).astype("f4"),
+        "b1": np.zeros(hidden, "f4"),
+        "w2": random.normal(0, 0.5, (outside, hidden)).astype("f4"),
+        "b2": np.zeros(outside, "f4"),
+    }
+
+
+def write_mlp(path: Path, sizes: Sequence[int] = (6, 8, 3), final: str = "") -> Path:
+    """Two linear layers with a Relu between; ``final``: "Softmax" or "Sigmoid"."""
+    last = "logits" if final else "y"
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["a"], "first", transB=1),
+        helper.make_node("Relu", ["a"], ["h"], "relu"),
+        helper.make_node("Gemm", ["h", "w2", "b2"], [last], "second", transB=1),
+    ]
+    if final:
+        nodes.append(helper.make_node(final, ["logits"], ["y"], "final"))
+    return save(path, nodes, mlp_weights(sizes), ["batch", sizes[0]], {"y": ["batch", sizes[-1]]})
+
+
+def write_two_heads(path: Path) -> Path:
+    """One hidden layer, two outputs: "kind" of 3 classes and "size" of one number."""
+    random = np.random.default_rng(1)
+    weights = {
+        "w": random.normal(size=(8, 6)),
+        "k": random.normal(size=(3, 8)),
+        "s": random.normal(size=(1, 8)),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"], "trunk", transB=1),
+        helper.make_node("Tanh", ["a"], ["h"], "tanh"),
+        helper.make_node("Gemm", ["h", "k"], ["kind"], "kinds", transB=1),
+        helper.make_node("Gemm", ["h", "s"], ["size"], "sizes", transB=1),
+    ]
+    return save(path, nodes, weights, ["batch", 6], {"kind": ["batch", 3], "size": ["batch", 1]})
+
+
+def write_conv(path: Path, channels: int = 2, classes: int = 2, layers: int = 2) -> Path:
+    """3D convolutions of width 3 with Relu between, and a head."""
+    random = np.random.default_rng(2)
+    nodes, weights, x, inside = [], {}, "x", 1
+    for layer in range(layers):
+        weights[f"w{layer}"] = random.normal(0, 0.3, (channels, inside, 3, 3, 3))
+        nodes.append(helper.make_node("Conv", [x, f"w{layer}"], [f"c{layer}"], f"conv{layer}", pads=[1] * 6))
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"], f"relu{layer}"))
+        x, inside = f"r{layer}", channels
+    weights["head"] = random.normal(0, 0.3, (classes, inside, 1, 1, 1))
+    nodes.append(helper.make_node("Conv", [x, "head"], ["y"], "last"))
+    space = ["d", "h", "w"]
+    return save(path, nodes, weights, ["batch", 1, *space], {"y": ["batch", classes, *space]})
+
+
+def write_data(path: Path, arrays: Mapping[str, Array], chunks: int = 1) -> Path:
+    """A Zarr group with ``chunks`` samples in each chunk."""
+    group = zarr.open_group(str(path), mode="w")
+    for name, array in arrays.items():
+        group.create_array(
+            name, data=array, chunks=(chunks, *array.shape[1:]), config={"write_empty_chunks": True}
+        )
+    return path
+
+
+def vectors(samples: int = 10, seed: int = 3) -> dict[str, Array]:
+    """Data for ``write_mlp``: "x" and labels "y" of 3 classes."""
+    x = np.random.default_rng(seed).normal(size=(samples, 6)).astype("f4")
+    return {"x": x, "y": np.argmax(x[:, :3], axis=1)}
+
+
+def volumes(samples: int = 3, extent: int = 8, seed: int = 4) -> dict[str, Array]:
+    """Data for ``write_conv``: "x" without a channel axis, labels "y" of 2 classes."""
+    x = np.random.default_rng(seed).normal(size=(samples, extent, extent, extent)).astype("f4")
+    return {"x": x, "y": (x > 0.3).astype("u1")}
+
+
+def softmax(logits: Array) -> Array:
+    """Over axis 1."""
+    power = np.exp(logits - logits.max(1, keepdims=True))
+    return power / power.sum(1, keepdims=True)
+
+
+def cross_entropy(logits: Array, labels: Array) -> float:
+    """Mean over everything but axis 1."""
+    chosen = np.take_along_axis(softmax(logits), labels.astype(int)[:, None], 1)
+    return float(-np.log(chosen).mean())
+
+
+def mlp_gradients(w: Mapping[str, Array], x: Array, y: Array) -> dict[str, Array]:
+    """Of the mean cross entropy, by name; ``h`` and ``loss`` too."""
+    h = np.maximum(x @ w["w1"].T + w["b1"], 0)
+    logits = h @ w["w2"].T + w["b2"]
+    delta = (softmax(logits) - np.eye(logits.shape[1])[y]) / len(x)
+    back = (delta @ w["w2"]) * (h > 0)
+    return {
+        "w1": back.T @ x,
+        "b1": back.sum(0),
+        "w2": delta.T @ h,
+        "b2": delta.sum(0),
+        "h": h,
+        "loss": np.asarray(cross_entropy(logits, y)),
+    }
+
+
+def files_of(run: Any) -> dict[str, bytes]:
+    """The bytes of every committed weight and state, by name."""
+    found = {}
+    for tensor in run._store.current().tensors.values():
+        region = tuple((0, extent) for extent in tensor.spec.shape)
+        found[tensor.spec.name] = run._store.read(tensor.spec.name, region).tobytes()
+    return found
