@@ -106,12 +106,11 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
     call = context.step_graphs[plan_id].calls[number]
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
-    pins = list({id(chunk): chunk for chunk in chunks}.values())
-    with context.tier.reserve(max(call.peak_bytes - sum(c.nbytes for c in pins), 0), pins) as held:
+    with context.tier.reserve(call.peak_bytes) as held:
         width = len(call.values)
-        lanes = [[chunk.array() for chunk in chunks[i : i + width]] for i in range(0, len(chunks), width)]
-        total, count = [np.array(array) for array in lanes[0]], call.counts[0]
-        for arrays, elements in zip(lanes[1:], call.counts[1:], strict=True):
+        total, count = [chunk.copy() for chunk in chunks[:width]], call.counts[0]
+        for lane, elements in enumerate(call.counts[1:], 1):
+            arrays = [chunk.copy() for chunk in chunks[lane * width : (lane + 1) * width]]
             combine(call.combine, total, count, arrays, elements)
             count += elements
         if context.deliver is not None:

@@ -123,8 +123,14 @@ def get(graph: Any, keys: Any, *, workers: int = 2, window: int = 64, **_: Any) 
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
     run = _Run(tasks, wanted, window)
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
-        for future in [pool.submit(run.work) for _ in range(workers)]:
-            future.result()
+        futures = [pool.submit(run.work) for _ in range(workers)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException as error:
+            # Ctrl-C arrives here: what runs is finished, nothing more is started.
+            run.fail(error)
+            raise
     if run.error is not None:
         raise run.error
     return _collect(keys, run.results)

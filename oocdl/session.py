@@ -31,7 +31,7 @@ from oocdl.storage.chunk import Chunk
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
-from oocdl.storage.tier import Tier, use
+from oocdl.storage.tier import Tier, current, use
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
@@ -72,6 +72,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self.tier = Tier(self.machine.capacity_bytes, SpillStore(self.spill))
+        self.before = current()
         use(self.tier)
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
@@ -88,7 +89,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.held.clear()
         execute.forget(self.run_id)
-        use(None)
+        use(self.before)
         self.tier.close()
 
     def _sources(self, compiled: Compiled) -> Sources:

@@ -12,7 +12,7 @@ from oocdl.errors import NonFiniteError
 from oocdl.graph.axes import Region, region_shape, region_size, whole
 from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
-from oocdl.graph.ir import Array, Role
+from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk
@@ -82,7 +82,8 @@ def specs(compiled: Compiled) -> list[TensorSpec]:
     found = []
     for name, regions in compiled.pieces.items():
         value = factored.graph.values[name]
-        kind: Kind = "state" if value.role is Role.STATE else "weights"
+        # Running statistics are in the model file, so they are exported and shown with the weights.
+        kind: Kind = "weights" if name in compiled.imported.weights else "state"
         found.append(TensorSpec(name, kind, value.shape, value.dtype, chunks_of(compiled, name, regions)))
     return found
 

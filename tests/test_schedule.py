@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import weakref
@@ -98,3 +100,18 @@ def test_the_first_error_is_raised_and_nothing_more_starts() -> None:
     with pytest.raises(ValueError, match="three"):
         get(graph, [("t", 99)], workers=2)
     assert len(started) < 10
+
+
+def test_an_interrupt_stops_the_run() -> None:
+    """Ctrl-C: what runs is finished, nothing more is started."""
+    started: list[int] = []
+
+    def work(number: int) -> None:
+        started.append(number)
+        time.sleep(0.1)
+
+    graph = {("t", n): Task(("t", n), work, n) for n in range(50)}
+    threading.Timer(0.25, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        get(graph, [("t", 49)], workers=1)
+    assert len(started) < 25

@@ -17,6 +17,7 @@ from oocdl.graph.factorize import Factored
 from oocdl.graph.ir import Node
 from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
+from oocdl.graph.traffic import Layer
 
 
 def itemsize(dtype: str) -> int:
@@ -82,6 +83,20 @@ def program_peak_bytes(program: Program, rules: Rules) -> int:
         prod(out.shape) * itemsize(dtype_of[out.slot]) for out in program.outputs if out.crop is not None
     )
     return max(peak, live + copies)
+
+
+def unit_peak_bytes(unit: Unit, layer: Layer, factored: Factored, rules: Rules) -> int:
+    """Upper bound of the memory of a unit: its program, and the lanes it adds its partial results to."""
+    made = made_bytes(unit, factored)
+    return program_peak_bytes(unit.program, rules) + sum(made[name] for name in layer.partials)
+
+
+def combine_peak_bytes(nbytes: int, how: str) -> int:
+    """Upper bound of the memory that combining partial results of ``nbytes`` takes.
+
+    Lanes are read one by one: the total, a lane, and for formulas their float64 temporaries.
+    """
+    return nbytes * (3 if how in ("sum", "max") else 16) + 4096
 
 
 def read_bytes(unit: Unit, factored: Factored) -> dict[str, int]:

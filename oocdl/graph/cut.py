@@ -84,6 +84,7 @@ class LayerCutter:
         self.factored, self.classes, self.rules, self.layer = factored, classes, rules, layer
         self.made = set(layer.stores) | set(layer.partials)
         self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
+        self._units: dict[tuple[int, ...], Unit] = {}
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
 
@@ -111,6 +112,11 @@ class LayerCutter:
 
     def unit(self, shard: tuple[int, ...]) -> Unit:
         """Regions and program of one shard."""
+        if shard not in self._units:
+            self._units[shard] = self._unit(shard)
+        return self._units[shard]
+
+    def _unit(self, shard: tuple[int, ...]) -> Unit:
         wanted: dict[str, Region] = {}
         makes: dict[str, Region] = {}
         ranges: dict[str, dict[str, Range]] = {}

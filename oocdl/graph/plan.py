@@ -16,7 +16,7 @@ from typing import Any
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.classes import Classes, find_classes
-from oocdl.graph.cost import made_bytes, program_flops, program_peak_bytes, read_bytes
+from oocdl.graph.cost import combine_peak_bytes, made_bytes, program_flops, read_bytes, unit_peak_bytes
 from oocdl.graph.cut import LayerCutter, Unit
 from oocdl.graph.factorize import Factored
 from oocdl.graph.layers import group
@@ -143,6 +143,24 @@ def preference(classes: Classes) -> list[int]:
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
 
+def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, rules: Rules) -> int:
+    """Memory of the largest of ``units``, or of combining their partial results."""
+    peaks = [unit_peak_bytes(unit, cutter.layer, factored, rules) for unit in units]
+    for unit in units:
+        made = made_bytes(unit, factored)
+        for cell in cutter.layer.cells:
+            names = [view.value for view in cell.outputs if view.value in cutter.layer.partials]
+            if names and cell.combine:
+                peaks.append(combine_peak_bytes(sum(made[name] for name in names), cell.combine))
+    return max(peaks)
+
+
+def largest(cutter: LayerCutter, factored: Factored, rules: Rules) -> int:
+    """Memory of the largest unit of all: one of each program is enough."""
+    units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
+    return memory(cutter, list(units.values()), factored, rules)
+
+
 class _Fitter:
     """Finds the grid of each layer for one choice of cut classes."""
 
@@ -156,10 +174,9 @@ class _Fitter:
     def peak(self, cutter: LayerCutter) -> tuple[int, int]:
         """Largest memory and total work over a few telling shards: first, middle, last."""
         shards = cutter.shards()
-        some = {shards[0], shards[len(shards) // 2], shards[-1]}
-        programs = [cutter.unit(shard).program for shard in some]
-        flops = max(program_flops(program, self.rules) for program in programs)
-        return max(program_peak_bytes(p, self.rules) for p in programs), flops * len(shards)
+        units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
+        flops = max(program_flops(unit.program, self.rules) for unit in units)
+        return memory(cutter, units, self.factored, self.rules), flops * len(shards)
 
     def fit(self, layer: Layer) -> tuple[LayerCutter, int]:
         """The coarsest grid whose units fit, and the peak bytes of a unit."""
@@ -172,7 +189,12 @@ class _Fitter:
             if step is not None:
                 cutter = step
                 peak, flops = self.peak(cutter)
-        while peak > self.limits.unit_bytes:
+        while True:
+            if peak <= self.limits.unit_bytes:
+                # A ragged shard elsewhere may be the largest after all.
+                peak = largest(cutter, self.factored, self.rules)
+                if peak <= self.limits.unit_bytes:
+                    break
             step = self.grow(cutter, peak / self.limits.unit_bytes)
             if step is None:
                 break
@@ -213,14 +235,14 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
         grouping = group(factored, classes, rules, cuts)
         layers = choose_stored(factored, grouping, classes, cuts)
         fitter = _Fitter(factored, classes, rules, limits, asked)
-        fitted: list[LayerCutter] = []
+        fitted: list[tuple[LayerCutter, int]] = []
         for layer in layers:
             cutter, peak = fitter.fit(layer)
             if peak > limits.unit_bytes:
                 break
-            fitted.append(cutter)
+            fitted.append((cutter, peak))
         else:
-            planned = tuple(_finish(cutter, factored, rules) for cutter in fitted)
+            planned = tuple(_finish(cutter, factored, rules, peak) for cutter, peak in fitted)
             return StepPlan(factored, classes, tuple(cuts), planned)
         added = _next_cut(layer, classes, order, cuts)
         if added is None:
@@ -249,7 +271,7 @@ def replan_step(factored: Factored, rules: Rules, frozen: Mapping[str, Any]) -> 
     planned = []
     for layer, grid in zip(layers, frozen["grids"], strict=True):
         cutter = LayerCutter(factored, classes, rules, layer, {int(c): int(n) for c, n in grid.items()})
-        planned.append(_finish(cutter, factored, rules))
+        planned.append(_finish(cutter, factored, rules, largest(cutter, factored, rules)))
     return StepPlan(factored, classes, tuple(cuts), tuple(planned))
 
 
@@ -264,18 +286,13 @@ def _next_cut(layer: Layer, classes: Classes, order: Sequence[int], cuts: Sequen
     return next((cut for cut in some if cut not in cuts), None)
 
 
-def _finish(cutter: LayerCutter, factored: Factored, rules: Rules) -> LayerPlan:
+def _finish(cutter: LayerCutter, factored: Factored, rules: Rules, peak: int) -> LayerPlan:
     units = [cutter.unit(shard) for shard in cutter.shards()]
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
         units.reverse()
-    per_program: dict[str, tuple[int, int]] = {}
-    for unit in units:
-        if unit.program.key not in per_program:
-            per_program[unit.program.key] = (
-                program_peak_bytes(unit.program, rules),
-                program_flops(unit.program, rules),
-            )
+    one_of_each = {unit.program.key: unit for unit in units}
+    flops = {key: program_flops(unit.program, rules) for key, unit in one_of_each.items()}
 
     def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
         return sum(sum(count(unit, factored).values()) for unit in units)
@@ -284,8 +301,8 @@ def _finish(cutter: LayerCutter, factored: Factored, rules: Rules) -> LayerPlan:
         cutter.layer,
         cutter.grid,
         tuple(units),
-        max(per_program[unit.program.key][0] for unit in units),
+        peak,
         total(read_bytes),
         total(made_bytes),
-        sum(per_program[unit.program.key][1] for unit in units),
+        sum(flops[unit.program.key] for unit in units),
     )

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
-from oocdl.graph.cost import itemsize, program_peak_bytes
+from oocdl.graph.cost import combine_peak_bytes, itemsize, unit_peak_bytes
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
 from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
 from oocdl.graph.rule import Rules
+from oocdl.graph.traffic import Layer
 
 Key = tuple[str, int]
 Piece = tuple[Region, Key]
@@ -175,7 +176,7 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
         for argument in dict.fromkeys(arguments):
             draft.readers.setdefault(argument, []).append(draft.position)
         draft.calls.append(
-            _unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer.partials, rules)
+            _unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer, rules)
         )
         draft.position += 1
         for index, (name, region) in enumerate(unit.makes):
@@ -197,16 +198,11 @@ def _unit_call(
     reads: tuple[Read, ...],
     lanes: list[tuple[int, int] | None],
     cell_of: Mapping[str, Cell],
-    partials: Sequence[str],
+    layer: Layer,
     rules: Rules,
 ) -> UnitCall:
     values = plan.factored.graph.values
-    combines = tuple(cell_of[name].combine if name in partials else None for name, _ in unit.makes)
-    extra = sum(
-        region_size(region) * itemsize(values[name].dtype)
-        for (name, region), lane in zip(unit.makes, lanes, strict=True)
-        if lane is not None
-    )
+    combines = tuple(cell_of[name].combine if name in layer.partials else None for name, _ in unit.makes)
     return UnitCall(
         key,
         draft.position,
@@ -217,7 +213,7 @@ def _unit_call(
         combines,
         tuple(values[name].dtype for name, _ in unit.makes),
         (),
-        program_peak_bytes(unit.program, rules) + extra,
+        unit_peak_bytes(unit, layer, plan.factored, rules),
     )
 
 
@@ -293,8 +289,7 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lane
                 tuple(count for _, count in ends[0]),
                 region,
                 (),
-                # All lanes at once, the result, and the same again in float64 while it is made.
-                size * (len(ends[0]) + 4) + 4096,
+                combine_peak_bytes(size, cell.combine),
             )
         )
         draft.position += 1

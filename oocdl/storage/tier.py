@@ -65,6 +65,7 @@ class Tier:
     ...         made = unit.put(np.zeros(100), ((0, 100),), uses=(3,))
     ...     tier.stats.resident_bytes, tier.stats.reserved_bytes
     (800, 0)
+    >>> folder.cleanup()
     """
 
     def __init__(self, capacity_bytes: int, spill: SpillStore, io_threads: int = 2) -> None:
