@@ -6,6 +6,7 @@ nothing is copied; the rest is put on here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +21,19 @@ from oocdl.graph.program import Instruction
 aten = torch.ops.aten
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+THIN = 20480
+"""PyTorch computes a 3D convolution of one sample by im2col where channels x depth x height are at
+most this many, however wide it is: thin slabs take 27 times their memory and 8 times as long."""
+
+
+def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
+    """Whether PyTorch has to be told to leave a large convolution to oneDNN."""
+    if x.dim() != 5 or x.shape[0] != 1 or x.dtype != torch.float32 or math.prod(kernel_shape) == 1:
+        return False
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and x.shape[:4].numel() <= THIN < x.numel()
 
 
 def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
@@ -75,6 +89,8 @@ def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     rank = w.dim() - 2
     x, padding = _halves(args[0], instruction)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    if _is_thin(x, w.shape[2:]):
+        return [aten.mkldnn_convolution(x, w, None, padding, strides, dilations, 1)]
     return [_CONV[rank - 1](x, w, None, strides, padding, dilations)]
 
 
@@ -101,8 +117,11 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor
         extras.append(extra)
         crop[axis + 2] = start - padding
     kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
+    # oneDNN does not know output paddings as large as the stride.
+    thin = _is_thin(x, w.shape[2:]) and all(e < s for e, s in zip(extras, strides, strict=True))
+    x = x.to_mkldnn() if thin else x
     full_result = kernel(x, w, None, strides, paddings, extras, 1, dilations)
-    return [take(full_result, crop, shape)]
+    return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
 def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -113,6 +132,8 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
     # Only the shape of the weights matters; their memory is never touched.
     w = x.new_empty(instruction.kernel_shapes[0])
     mask = [False, True, False]
+    if _is_thin(x, w.shape[2:]):
+        dy, x = dy.to_mkldnn(), x.to_mkldnn()
     grads = aten.convolution_backward(dy, x, w, None, strides, padding, dilations, False, [0] * rank, 1, mask)
     return [grads[1]]
 
