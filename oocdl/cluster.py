@@ -29,6 +29,7 @@ from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, place
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
+from oocdl.machine import give_back_freed_memory
 from oocdl.planning import machine_for
 from oocdl.session import Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
@@ -61,6 +62,7 @@ class WorkerSetup(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         known = self.run_setup
+        give_back_freed_memory()
         engine = get_engine(known.settings.engine)
         machine = machine_for(known.settings, loaded=True)
         folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"

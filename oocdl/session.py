@@ -24,6 +24,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
+from oocdl.machine import give_back_freed_memory
 from oocdl.planning import Machine
 from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
@@ -72,6 +73,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self.tier = Tier(self.machine.capacity_bytes, SpillStore(self.spill))
+        give_back_freed_memory()
         self.before = current()
         use(self.tier)
         self.context = execute.Context(
