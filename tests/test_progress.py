@@ -38,9 +38,11 @@ def plain() -> tuple[Progress, io.StringIO, Clock]:
     return Progress(512 * MIB, Console(file=out, width=40), clock), out, clock
 
 
-def terminal() -> tuple[Progress, io.StringIO]:
+def terminal(width: int = 120) -> tuple[Progress, io.StringIO]:
     out = io.StringIO()
-    console = Console(file=out, width=120, force_terminal=True, force_interactive=True, legacy_windows=False)
+    console = Console(
+        file=out, width=width, force_terminal=True, force_interactive=True, legacy_windows=False
+    )
     return Progress(512 * MIB, console), out
 
 
@@ -125,6 +127,16 @@ def test_a_terminal_gets_one_live_line() -> None:
     assert "4/4" in shown and "loss 0.2500" in shown and "4.0 steps/s" in shown
     assert shown.rstrip().endswith("finished 4 steps in 1.0 s")
     assert listener.bar is None
+
+
+def test_on_a_narrow_terminal_the_words_take_the_place_of_the_bar() -> None:
+    wide, narrow = terminal(), terminal(width=60)
+    for listener, _ in (wide, narrow):
+        listener(started(4))
+        listener(step(1))
+        listener.close()
+    assert "━" in wide[1].getvalue() and "━" not in narrow[1].getvalue()
+    assert "step 1/4, epoch 1, loss 1.0000" in narrow[1].getvalue()
 
 
 def test_an_error_leaves_the_terminal_as_it_was() -> None:

@@ -1,0 +1,207 @@
+"""The networks that are measured, in PyTorch, and as ONNX files.
+
+Plain torch code without torchvision; ``torch`` is imported here only, so that a
+process that measures oocdl with onnxruntime never loads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional
+
+HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+class Block(nn.Module):
+    """Convolution, instance norm, LeakyReLU; twice."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv3d(inside, outside, 3, padding=1)
+        self.norm1 = nn.InstanceNorm3d(outside, affine=True)
+        self.conv2 = nn.Conv3d(outside, outside, 3, padding=1)
+        self.norm2 = nn.InstanceNorm3d(outside, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.leaky_relu(self.norm1(self.conv1(x)), 0.01, inplace=True)
+        return functional.leaky_relu(self.norm2(self.conv2(x)), 0.01, inplace=True)
+
+
+class Up(Block):
+    """A transposed convolution to twice the size, the skip beside it, and a block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(2 * width, width)
+        self.up = nn.ConvTranspose3d(2 * width, width, 2, stride=2)
+
+    def join(self, x: Tensor, skip: Tensor) -> Tensor:
+        """The block of both."""
+        result: Tensor = self(torch.cat([skip, self.up(x)], dim=1))
+        return result
+
+
+class UNet3d(nn.Module):
+    """The network of ``oocdl.zoo.write_unet3d``, parameter names included."""
+
+    def __init__(self, in_channels: int = 1, classes: int = 4, base: int = 16, depth: int = 3) -> None:
+        super().__init__()
+        widths = [base * 2**level for level in range(depth + 1)]
+        self.depth = depth
+        for level, (inside, width) in enumerate(
+            zip([in_channels, *widths], widths[:-1], strict=False), start=1
+        ):
+            self.add_module(f"down{level}", Block(inside, width))
+            self.add_module(f"up{level}", Up(width))
+        self.bottom = Block(widths[-2], widths[-1])
+        self.head = nn.Conv3d(base, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for level in range(1, self.depth + 1):
+            skips.append(self.get_submodule(f"down{level}")(x))
+            x = functional.max_pool3d(skips[-1], 2)
+        x = self.bottom(x)
+        for level in range(self.depth, 0, -1):
+            up = self.get_submodule(f"up{level}")
+            assert isinstance(up, Up)
+            x = up.join(x, skips.pop())
+        result: Tensor = self.head(x)
+        return result
+
+    def load_onnx(self, path: Path | str) -> None:
+        """Take the weights of the ONNX file, so that both sides compute the same."""
+        weights = {
+            weight.name: torch.from_numpy(numpy_helper.to_array(weight).copy())
+            for weight in onnx.load(str(path)).graph.initializer
+        }
+        self.load_state_dict(weights)
+
+
+class Bottleneck(nn.Module):
+    """Convolutions 1x1, 3x3, 1x1 with batch norm, and a skip."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        shapes = [(inside, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, k, stride=s, padding=k // 2, bias=False) for a, b, k, s in shapes
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for _, b, _, _ in shapes)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inside != 4 * width:
+            conv = nn.Conv2d(inside, 4 * width, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.shortcut(x)
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = norm(conv(x))
+            x = x if index == 2 else functional.relu(x)
+        return functional.relu(x + skip)
+
+
+class ResNet(nn.Module):
+    """ResNet (He et al. 2015): ``blocks`` (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) is ResNet-152."""
+
+    def __init__(self, blocks: Sequence[int], width: int = 64, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        ]
+        inside = width
+        for level, count in enumerate(blocks):
+            for index in range(count):
+                layers.append(Bottleneck(inside, width * 2**level, 2 if level and not index else 1))
+                inside = 4 * width * 2**level
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(inside, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc(self.layers(x))
+        return result
+
+
+class GptBlock(nn.Module):
+    """Pre-norm causal attention and a two-layer perceptron."""
+
+    def __init__(self, width: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        mask = torch.tril(torch.ones(context, context)).view(1, 1, context, context)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Attention by matmul, mask and softmax."""
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
+        )
+        scores = (q @ k.transpose(-2, -1)) * (width // self.heads) ** -0.5
+        scores = scores.masked_fill(self.get_buffer("mask") == 0, float("-inf"))
+        y = (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(batch, length, width)
+        result: Tensor = self.proj(y)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.ln1(x))
+        result: Tensor = x + self.down(functional.gelu(self.up(self.ln2(x))))
+        return result
+
+
+class GPT(nn.Module):
+    """A GPT-2-like language model."""
+
+    def __init__(self, layers: int, width: int, heads: int, context: int, vocabulary: int) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(GptBlock(width, heads, context) for _ in range(layers)))
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        result: Tensor = self.head(self.ln(self.blocks(self.wte(ids) + self.wpe(places))))
+        return result
+
+
+def export(model: nn.Module, example: Tensor, path: Path) -> Path:
+    """Write ``model`` as ONNX, batch norm and dropout as in training."""
+    options: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "opset_version": 17}
+    options |= {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.onnx.export(model.train(), (example,), str(path), **options)
+    return path
+
+
+def forward_bytes(path: Path, batch: int) -> int:
+    """Bytes of the outputs of all convolutions and matrix products of a file, read as ``batch`` samples."""
+    graph = onnx.shape_inference.infer_shapes(onnx.load(str(path))).graph
+    shapes = {
+        value.name: [dim.dim_value or batch for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.value_info, *graph.output)
+    }
+    total = 0
+    for node in graph.node:
+        if node.op_type in HEAVY:
+            elements = 1
+            for extent in shapes[node.output[0]]:
+                elements *= extent
+            total += 4 * elements
+    return total
