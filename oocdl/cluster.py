@@ -64,7 +64,7 @@ class WorkerSetup(WorkerPlugin):
         known = self.run_setup
         give_back_freed_memory()
         engine = get_engine(known.settings.engine)
-        machine = machine_for(known.settings, loaded=True)
+        machine = machine_for(known.settings)
         folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"
         self.tier = Tier(machine.capacity_bytes, SpillStore(folder / str(worker.name)))
         use(self.tier)

@@ -75,6 +75,7 @@ def give_back_freed_memory() -> None:
     if hasattr(library, "mallopt"):
         library.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, 16 * BLOCK_BYTES)
+        library.malloc_trim(0)
 
 
 def cores() -> int:

@@ -8,17 +8,15 @@ from typing import Any
 from oocdl.bind import Binding
 from oocdl.compile import Compiled, Frozen, compile_training
 from oocdl.config import Settings
-from oocdl.engines.engine import resolve
+from oocdl.engines.engine import get_engine, resolve
 from oocdl.errors import BudgetError
 from oocdl.graph.plan import Limits
 from oocdl.graph.read_onnx import OnnxModel
-from oocdl.machine import cores, resident_bytes
+from oocdl.machine import cores, give_back_freed_memory, resident_bytes
 from oocdl.ops import RULES
 
 OVERHEAD_BYTES = 48 << 20
 """Python objects, I/O buffers and library caches beyond what is counted."""
-ENGINE_BYTES = {"torch": 190 << 20, "onnxruntime": 40 << 20}
-"""What loading an engine adds to the process (measured, rounded up)."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,13 @@ class Machine:
         return Limits(self.capacity_bytes // (self.threads + 1), self.threads, parallel)
 
 
-def machine_for(settings: Settings, loaded: bool) -> Machine:
-    """Spend the budget. ``loaded``: the engine is imported already, so the process is as large as it gets."""
+def machine_for(settings: Settings) -> Machine:
+    """Spend the budget. Loads the engine first: it is part of the process, which is measured here."""
     engine = resolve(settings.engine)
+    get_engine(engine)
     threads = settings.threads or cores()
-    base = resident_bytes() + OVERHEAD_BYTES + (0 if loaded else ENGINE_BYTES[engine])
+    give_back_freed_memory()
+    base = resident_bytes() + OVERHEAD_BYTES
     capacity = settings.memory_bytes - base
     if capacity <= 0:
         raise BudgetError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dask.delayed import Delayed
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from oocdl.compile import Compiled
 from oocdl.config import Settings
@@ -109,7 +110,7 @@ class Plan:
         for layer in self.layers:
             cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
             table.add_row(
-                layer.layer.name,
+                Text(layer.layer.name),
                 cut or "1",
                 f"{layer.peak_bytes / 2**20:.1f}",
                 f"{layer.read_bytes / 2**20:.1f}",

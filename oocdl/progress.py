@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -28,6 +28,8 @@ from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
 
 LINE_SECONDS = 1.0
 """Plain lines are at least so far apart, but for the first and the last."""
+WIDE = 110
+"""Columns of a terminal that has room for a bar beside the words."""
 WINDOW_STEPS = 20
 """Rates are means over so many of the last steps."""
 
@@ -85,13 +87,8 @@ class Progress:
             words = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )
-            self.bar = Bar(
-                BarColumn(16),
-                MofNCompleteColumn(),
-                words,
-                console=self.console,
-                auto_refresh=False,
-            )
+            columns: list[ProgressColumn] = [BarColumn(16), words] if self.console.width >= WIDE else [words]
+            self.bar = Bar(*columns, console=self.console, auto_refresh=False)
             self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
             self.bar.start()
             self.bar.refresh()
@@ -116,14 +113,14 @@ class Progress:
 
     def _write(self, event: StepDone) -> None:
         self.written_at = self.clock()
-        self._print(f"step {self.done}/{self.steps}, {self._text(event)}")
+        self._print(self._text(event))
 
     def _text(self, event: StepDone) -> str:
-        """All but the count of steps, in words."""
+        """How the run stands, in words."""
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        parts = [f"epoch {row['epoch'] + 1}", f"loss {row['loss']:.4f}"]
+        parts = [f"step {self.done}/{self.steps}", f"epoch {row['epoch'] + 1}", f"loss {row['loss']:.4f}"]
         parts.append(f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s")
         parts.append(f"{clock_time((self.steps - self.done) * mean)} left")
         if "peak_bytes" in row:

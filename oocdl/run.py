@@ -234,7 +234,7 @@ class _Inference:
         model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
-        self.machine: Machine = machine_for(self.settings, loaded=False)
+        self.machine: Machine = machine_for(self.settings)
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings)

@@ -20,7 +20,6 @@ from oocdl.bind import Binding, bind
 from oocdl.cluster import ClusterSession
 from oocdl.compile import Compiled
 from oocdl.config import Settings, make_settings
-from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
 from oocdl.graph.axes import Region
@@ -78,9 +77,7 @@ def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
     opened = inspect_onnx(model)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    # The engine is part of the process's base memory: it is loaded before that is measured.
-    get_engine(settings.engine)
-    return Job(opened, data, settings, binding, machine_for(settings, loaded=True))
+    return Job(opened, data, settings, binding, machine_for(settings))
 
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:

@@ -123,7 +123,7 @@ def _plan_options(engine: str) -> dict[str, Any]:
     return {"engine": engine, "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": parallel}
 
 
-def _small(capacity: int, settings: Any, loaded: bool) -> Any:
-    machine = machine_for(settings, loaded)
+def _small(capacity: int, settings: Any) -> Any:
+    machine = machine_for(settings)
     assert resident_bytes() < settings.memory_bytes
     return machine.__class__(machine.engine, machine.threads, machine.base_bytes, capacity)

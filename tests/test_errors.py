@@ -290,7 +290,7 @@ def test_an_impossible_budget_names_the_one_that_would_do(
     data = nets.write_data(tmp_path / "data.zarr", {"image": image, "logits": (image[:, 0] > 0).astype("u1")})
     plan = oocdl.plan(model, data, **QUICK)
     base = plan.machine.base_bytes
-    given = base + (1 << 18)
+    given = base + (1 << 14)
     text = refused(BudgetError, "layer|memory", lambda: oocdl.fit(model, data, **{**QUICK, "memory": given}))
     layer = re.search(r"layer '([^']+)'", text)
     assert layer and re.match(r"(grad/)?(down1|bottom|up1|head)", layer[1])
