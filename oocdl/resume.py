@@ -135,14 +135,10 @@ def _digest(body: Any) -> str:
 
 def _machine(engine: str) -> dict[str, str]:
     """What bits may depend on beyond the plan: the kind of processor, the engine's version."""
-    found = {"processor": platform.machine(), engine: "?"}
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found["processor"] = next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration, IndexError):
-        pass  # not Linux, or a processor without a name
+    cpuinfo = Path("/proc/cpuinfo")  # Linux only; not every processor has a name there
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = {"processor": next(iter(models), platform.machine()), engine: "?"}
     for package in (engine, f"{engine}-training"):
         try:
             found[engine] = metadata.version(package)
