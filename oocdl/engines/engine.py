@@ -17,8 +17,18 @@ from oocdl.errors import InputError
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
 
-Compiled = Callable[[Sequence[Array]], list[Array]]
-"""Arrays of ``Program.inputs`` in order -> arrays of ``Program.outputs`` in order."""
+
+class Compiled(Protocol):
+    """A program that can be run."""
+
+    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+        """Arrays of ``Program.inputs`` in order -> arrays of ``Program.outputs`` in order.
+
+        ``outs`` are C-contiguous arrays of the outputs' shapes and dtypes to put them into;
+        None: new ones.
+        """
+        ...
+
 
 
 class Engine(Protocol):
@@ -29,8 +39,8 @@ class Engine(Protocol):
     def compile(self, program: Program) -> Compiled:
         """A function that may be called from several threads at once.
 
-        It only reads its arguments, and returns new arrays that share no memory
-        with them. Programs of equal ``key`` are compiled once.
+        It only reads ``arrays``; results share no memory with them. Programs of equal
+        ``key`` are compiled once.
         """
         ...
 

@@ -108,6 +108,14 @@ def last_uses(program: Program) -> list[tuple[int, ...]]:
     return [tuple(slots) for slots in dying]
 
 
+def output_dtypes(program: Program) -> list[str]:
+    """The dtype of each output of a program."""
+    found = dict(zip(program.inputs, program.input_dtypes, strict=True))
+    for instruction in program.instructions:
+        found |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
+    return [found[item.slot] for item in program.outputs]
+
+
 def check_known(program: Program, known: frozenset[str], engine: str) -> None:
     """Refuse a program with operators that the engine has no kernel for, naming all of them."""
     missing = sorted({item.op for item in program.instructions} - known)

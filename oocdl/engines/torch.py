@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.engine import Cache, Compiled
-from oocdl.engines.operands import PAD_THEMSELVES, aligned, check_known, fill_of, last_uses, pads_of
+from oocdl.engines.operands import PAD_THEMSELVES, aligned, check_known, fill_of, last_uses, output_dtypes, pads_of
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_windows import pad
 from oocdl.graph.ir import Array
@@ -103,16 +103,10 @@ class _Step:
             slots.pop(slot)
 
 
-def _result(tensor: Tensor, operand: Operand, taken: set[int]) -> Array:
-    """An output that owns its memory, and no more memory than it needs."""
-    tensor = _crop(tensor, operand.crop).reshape(operand.shape)
-    storage = tensor.untyped_storage()
-    spare = storage.nbytes() > tensor.numel() * tensor.element_size()
-    if spare or storage.data_ptr() in taken or not tensor.is_contiguous():
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    taken.add(tensor.untyped_storage().data_ptr())
-    array: Array = tensor.numpy()
-    return array
+def _result(tensor: Tensor, operand: Operand, out: Array) -> Array:
+    """Put an output where it belongs."""
+    torch.from_numpy(out).copy_(_crop(tensor, operand.crop).reshape(operand.shape))
+    return out
 
 
 class TorchEngine:
@@ -131,18 +125,24 @@ class TorchEngine:
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(KERNELS), self.name)
         dying = last_uses(program)
+        dtypes = output_dtypes(program)
         steps = [_Step(*pair) for pair in zip(program.instructions, dying, strict=True)]
 
-        def call(arrays: Sequence[Array]) -> list[Array]:
+        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+            if outs is None:
+                outs = [np.empty(item.shape, dtype) for item, dtype in zip(program.outputs, dtypes, strict=True)]
             use_threads(self.threads_per_kernel)
             with torch.inference_mode():
-                given = [to_torch(np.asarray(array)) for array in arrays]
-                taken = {tensor.untyped_storage().data_ptr() for tensor in given}
-                slots = dict(zip(program.inputs, given, strict=True))
-                del given
+                slots = {
+                    slot: to_torch(np.asarray(array))
+                    for slot, array in zip(program.inputs, arrays, strict=True)
+                }
                 for step in steps:
                     step.run(slots)
-                return [_result(slots[item.slot], item, taken) for item in program.outputs]
+                return [
+                    _result(slots[item.slot], item, out)
+                    for item, out in zip(program.outputs, outs, strict=True)
+                ]
 
         return call
 
