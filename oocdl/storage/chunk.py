@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.axes import Region, region_shape, within
+from oocdl.storage.pool import footprint
 from oocdl.storage.spill import SpillFile
 
 Array = npt.NDArray[Any]
@@ -23,7 +24,7 @@ class Slot:
     """Where the bytes of one chunk are. Every field is guarded by the lock of its tier."""
 
     __slots__ = (
-        "array", "busy", "dropped", "dtype", "file", "nbytes", "pins", "readers", "shape", "uses",
+        "array", "busy", "dropped", "dtype", "file", "nbytes", "pins", "readers", "room", "shape", "uses",
     )  # fmt: skip
 
     def __init__(self, array: Array, uses: Uses) -> None:
@@ -32,6 +33,7 @@ class Slot:
         self.shape = array.shape
         self.dtype = array.dtype
         self.nbytes = array.nbytes
+        self.room = footprint(array.nbytes)  # what it takes in RAM
         self.uses = uses
         self.pins = 0  # reservations that need it in RAM
         self.readers = 0  # threads that copy from RAM now

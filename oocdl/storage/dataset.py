@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +41,9 @@ class Reader(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
 
+    @property
+    def chunks(self) -> tuple[int, ...]: ...
+
     def __getitem__(self, where: tuple[slice, ...], /) -> Any: ...
 
 
@@ -54,6 +58,21 @@ class DataArray:
     reader: Reader
     where: str
     """The dataset, for messages."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The shape of what is decoded together."""
+        return self.reader.chunks
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded bytes of one chunk."""
+        return prod(self.chunks) * self.itemsize
 
     def read(self, region: Region) -> Array:
         """``region`` as a new array in native byte order; only the chunks it touches are read.

@@ -1,7 +1,7 @@
-"""Plain file input and output: whole writes, boxes read from a file, fsync, what a mount is.
+"""Plain file input and output: whole writes, fsync, what a mount is.
 
-Nothing here knows about Zarr; everything copies straight between array memory
-and the file, so no hidden buffers have to be planned for (but ``BOUNCE`` a thread).
+Nothing here knows about Zarr; arrays are written straight from their memory, so no
+hidden buffers have to be planned for.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ from oocdl.graph.axes import Region, within
 
 Array = npt.NDArray[Any]
 
-BOUNCE = 256 * 1024
-"""Bytes of the one buffer a thread has for strips too small to be read one by one."""
-
-LONG = 16 * 1024
-"""Bytes of a run that is worth a system call of its own."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_local = threading.local()
 
 
 def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
@@ -107,84 +100,6 @@ def part_of(array: Array, inner: Region, outer: Region) -> Array:
     where: tuple[Any, ...] = (..., *within(inner, outer))
     view: Array = array[where]
     return view
-
-
-def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array) -> int:
-    """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
-
-    ``out`` may be strided. Runs that are contiguous in both are read in place; small
-    strips are read together through one fixed buffer. Returns the bytes read.
-
-    Raises StoreError if the file is missing or too short.
-    """
-    if out.size == 0:
-        return 0
-    strides = _strides(shape, out.dtype.itemsize)
-    start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return _read(handle, start, strides, out)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    steps = [itemsize] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        steps[axis] = steps[axis + 1] * shape[axis + 1]
-    return tuple(steps)
-
-
-def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
-    if out.flags.c_contiguous and _is_run(out.shape, strides, out.dtype.itemsize):
-        _fill(handle, start, as_bytes(out))
-        return out.nbytes
-    span: int = out.dtype.itemsize + sum(
-        (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
-    )
-    if span <= BOUNCE:
-        buffer = _bounce()
-        _fill(handle, start, buffer[:span])
-        out[...] = np.ndarray(out.shape, out.dtype, buffer=buffer.data, strides=strides)
-        return span
-    if out.shape[0] == 1:
-        return _read(handle, start, strides[1:], out.reshape(out.shape[1:]))
-    # Long rows are read one by one; of short ones as many as fill the buffer.
-    run = _is_run(out.shape[1:], strides[1:], out.dtype.itemsize) and out[0].nbytes >= LONG
-    group = 1 if run else max(1, BOUNCE // strides[0])
-    count = 0
-    for row in range(0, out.shape[0], group):
-        count += _read(handle, start + row * strides[0], strides, out[row : row + group])
-    return count
-
-
-def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether a box of ``shape`` is one run of bytes in the file."""
-    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and step != itemsize:
-            return False
-        itemsize *= extent
-    return True
-
-
-def _bounce() -> npt.NDArray[np.uint8]:
-    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "buffer", None)
-    if buffer is None:
-        buffer = _local.buffer = np.empty(BOUNCE, np.uint8)
-    return buffer
-
-
-def _fill(handle: int, start: int, target: npt.NDArray[np.uint8]) -> None:
-    view = target.data
-    done = 0
-    while done < len(view):
-        count = os.preadv(handle, [view[done:]], start + done)
-        if count == 0:
-            raise OSError(errno.EIO, "the file is shorter than it was written")
-        done += count
 
 
 def filesystem(path: Path) -> str:

@@ -34,6 +34,13 @@ class Hdf5Array:
         dtype: np.dtype[Any] = self.data.dtype
         return dtype
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """What is decoded together; of contiguous data a sample's row."""
+        if self.data.chunks is None:
+            return (1,) * (len(self.shape) - 1) + self.shape[-1:]
+        return tuple(int(extent) for extent in self.data.chunks)
+
     def __getitem__(self, where: tuple[slice, ...]) -> Any:
         with self.lock:
             return self.data[where]

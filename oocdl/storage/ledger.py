@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
 
 from oocdl.storage.chunk import Slot
@@ -39,6 +41,8 @@ class Ledger:
         self.leaving = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.position = -1
+        self._order: list[tuple[float, bool, int, Slot]] = []  # a heap; entries may be outdated
+        self._numbers = count()
 
     @property
     def free(self) -> int:
@@ -57,14 +61,15 @@ class Ledger:
     def enter(self, slot: Slot, from_reserved: bool = False, overflow: bool = False) -> None:
         """A chunk becomes resident, out of reserved bytes or out of free ones."""
         self.slots.add(slot)
-        self.count(slot.nbytes, -slot.nbytes if from_reserved else 0, overflow)
+        self.count(slot.room, -slot.room if from_reserved else 0, overflow)
+        self.offer(slot)
 
     def leave(self, slot: Slot) -> None:
         """A chunk is no longer resident."""
         if slot in self.slots:
             self.slots.discard(slot)
             slot.array = None
-            self.count(resident=-slot.nbytes)
+            self.count(resident=-slot.room)
 
     def evict(self, slot: Slot) -> None:
         """A chunk that the spill has leaves RAM."""
@@ -76,6 +81,30 @@ class Ledger:
         """Those of ``slots`` that are not resident."""
         return [slot for slot in slots if slot not in self.slots]
 
+    # --- what goes first -----------------------------------------------------------------
+
+    def offer(self, slot: Slot) -> None:
+        """Something has changed for a chunk (read, unpinned, written): look at it again."""
+        if slot.pins or slot.busy or slot not in self.slots:
+            return
+        # Furthest next use first; of equals the clean, which cost no writing.
+        heappush(self._order, (-self.next_use(slot), slot.file is None, next(self._numbers), slot))
+        if len(self._order) > 4 * len(self.slots) + 1000:
+            self._order = []
+            for item in self.slots:
+                self.offer(item)
+
+    def _victims(self) -> Iterator[Slot]:
+        """Chunks that nothing holds, in the order in which they are to go."""
+        while self._order:
+            use, dirty, _, slot = heappop(self._order)
+            if slot.pins or slot.busy or slot.readers or slot not in self.slots:
+                continue  # offered again when that ends
+            if (-self.next_use(slot), slot.file is None) != (use, dirty):
+                self.offer(slot)
+                continue
+            yield slot
+
     def make_room(self, need: int) -> list[Slot]:
         """Evict clean chunks, and choose dirty ones to write, until ``need`` bytes can be free.
 
@@ -85,20 +114,16 @@ class Ledger:
         short = need - self.free - self.leaving
         if short <= 0:
             return writes
-        victims = [slot for slot in self.slots if not (slot.pins or slot.busy)]
-        # Furthest next use first; of equals the clean, which cost no writing.
-        victims.sort(key=lambda slot: (self.next_use(slot), slot.file is not None))
-        while short > 0 and victims:
-            slot = victims.pop()
+        for slot in self._victims():
             if slot.file is None:
                 slot.busy = True
-                self.leaving += slot.nbytes
+                self.leaving += slot.room
                 writes.append(slot)
-            elif slot.readers:
-                continue  # its memory is not free before the reader has left
             else:
                 self.evict(slot)
-            short -= slot.nbytes
+            short -= slot.room
+            if short <= 0:
+                break
         return writes
 
     def next_use(self, slot: Slot) -> float:

@@ -10,19 +10,19 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-import numpy as np
-
 from oocdl.errors import OocdlError, StoreError
 from oocdl.storage.chunk import Slot
 from oocdl.storage.ledger import Ledger
+from oocdl.storage.pool import Pool
 from oocdl.storage.spill import SpillFile, SpillStore
 
 
 class Mover:
     """The threads of a tier, their queues, the line of waiters, and the error that stops all."""
 
-    def __init__(self, books: Ledger, spill: SpillStore, io_threads: int) -> None:
+    def __init__(self, books: Ledger, pool: Pool, spill: SpillStore, io_threads: int) -> None:
         self.books = books
+        self.pool = pool
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
         self.waiting: deque[object] = deque()
@@ -134,7 +134,7 @@ class Mover:
                 error = failure
         del array
         with self.changed:
-            self.books.leaving -= slot.nbytes
+            self.books.leaving -= slot.room
             if file is not None:
                 slot.file = file
                 self.books.written_bytes += slot.nbytes
@@ -150,7 +150,7 @@ class Mover:
         file = slot.file
         if file is not None and not slot.dropped and not self._closed:
             try:
-                array = np.empty(slot.shape, slot.dtype)
+                array = self.pool.empty(slot.shape, slot.dtype)
                 count = self.spill.read(file, tuple((0, extent) for extent in slot.shape), array)
             except Exception as failure:  # raised by the reserve() that waits for it
                 array, error = None, failure
@@ -165,6 +165,7 @@ class Mover:
 
     def _finish(self, slot: Slot, error: Exception | None) -> None:
         slot.busy = False
+        self.books.offer(slot)
         if error is not None and self.error is None:
             if not isinstance(error, OocdlError):
                 error = StoreError(f"spilling failed: {error!r}")

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import socket
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -21,9 +22,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import StoreError
+from oocdl.errors import ResourceError, StoreError
 from oocdl.graph.axes import Region
-from oocdl.storage.files import filesystem, io_error, read_box, write_array
+from oocdl.storage.direct import direct_flag, read_box, write_array
+from oocdl.storage.files import filesystem, io_error
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -38,6 +40,7 @@ class SpillFile:
     folder: Path
     data: Path
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 class SpillStore:
@@ -60,39 +63,68 @@ class SpillStore:
                 self.folder.mkdir()
                 self._lock: IO[str] | None = (self.folder / "lock").open("w")
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flag = direct_flag(self.folder)
         except OSError as error:
             raise StoreError(
                 f"cannot use {root} for spilling: {error.strerror or error}; choose another folder"
             ) from error
         self._names = count()
+        self._free: dict[tuple[tuple[int, ...], np.dtype[Any]], list[SpillFile]] = {}
+        self._gate = threading.Lock()
 
     def write(self, array: Array) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
 
         Raises ResourceError if the disk is full; then nothing is left behind.
         """
+        try:
+            return self._write(array)
+        except ResourceError:
+            if not self._drop_free():
+                raise
+            return self._write(array)
+
+    def _write(self, array: Array) -> SpillFile:
+        file = self._take(array.shape, array.dtype)
+        try:
+            write_array(file.data, array, self._flag)
+        except BaseException:
+            shutil.rmtree(file.folder, ignore_errors=True)
+            raise
+        return file
+
+    def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SpillFile:
+        """A file to write over: steps are alike, so the blocks of the last one are there already."""
+        with self._gate:
+            free = self._free.get((shape, dtype))
+            if free:
+                return free.pop()
         folder = self.folder / f"s{next(self._names):08d}"
-        data = folder / chunk_key((0,) * array.ndim)
         try:
             folder.mkdir()
-            (folder / "zarr.json").write_text(_metadata(array.shape, array.dtype))
+            (folder / "zarr.json").write_text(_metadata(shape, dtype))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise io_error(error, folder, array.nbytes) from error
-        try:
-            write_array(data, array)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return SpillFile(folder, data, array.shape)
+            raise io_error(error, folder, 0) from error
+        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype)
+
+    def _drop_free(self) -> bool:
+        """Delete the files kept for use; whether there were any."""
+        with self._gate:
+            free, self._free = self._free, {}
+        for files in free.values():
+            for file in files:
+                shutil.rmtree(file.folder, ignore_errors=True)
+        return bool(free)
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read."""
-        return read_box(file.data, file.shape, box, out)
+        return read_box(file.data, file.shape, box, out, self._flag)
 
     def remove(self, file: SpillFile) -> None:
-        """Delete a spilled chunk; it is no error if it is gone."""
-        shutil.rmtree(file.folder, ignore_errors=True)
+        """The chunk is gone; its file is kept for the next of its shape."""
+        with self._gate:
+            self._free.setdefault((file.shape, file.dtype), []).append(file)
 
     def close(self) -> None:
         """Delete everything. May be called twice."""

@@ -15,13 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from oocdl.errors import BudgetError
 from oocdl.graph.axes import Region
 from oocdl.storage.chunk import Array, Chunk, Slot, Uses, set_home
 from oocdl.storage.ledger import Ledger, TierStats
 from oocdl.storage.mover import Mover
+from oocdl.storage.pool import Pool, footprint
 from oocdl.storage.spill import SpillStore
+
+IO_THREADS = 2
+"""Threads that write to the spill, and read ahead."""
 
 _current: Tier | None = None
 
@@ -35,11 +40,15 @@ class Reservation:
         self.left = nbytes
         """Bytes not yet turned into chunks."""
 
-    def put(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
-        """Turn ``array.nbytes`` of the reservation into a chunk that the tier owns.
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large."""
+        return self._tier._pool.empty(shape, dtype)
 
-        The array is taken over, not copied: it must be C-contiguous and must not change
-        any more. Raises BudgetError if so much is not left.
+    def put(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
+        """Turn ``footprint(array.nbytes)`` of the reservation into a chunk that the tier owns.
+
+        The array is taken over, not copied: it must be C-contiguous (best one of ``empty``)
+        and must not change any more. Raises BudgetError if so much is not left.
         """
         return self._tier._put(self, array, region, uses)
 
@@ -68,16 +77,22 @@ class Tier:
     >>> folder.cleanup()
     """
 
-    def __init__(self, capacity_bytes: int, spill: SpillStore, io_threads: int = 2) -> None:
+    def __init__(self, capacity_bytes: int, spill: SpillStore, io_threads: int = IO_THREADS) -> None:
         self._spill = spill
         self._books = Ledger(capacity_bytes)
-        self._mover = Mover(self._books, spill, io_threads)
+        self._pool = Pool(capacity_bytes)
+        self._mover = Mover(self._books, self._pool, spill, io_threads)
         self._changed = self._mover.changed
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that chunks and reservations may have together."""
         return self._books.capacity
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that is mapped for chunks and for what ``Reservation.empty`` lends."""
+        return self._pool.mapped_bytes
 
     @property
     def stats(self) -> TierStats:
@@ -94,7 +109,7 @@ class Tier:
         if it could never fit, StoreError or ResourceError if the spill has failed.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
-        need = nbytes + sum(pin.nbytes for pin in unique)
+        need = nbytes + sum(pin.slot.room for pin in unique)
         if need > self.capacity_bytes:
             raise BudgetError(
                 f"a unit needs {need} bytes of memory at once, the tier has "
@@ -135,13 +150,14 @@ class Tier:
         """Load spilled chunks in the background, while there is room that nobody waits for."""
         with self._changed:
             for slot in self._books.absent(item.slot for item in chunks if item.home is self):
-                if self._mover.waiting or self._mover.error or slot.nbytes > self._books.free:
+                if self._mover.waiting or self._mover.error or slot.room > self._books.free:
                     return
                 self._mover.start(self._mover.load, slot, enter=True)
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
         self._mover.close()
+        self._pool.clear()
 
     def __enter__(self) -> Tier:
         return self
@@ -163,6 +179,7 @@ class Tier:
                 del array  # before it can be counted as free
                 with self._changed:
                     slot.readers -= 1
+                    self._books.offer(slot)
                     self._mover.settle()
             return
         assert file is not None, "a chunk is neither in RAM nor in the spill"
@@ -184,9 +201,10 @@ class Tier:
     def _put(self, held: Reservation, array: Array, region: Region, uses: Uses) -> Chunk:
         made = Chunk(self, Slot(_checked(array), uses), region)
         with self._changed:
-            if array.nbytes > held.left:
-                raise BudgetError(f"put of {array.nbytes} bytes, {held.left} are left reserved")
-            held.left -= array.nbytes
+            room = footprint(array.nbytes)
+            if room > held.left:
+                raise BudgetError(f"put of {room} bytes, {held.left} are left reserved")
+            held.left -= room
             self._books.enter(made.slot, from_reserved=True)
             self._mover.settle()
         return made
@@ -195,6 +213,7 @@ class Tier:
         with self._changed:
             for pin in pins:
                 pin.slot.pins -= 1
+                self._books.offer(pin.slot)
             self._books.count(reserved=-held.left)
             held.left = 0
             self._mover.settle()
@@ -216,7 +235,7 @@ class Tier:
             while True:
                 self._mover.bury()
                 absent = self._books.absent(slots)
-                need = nbytes + sum(slot.nbytes for slot in absent)
+                need = nbytes + sum(slot.room for slot in absent)
                 self._mover.make_room(need)
                 if need <= self._books.free:
                     break
@@ -229,6 +248,7 @@ class Tier:
         except BaseException:
             for slot in pinned:
                 slot.pins -= 1
+                self._books.offer(slot)
             raise
         finally:
             self._mover.waiting.remove(ticket)

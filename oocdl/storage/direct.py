@@ -1,0 +1,189 @@
+"""Chunks to and from a disk past the page cache.
+
+A budget that is a promise leaves no memory for a page cache: the kernel would have to
+find, for each page written or read, another to drop. Direct input and output moves
+whole pages between the disk and an array's own memory instead (here 2.6 GB/s read
+against 1.0 to 2.1, and no copying). It wants offsets, lengths and addresses that are
+multiples of a page; what is not goes through one buffer of ``BOUNCE_BYTES`` a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.errors import StoreError
+from oocdl.graph.axes import Region
+from oocdl.storage.files import as_bytes, io_error
+from oocdl.storage.pool import PAGE_BYTES
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+BOUNCE_BYTES = 1 << 20
+LONG_BYTES = 64 << 10
+"""Bytes of a run that is worth a system call of its own."""
+MOST_BYTES = 64 << 20
+"""Of one system call."""
+_local = threading.local()
+
+
+def direct_flag(folder: Path) -> int:
+    """The flag that opens files of ``folder`` past the page cache; 0 where that is not to be had."""
+    flag = getattr(os, "O_DIRECT", 0)
+    probe = folder / "probe"
+    try:
+        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o600)
+        try:
+            os.pwrite(handle, _bounce()[:PAGE_BYTES].data, 0)
+        finally:
+            os.close(handle)
+        return flag
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            return 0
+        raise io_error(error, folder, PAGE_BYTES) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def write_array(path: Path, array: Array, flag: int) -> None:
+    """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
+
+    Raises ResourceError if the disk is full, StoreError for any other failure.
+    """
+    view = as_bytes(array)
+    whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o644)
+        try:
+            _write(handle, 0, view[:whole])
+            bounce = _bounce()
+            for start in range(whole, view.size, BOUNCE_BYTES):
+                part = view[start : start + BOUNCE_BYTES]
+                bounce[: part.size] = part
+                _write(handle, start, bounce[: -(-part.size // PAGE_BYTES) * PAGE_BYTES])
+            if view.size % PAGE_BYTES:
+                os.ftruncate(handle, view.size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise io_error(error, path, array.nbytes) from error
+
+
+def _write(handle: int, start: int, view: Bytes) -> None:
+    done = 0
+    while done < view.size:
+        count = os.pwrite(handle, view[done : done + MOST_BYTES].data, start + done)
+        # What the disk took in part is written again from the last full page.
+        done += count if done + count == view.size else count // PAGE_BYTES * PAGE_BYTES
+        if count < PAGE_BYTES and done < view.size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int) -> int:
+    """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
+
+    ``out`` may be strided. Runs that are contiguous in both are read in place; small
+    strips are read together through one fixed buffer. Returns the bytes read.
+
+    Raises StoreError if the file is missing or too short.
+    """
+    if out.size == 0:
+        return 0
+    strides = _strides(shape, out.dtype.itemsize)
+    start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+        try:
+            return _read(handle, start, strides, out)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    steps = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        steps[axis] = steps[axis + 1] * shape[axis + 1]
+    return tuple(steps)
+
+
+def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
+    if out.flags.c_contiguous and _is_run(out.shape, strides, out.dtype.itemsize):
+        _fill(handle, start, as_bytes(out))
+        return out.nbytes
+    span: int = out.dtype.itemsize + sum(
+        (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
+    )
+    if span <= BOUNCE_BYTES - 2 * PAGE_BYTES:
+        found = _through_bounce(handle, start, span)
+        out[...] = np.ndarray(out.shape, out.dtype, buffer=found.data, strides=strides)
+        return span
+    if out.shape[0] == 1:
+        return _read(handle, start, strides[1:], out.reshape(out.shape[1:]))
+    # Long rows are read one by one; of short ones as many as fill the buffer.
+    run = _is_run(out.shape[1:], strides[1:], out.dtype.itemsize) and out[0].nbytes >= LONG_BYTES
+    group = 1 if run else max(1, (BOUNCE_BYTES - 2 * PAGE_BYTES) // strides[0])
+    count = 0
+    for row in range(0, out.shape[0], group):
+        count += _read(handle, start + row * strides[0], strides, out[row : row + group])
+    return count
+
+
+def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether a box of ``shape`` is one run of bytes in the file."""
+    for extent, step in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and step != itemsize:
+            return False
+        itemsize *= extent
+    return True
+
+
+def _fill(handle: int, start: int, target: Bytes) -> None:
+    """Read ``target.size`` bytes from ``start`` on."""
+    done = 0
+    if start % PAGE_BYTES == 0 and _aligned(target):
+        whole = target.size // PAGE_BYTES * PAGE_BYTES
+        while done < whole:
+            count = os.preadv(handle, [target[done : min(whole, done + MOST_BYTES)].data], start + done)
+            if count % PAGE_BYTES or count == 0:
+                raise OSError(errno.EIO, "the file is shorter than it was written")
+            done += count
+    step = BOUNCE_BYTES - 2 * PAGE_BYTES
+    while done < target.size:
+        part = target[done : done + step]
+        part[:] = _through_bounce(handle, start + done, part.size)
+        done += part.size
+
+
+def _through_bounce(handle: int, start: int, size: int) -> Bytes:
+    """The bytes from ``start`` on, in this thread's buffer: good until its next use."""
+    before = start % PAGE_BYTES
+    wanted = -(-(before + size) // PAGE_BYTES) * PAGE_BYTES
+    bounce, done = _bounce(), 0
+    while done < before + size:
+        count = os.preadv(handle, [bounce[done:wanted].data], start - before + done)
+        done += count
+        if count == 0 or (done % PAGE_BYTES and done < before + size):
+            raise OSError(errno.EIO, "the file is shorter than it was written")
+    return bounce[before : before + size]
+
+
+def _aligned(view: Bytes) -> bool:
+    return int(view.__array_interface__["data"][0]) % PAGE_BYTES == 0
+
+
+def _bounce() -> Bytes:
+    buffer: Bytes | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)
+    return buffer
