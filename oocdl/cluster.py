@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,9 @@ from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, place
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
-from oocdl.machine import give_back_freed_memory
-from oocdl.planning import machine_for
+from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
+from oocdl.machine import cores
+from oocdl.planning import Needs, machine_for, needs_of
 from oocdl.session import Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
 from oocdl.storage.chunk import Chunk, home
@@ -51,6 +51,7 @@ class Setup:
     feeds: Mapping[str, Mapping[str, str]]
     dataset: DatasetSpec
     settings: Settings
+    needs: Needs
 
 
 class WorkerSetup(WorkerPlugin):
@@ -62,13 +63,16 @@ class WorkerSetup(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         known = self.run_setup
-        give_back_freed_memory()
+        use_one_heap()
+        dataset = open_dataset(known.dataset)
         engine = get_engine(known.settings.engine)
-        machine = machine_for(known.settings)
+        machine = machine_for(known.settings, dataset)
+        share = machine.share(known.needs)
         folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"
-        self.tier = Tier(machine.capacity_bytes, SpillStore(folder / str(worker.name)))
+        self.tier = Tier(share.tier_bytes, SpillStore(folder / str(worker.name)))
+        keep_freed_memory()
         use(self.tier)
-        arrays = open_dataset(known.dataset).arrays
+        arrays = dataset.arrays
         scale = known.settings.scale or {}
         sources = {
             name: Sources(
@@ -77,13 +81,15 @@ class WorkerSetup(WorkerPlugin):
             )
             for name, feeds in known.feeds.items()
         }
-        slots = Semaphore(worker.state.nthreads)
-        execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, slots))
+        slots = min(worker.state.nthreads, share.slots)
+        heap = Heap(slots, share.heap_bytes, lambda: self.tier.mapped_bytes)
+        execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, heap))
 
     def teardown(self, worker: Worker) -> None:
         execute.forget(self.run_setup.run_id)
         use(None)
         self.tier.close()
+        give_back_freed_memory()
 
 
 def _moved(run_id: str) -> tuple[int, int, int, int, int]:
@@ -126,6 +132,7 @@ class ClusterSession:
             {name: dict(c.feeds) for name, c in self.compiled.items()},
             self.dataset.spec(),
             self.settings,
+            needs_of((c.plan for c in self.compiled.values()), self.settings.threads or cores()),
         )
         self.plugin = WorkerSetup(setup)
         self.client.register_plugin(self.plugin)

@@ -20,6 +20,7 @@ from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
+from oocdl.heap import Heap
 from oocdl.sources import Sources, StepInfo
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.tier import Reservation, Tier
@@ -36,8 +37,8 @@ class Context:
     sources: Mapping[str, Sources]
     engine: Engine
     tier: Tier
-    slots: threading.Semaphore
-    """As many as compute threads."""
+    heap: Heap
+    """Where programs run."""
     deliver: Callable[[str, str, Region, Array, StepInfo], None] | None = None
     """(plan id, value, region, array, step): called with every made value in ``watched``."""
     watched: frozenset[str] = frozenset()
@@ -83,15 +84,19 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     assert isinstance(call, UnitCall)
     pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
     context.tier.advance(call.position)
-    needed = max(call.peak_bytes - sum(chunk.nbytes for chunk in pins), 0)
+    needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
     with context.tier.reserve(needed, pins) as held:
-        arrays = [_gather(context, plan_id, read, info, chunks) for read in call.reads]
-        with context.slots:
-            results = program(arrays)
+        arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
+        results = [
+            held.empty(region_shape(region), dtype)
+            for (_, region), dtype in zip(call.unit.makes, call.dtypes, strict=True)
+        ]
+        with context.heap.program(call.work_bytes):
+            program(arrays, results)
         context.moved.add(sum(a.nbytes for a in arrays), sum(r.nbytes for r in results))
         del arrays
-        _add_lanes(call, results, chunks)
+        _add_lanes(held, call, results, chunks)
         if context.deliver is not None:
             for (name, region), array in zip(call.unit.makes, results, strict=True):
                 if name in context.watched:
@@ -106,20 +111,28 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
     call = context.step_graphs[plan_id].calls[number]
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
-    with context.tier.reserve(call.peak_bytes) as held:
+    with context.tier.reserve(call.buffer_bytes) as held:
         width = len(call.values)
-        total, count = [chunk.copy() for chunk in chunks[:width]], call.counts[0]
+        total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
         for lane, elements in enumerate(call.counts[1:], 1):
-            arrays = [chunk.copy() for chunk in chunks[lane * width : (lane + 1) * width]]
+            arrays = [_copy(held, chunk) for chunk in chunks[lane * width : (lane + 1) * width]]
             combine(call.combine, total, count, arrays, elements)
             count += elements
         if context.deliver is not None:
             for name, array in zip(call.values, total, strict=True):
                 if name in context.watched:
                     context.deliver(plan_id, name, call.region, array, info)
+        del arrays
         makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses)
     return made[0] if len(made) == 1 else made
+
+
+def _copy(held: Reservation, chunk: Chunk) -> Array:
+    """All of a chunk, in reserved memory."""
+    out = held.empty(chunk.shape, chunk.dtype)
+    chunk.read(chunk.region, out)
+    return out
 
 
 def run_strip(region: Region, chunk: Chunk) -> Chunk:
@@ -150,7 +163,7 @@ def combine(how: str, total: list[Array], count: int, other: Sequence[Array], el
         total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)
 
 
-def _add_lanes(call: UnitCall, results: list[Array], chunks: Sequence[Chunk]) -> None:
+def _add_lanes(held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]) -> None:
     """Add what the lane has so far to the unit's own partial results."""
     done: set[int] = set()
     for index, lane in enumerate(call.lanes):
@@ -168,7 +181,7 @@ def _add_lanes(call: UnitCall, results: list[Array], chunks: Sequence[Chunk]) ->
             position = call.lanes[member]
             assert position is not None
             region = call.unit.makes[member][1]
-            buffer = np.empty(region_shape(region), results[member].dtype)
+            buffer = held.empty(region_shape(region), results[member].dtype)
             chunks[position[0]].read(region, buffer)
             before.append(buffer)
         combine(how, before, lane[1], own, call.unit.counts[index])
@@ -185,13 +198,15 @@ def _is_exact(read: Read, chunks: Sequence[Chunk]) -> bool:
     return len(read.chunks) == 1 and chunks[read.chunks[0][0]].region == read.region
 
 
-def _gather(context: Context, plan_id: str, read: Read, info: StepInfo, chunks: Sequence[Chunk]) -> Array:
+def _gather(
+    context: Context, held: Reservation, plan_id: str, read: Read, info: StepInfo, chunks: Sequence[Chunk]
+) -> Array:
     """One input of a program as one array."""
-    if not read.chunks:
-        return context.sources[plan_id].read(read.value, read.region, info)
-    if _is_exact(read, chunks):
+    if read.chunks and _is_exact(read, chunks):
         return chunks[read.chunks[0][0]].array()
-    out = np.empty(region_shape(read.region), chunks[read.chunks[0][0]].dtype)
+    out = held.empty(region_shape(read.region), read.dtype)
+    if not read.chunks:
+        context.sources[plan_id].read(read.value, read.region, info, out)
     for number, part in read.chunks:
         if not is_empty(part):
             chunks[number].read(part, out[within(part, read.region)])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's ``mallopt``."""
-BLOCK_BYTES = 512 << 10
-"""Blocks from this size on go back to the system as soon as they are freed."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHARE = 0.7
 """Of what may be used, the part that is taken by default."""
 
@@ -58,24 +54,11 @@ def _cgroup_limits() -> list[int]:
     return found
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def give_back_freed_memory() -> None:
-    """Have the C library return large freed blocks to the system at once (glibc; elsewhere nothing to do).
-
-    By default it keeps ever larger blocks for itself (``mallopt``(3), M_MMAP_THRESHOLD): a U-Net under a
-    budget of 700 MiB grew to 980 MiB of resident memory, with this it stays at 460, and is not slower.
-    Applies to the whole process.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES)
-        library.mallopt(M_TRIM_THRESHOLD, 16 * BLOCK_BYTES)
-        library.malloc_trim(0)
+def anonymous_bytes() -> int:
+    """Memory of this process now that is its own: resident, without mapped files."""
+    with Path("/proc/self/statm").open("rb", buffering=0) as file:
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * _PAGE_BYTES
 
 
 def cores() -> int:

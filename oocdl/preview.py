@@ -15,7 +15,7 @@ from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.graph.plan import LayerPlan
 from oocdl.ops.optimizers import scalars
-from oocdl.planning import Machine
+from oocdl.planning import Machine, needs_of
 from oocdl.session import step_delayed
 from oocdl.sources import StepInfo
 from oocdl.storage.dataset import Dataset
@@ -46,10 +46,10 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of the process: base, and everything the tier may hold."""
-        units = self.compiled.plan.peak_unit_bytes * (self.machine.threads + 1)
-        stored = sum(layer.written_bytes for layer in self.layers) + self.weight_bytes
-        return self.machine.base_bytes + min(self.machine.capacity_bytes, units + stored)
+        """Predicted peak of the process: base, running programs, and what the tier may hold."""
+        kinds = [self.compiled, *([self.ragged] if self.ragged else [])]
+        share = self.machine.share(needs_of((kind.plan for kind in kinds), self.machine.threads))
+        return self.machine.base_bytes + share.heap_bytes + share.tier_bytes
 
     @property
     def weight_bytes(self) -> int:

@@ -20,6 +20,7 @@ from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.graph.write_onnx import export_onnx
+from oocdl.heap import use_one_heap
 from oocdl.ops import RULES
 from oocdl.planning import Machine, machine_for
 from oocdl.session import Session
@@ -229,12 +230,13 @@ class _Inference:
         changes |= {} if inputs is None else {"inputs": checked.inputs}
         changes |= {} if target_map is None else {"targets": checked.targets}
         changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
+        use_one_heap()
         self.run_, self.settings = run, replace(stored, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
-        self.machine: Machine = machine_for(self.settings)
+        self.machine: Machine = machine_for(self.settings, self.dataset)
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings)

@@ -6,7 +6,6 @@ same tasks on the same plan, so they make the same bits.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
-from oocdl.machine import give_back_freed_memory
-from oocdl.planning import Machine
+from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory
+from oocdl.planning import Machine, needs_of
 from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
 from oocdl.storage.chunk import Chunk
@@ -51,7 +50,7 @@ class Moved:
     written_bytes: int
     """Written to the spill."""
     peak_bytes: int
-    """Counted peak of the process so far: base and tier."""
+    """Counted peak of the process so far: base, running programs and tier."""
 
 
 @dataclass(eq=False)
@@ -72,8 +71,10 @@ class Session:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __enter__(self) -> Session:
-        self.tier = Tier(self.machine.capacity_bytes, SpillStore(self.spill))
-        give_back_freed_memory()
+        plans = [compiled.plan for compiled in self.compiled.values()]
+        self.share = self.machine.share(needs_of(plans, self.machine.threads))
+        self.tier = Tier(self.share.tier_bytes, SpillStore(self.spill))
+        keep_freed_memory()
         self.before = current()
         use(self.tier)
         self.context = execute.Context(
@@ -81,7 +82,7 @@ class Session:
             {name: self._sources(compiled) for name, compiled in self.compiled.items()},
             get_engine(self.machine.engine),
             self.tier,
-            threading.Semaphore(self.machine.threads),
+            Heap(self.share.slots, self.share.heap_bytes, lambda: self.tier.mapped_bytes),
             self.deliver,
             self.watched,
         )
@@ -93,6 +94,7 @@ class Session:
         execute.forget(self.run_id)
         use(self.before)
         self.tier.close()
+        give_back_freed_memory()
 
     def _sources(self, compiled: Compiled) -> Sources:
         feeds: dict[str, Feed] = {}
@@ -133,7 +135,7 @@ class Session:
             moved.made_bytes,
             stats.read_bytes,
             stats.written_bytes,
-            self.machine.base_bytes + stats.peak_bytes,
+            self.machine.base_bytes + self.share.heap_bytes + stats.peak_bytes,
         )
 
 

@@ -8,7 +8,8 @@ threads or workers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -16,9 +17,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oocdl.graph.axes import Region, region_shape
+from oocdl.graph.axes import Region, region_shape, within
 from oocdl.graph.factorize import Factored, Factors
 from oocdl.graph.ir import Array, Role, Shape
+
+BLOCK_BYTES = 1 << 20
+"""What is read or generated at once, where chunks are not larger."""
+
+
+_decoding = threading.Lock()
+"""One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
 
 
 class Reader(Protocol):
@@ -26,6 +34,14 @@ class Reader(Protocol):
 
     @property
     def shape(self) -> Shape: ...
+
+    @property
+    def chunks(self) -> Shape:
+        """What is decoded together."""
+        ...
+
+    @property
+    def itemsize(self) -> int: ...
 
     def read(self, region: Region) -> Array: ...
 
@@ -47,7 +63,6 @@ class Feed:
 
     reader: Reader
     scale: float | None = None
-    shift: float = 0.0
 
 
 def own_regions(factors: Factors, region: Region) -> list[tuple[Region, tuple[slice, ...]]]:
@@ -97,32 +112,65 @@ class Sources:
     def __init__(self, factored: Factored, feeds: Mapping[str, Feed]) -> None:
         self.factored, self.feeds = factored, feeds
 
-    def read(self, name: str, region: Region, info: StepInfo) -> Array:
-        """The array of a region of value ``name``, in its stored shape and its dtype."""
+    def read(self, name: str, region: Region, info: StepInfo, out: Array) -> None:
+        """Put a region of value ``name``, in its stored shape, into ``out``."""
         value = self.factored.graph.values[name]
         if value.role is Role.SCALAR:
-            return np.full(region_shape(region), info.scalars[name], value.dtype)
-        if value.role is Role.CONSTANT:
+            out[...] = info.scalars[name]
+        elif value.role is Role.CONSTANT:
             stored = self.factored.graph.constants[name].reshape(self.factored.shapes[name])
-            return np.array(stored[tuple(slice(a, b) for a, b in region)], order="C")
-        if value.role is Role.RANDOM:
-            return uniform(info.seed, info.step, name, self.factored.shapes[name], region, value.dtype)
-        out = np.empty(region_shape(region), value.dtype)
-        for box, place in own_regions(self.factored.factors[name], region):
-            out[place] = self._rows(name, box, info, value.dtype).reshape(out[place].shape)
-        return out
+            out[...] = stored[tuple(slice(a, b) for a, b in region)]
+        elif value.role is Role.RANDOM:
+            shape = self.factored.shapes[name]
+            # The integers behind them take several times the memory of the numbers.
+            for block in _blocks(region, (1,) * len(shape), 8):
+                out[within(block, region)] = uniform(info.seed, info.step, name, shape, block, value.dtype)
+        else:
+            for box, place in own_regions(self.factored.factors[name], region):
+                where: tuple[Any, ...] = (..., *place)  # a view for rank 0, too
+                self._rows(name, box, info, out[where])
 
-    def _rows(self, name: str, box: Region, info: StepInfo, dtype: str) -> Array:
+    def _rows(self, name: str, box: Region, info: StepInfo, out: Array) -> None:
         """A box of a batch, sample by sample: the rows of a batch may lie anywhere."""
         feed, rank = self.feeds[name], len(self.factored.graph.values[name].shape)
         squeeze = len(feed.reader.shape) == rank - 1
         inner = box[2:] if squeeze else box[1:]
-        rows = [feed.reader.read(((i, i + 1), *inner)) for i in info.indices[box[0][0] : box[0][1]]]
-        array = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        array = array.astype(dtype, copy=False)
-        if feed.scale is not None or feed.shift:
-            array = array * np.asarray(feed.scale or 1.0, dtype) + np.asarray(feed.shift, dtype)
-        return array
+        samples = info.indices[box[0][0] : box[0][1]]
+        # A region of stored factors has the elements of its box in the same order.
+        rows = out.reshape((len(samples), *region_shape(inner)))
+        for number, sample in enumerate(samples):
+            for block in _blocks(inner, feed.reader.chunks[1:], feed.reader.itemsize):
+                with _decoding:
+                    found = feed.reader.read(((sample, sample + 1), *block))[0]
+                part: tuple[Any, ...] = (number, *within(block, inner))
+                if feed.scale is None:
+                    rows[part] = found
+                else:
+                    rows[part] = found.astype(rows.dtype, copy=False) * np.asarray(feed.scale, rows.dtype)
+        if not np.shares_memory(rows, out):  # pieces that do not lie side by side
+            out[...] = rows.reshape(out.shape)
+
+
+def _blocks(box: Region, chunks: Shape, itemsize: int) -> Iterator[Region]:
+    """Parts of ``box`` that end where chunks do, each of about ``BLOCK_BYTES`` or one chunk.
+
+    What a reader decodes at once is memory that nobody has reserved.
+    """
+    steps, left = list(chunks), BLOCK_BYTES // max(itemsize * prod(chunks), 1)
+    for axis in reversed(range(len(steps))):
+        extent = box[axis][1] - box[axis][0]
+        times = max(min(left, -(-extent // max(steps[axis], 1))), 1)
+        steps[axis] *= times
+        left //= times
+    starts = [
+        [low, *range((low // step + 1) * step, high, step)]
+        for (low, high), step in zip(box, steps, strict=True)
+    ]
+    for corner in product(*starts):
+        yield tuple(
+            (low, min((low // step + 1) * step, high))
+            for low, step, (_, high) in zip(corner, steps, box, strict=True)
+        )
 
 
 def uniform(seed: int, step: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:

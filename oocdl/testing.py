@@ -7,7 +7,6 @@ can check it with one call, as the tests of oocdl do.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from oocdl.graph.ir import Array, Graph, Role, Shape
 from oocdl.graph.plan import Limits, StepPlan, plan_step
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import expand_step, versioned_pieces
+from oocdl.heap import Heap
 from oocdl.schedule import get
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
 from oocdl.storage.chunk import Chunk
@@ -42,6 +42,14 @@ class ArrayReader:
     @property
     def shape(self) -> Shape:
         return self.data.shape
+
+    @property
+    def chunks(self) -> Shape:
+        return (1, *self.data.shape[1:])
+
+    @property
+    def itemsize(self) -> int:
+        return self.data.itemsize
 
     def read(self, region: Region) -> Array:
         return self.data[tuple(slice(a, b) for a, b in region)]
@@ -113,7 +121,7 @@ def run_graph(
             {"main": Sources(factored, feeds)},
             get_engine(engine),
             tier,
-            threading.Semaphore(workers),
+            Heap(workers, 1 << 40, lambda: tier.mapped_bytes),
         )
         execute.register("test", context)
         inputs: dict[Any, Any] = {

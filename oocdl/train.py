@@ -26,6 +26,7 @@ from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
+from oocdl.heap import use_one_heap
 from oocdl.ops.optimizers import scalars
 from oocdl.planning import Machine, compile_within, machine_for
 from oocdl.preview import Plan
@@ -74,10 +75,11 @@ class Job:
 
 def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
     settings = make_settings(**options)
+    use_one_heap()
     opened = inspect_onnx(model)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    return Job(opened, data, settings, binding, machine_for(settings))
+    return Job(opened, data, settings, binding, machine_for(settings, data))
 
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:

@@ -24,6 +24,7 @@ ROOMS = (
     "errors",
     "events",
     "machine",
+    "heap",
     "graph",
     "ops",
     "losses",
@@ -54,7 +55,7 @@ ROOMS = (
 )
 
 ONLY = {
-    "storage": {"errors", "graph.axes"},
+    "storage": {"errors", "graph.axes", "graph.memory"},
     "graph": {"errors"},
     "ops": {"errors", "graph"},
     "engines": {"errors", "graph"},

@@ -16,7 +16,8 @@ import zarr
 
 import oocdl
 from oocdl import schedule
-from oocdl.planning import machine_for, resident_bytes
+from oocdl.machine import anonymous_bytes
+from oocdl.planning import machine_for
 from tests.models import ResNet, UNet3d, export
 
 MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
@@ -123,7 +124,9 @@ def _plan_options(engine: str) -> dict[str, Any]:
     return {"engine": engine, "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": parallel}
 
 
-def _small(capacity: int, settings: Any) -> Any:
-    machine = machine_for(settings)
-    assert resident_bytes() < settings.memory_bytes
-    return machine.__class__(machine.engine, machine.threads, machine.base_bytes, capacity)
+def _small(capacity: int, settings: Any, dataset: Any) -> Any:
+    machine = machine_for(settings, dataset)
+    assert anonymous_bytes() < settings.memory_bytes
+    return machine.__class__(
+        machine.engine, machine.threads, machine.base_bytes, capacity, machine.reserved_bytes
+    )

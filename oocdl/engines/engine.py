@@ -30,7 +30,6 @@ class Compiled(Protocol):
         ...
 
 
-
 class Engine(Protocol):
     """Runs programs. One instance serves every thread of a process."""
 

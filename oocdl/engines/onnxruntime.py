@@ -80,7 +80,9 @@ class OnnxRuntimeEngine:
             for name, array in zip(names, held, strict=True):
                 if name in known:
                     binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            results = list(outs) if outs is not None else [np.empty(shape, dtype) for _, shape, dtype in specs]
+            results = (
+                list(outs) if outs is not None else [np.empty(shape, dtype) for _, shape, dtype in specs]
+            )
             for (name, shape, dtype), result in zip(specs, results, strict=True):
                 binding.bind_output(name, "cpu", 0, dtype, shape, result.ctypes.data)
             session.run_with_iobinding(binding)

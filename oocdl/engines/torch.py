@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.engine import Cache, Compiled
-from oocdl.engines.operands import PAD_THEMSELVES, aligned, check_known, fill_of, last_uses, output_dtypes, pads_of
+from oocdl.engines.operands import (
+    PAD_THEMSELVES,
+    aligned,
+    check_known,
+    fill_of,
+    last_uses,
+    output_dtypes,
+    pads_of,
+)
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_windows import pad
 from oocdl.graph.ir import Array
@@ -130,7 +138,9 @@ class TorchEngine:
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
             if outs is None:
-                outs = [np.empty(item.shape, dtype) for item, dtype in zip(program.outputs, dtypes, strict=True)]
+                outs = [
+                    np.empty(item.shape, dtype) for item, dtype in zip(program.outputs, dtypes, strict=True)
+                ]
             use_threads(self.threads_per_kernel)
             with torch.inference_mode():
                 slots = {

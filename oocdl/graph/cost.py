@@ -1,12 +1,13 @@
 """What a unit costs: bytes of memory, bytes moved, floating-point operations.
 
-The peak of a unit is bounded by construction: its inputs and outputs, what is
-alive at the worst instruction, the padded copies of that instruction's operands,
-and the scratch space that the operator's rule states.
+The peak of a unit is bounded by construction. Its inputs and results are arrays of the
+RAM tier (``unit_buffer_bytes``); what its program takes while it runs is the heap's
+(``program_work_bytes``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -15,6 +16,7 @@ from oocdl.graph.axes import region_size
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Factored
 from oocdl.graph.ir import Node
+from oocdl.graph.memory import footprint
 from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
@@ -47,25 +49,25 @@ def program_flops(program: Program, rules: Rules) -> int:
     )
 
 
-def program_peak_bytes(program: Program, rules: Rules) -> int:
-    """Upper bound of the memory that one run takes, inputs and outputs included."""
+def program_work_bytes(program: Program, rules: Rules) -> int:
+    """Upper bound of what one run takes beside its inputs and the arrays its results go to.
+
+    Intermediates alive at the worst instruction (results among them, before they are put
+    where they belong), padded copies of that instruction's operands, and its scratch space.
+    """
     size: dict[int, int] = {}
-    for slot, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
-        size[slot] = prod(shape) * itemsize(dtype)
+    dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
     last: dict[int, int] = {}
     for number, step in enumerate(program.instructions):
         for operand in step.operands:
             last[operand.slot] = number
     held = {operand.slot for operand in program.outputs} | set(program.inputs)
-    dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
-    live = sum(size.values())
-    peak = live
+    live = peak = 0
     for number, step in enumerate(program.instructions):
-        made = 0
         for slot, shape, dtype in zip(step.outputs, step.shapes, step.dtypes, strict=True):
             size[slot] = prod(shape) * itemsize(dtype)
             dtype_of[slot] = dtype
-            made += size[slot]
+            live += size[slot]
         shapes = _operand_shapes(step)
         scratch = rules[step.op].workspace(_node(step), shapes, list(step.kernel_shapes)) * itemsize(
             step.dtypes[0]
@@ -73,30 +75,28 @@ def program_peak_bytes(program: Program, rules: Rules) -> int:
         for operand, shape in zip(step.operands, shapes, strict=True):
             if operand.pads is not None or operand.crop is not None:
                 scratch += prod(shape) * itemsize(dtype_of[operand.slot])
-        live += made
         peak = max(peak, live + scratch)
         for slot in {operand.slot for operand in step.operands} | set(step.outputs):
             if last.get(slot, -1) <= number and slot not in held:
                 live -= size[slot]
                 held.add(slot)
-    copies = sum(
-        prod(out.shape) * itemsize(dtype_of[out.slot]) for out in program.outputs if out.crop is not None
-    )
-    return max(peak, live + copies)
+    return peak
 
 
-def unit_peak_bytes(unit: Unit, layer: Layer, factored: Factored, rules: Rules) -> int:
-    """Upper bound of the memory of a unit: its program, and the lanes it adds its partial results to."""
-    made = made_bytes(unit, factored)
-    return program_peak_bytes(unit.program, rules) + sum(made[name] for name in layer.partials)
+def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
+    """Bytes of the arrays that a unit reads and makes, and of the lanes it adds its partial results to."""
+    read, made = read_bytes(unit, factored), made_bytes(unit, factored)
+    lanes = [made[name] for name in layer.partials]
+    return sum(footprint(nbytes) for nbytes in [*read.values(), *made.values(), *lanes])
 
 
-def combine_peak_bytes(nbytes: int, how: str) -> int:
-    """Upper bound of the memory that combining partial results of ``nbytes`` takes.
+def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
+    """Bytes that combining partial results of ``sizes`` takes.
 
     Lanes are read one by one: the total, a lane, and for formulas their float64 temporaries.
     """
-    return nbytes * (3 if how in ("sum", "max") else 16) + 4096
+    arrays = 2 * sum(footprint(nbytes) for nbytes in sizes)
+    return arrays + (0 if how in ("sum", "max") else 14 * sum(sizes))
 
 
 def read_bytes(unit: Unit, factored: Factored) -> dict[str, int]:

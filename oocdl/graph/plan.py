@@ -16,9 +16,17 @@ from typing import Any
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.classes import Classes, find_classes
-from oocdl.graph.cost import combine_peak_bytes, made_bytes, program_flops, read_bytes, unit_peak_bytes
+from oocdl.graph.cost import (
+    combine_buffer_bytes,
+    made_bytes,
+    program_flops,
+    program_work_bytes,
+    read_bytes,
+    unit_buffer_bytes,
+)
 from oocdl.graph.cut import LayerCutter, Unit
 from oocdl.graph.factorize import Factored
+from oocdl.graph.ir import Role
 from oocdl.graph.layers import group
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer, choose_stored
@@ -42,11 +50,18 @@ class LayerPlan:
     layer: Layer
     grid: Mapping[int, int]
     units: tuple[Unit, ...]
-    peak_bytes: int
-    """Of its largest unit."""
+    buffer_bytes: int
+    """Arrays that its largest unit reads and makes."""
+    work_bytes: int
+    """What its largest program takes beside them while it runs."""
     read_bytes: int
     written_bytes: int
     flops: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of its largest unit."""
+        return self.buffer_bytes + self.work_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +79,16 @@ class StepPlan:
         return max((layer.peak_bytes for layer in self.layers), default=0)
 
     @property
+    def buffer_bytes(self) -> int:
+        """Arrays of the unit that has most."""
+        return max((layer.buffer_bytes for layer in self.layers), default=0)
+
+    @property
+    def work_bytes(self) -> int:
+        """Work space of the program that takes most."""
+        return max((layer.work_bytes for layer in self.layers), default=0)
+
+    @property
     def read_bytes(self) -> int:
         """Bytes that all units read in a step; from disk when nothing fits in RAM."""
         return sum(layer.read_bytes for layer in self.layers)
@@ -72,6 +97,11 @@ class StepPlan:
     def written_bytes(self) -> int:
         """Bytes that all units write in a step; to disk when nothing fits in RAM."""
         return sum(layer.written_bytes for layer in self.layers)
+
+    @property
+    def versioned_bytes(self) -> int:
+        """Weights and state, which a step starts from."""
+        return sum(value.nbytes for value in self.factored.graph.of_role(Role.WEIGHT, Role.STATE))
 
     @property
     def flops(self) -> int:
@@ -143,19 +173,20 @@ def preference(classes: Classes) -> list[int]:
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
 
-def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, rules: Rules) -> int:
-    """Memory of the largest of ``units``, or of combining their partial results."""
-    peaks = [unit_peak_bytes(unit, cutter.layer, factored, rules) for unit in units]
+def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, rules: Rules) -> tuple[int, int]:
+    """(arrays, work) of the largest of ``units``; combining their partial results counts as arrays."""
+    buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
+    work = max(program_work_bytes(unit.program, rules) for unit in units)
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
             names = [view.value for view in cell.outputs if view.value in cutter.layer.partials]
             if names and cell.combine:
-                peaks.append(combine_peak_bytes(sum(made[name] for name in names), cell.combine))
-    return max(peaks)
+                buffers.append(combine_buffer_bytes([made[name] for name in names], cell.combine))
+    return max(buffers), work
 
 
-def largest(cutter: LayerCutter, factored: Factored, rules: Rules) -> int:
+def largest(cutter: LayerCutter, factored: Factored, rules: Rules) -> tuple[int, int]:
     """Memory of the largest unit of all: one of each program is enough."""
     units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
     return memory(cutter, list(units.values()), factored, rules)
@@ -176,10 +207,10 @@ class _Fitter:
         shards = cutter.shards()
         units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
         flops = max(program_flops(unit.program, self.rules) for unit in units)
-        return memory(cutter, units, self.factored, self.rules), flops * len(shards)
+        return sum(memory(cutter, units, self.factored, self.rules)), flops * len(shards)
 
-    def fit(self, layer: Layer) -> tuple[LayerCutter, int]:
-        """The coarsest grid whose units fit, and the peak bytes of a unit."""
+    def fit(self, layer: Layer) -> tuple[LayerCutter, tuple[int, int]]:
+        """The coarsest grid whose units fit, and (arrays, work) of the largest unit."""
         grid = {cut: self.asked.get(cut, 1) for cut in layer.touched}
         cutter = LayerCutter(self.factored, self.classes, self.rules, layer, grid)
         peak, flops = self.peak(cutter)
@@ -192,15 +223,15 @@ class _Fitter:
         while True:
             if peak <= self.limits.unit_bytes:
                 # A ragged shard elsewhere may be the largest after all.
-                peak = largest(cutter, self.factored, self.rules)
+                most = largest(cutter, self.factored, self.rules)
+                peak = sum(most)
                 if peak <= self.limits.unit_bytes:
-                    break
+                    return cutter, most
             step = self.grow(cutter, peak / self.limits.unit_bytes)
             if step is None:
-                break
+                return cutter, largest(cutter, self.factored, self.rules)
             cutter = step
             peak, _ = self.peak(cutter)
-        return cutter, peak
 
     def grow(self, cutter: LayerCutter, factor: float) -> LayerCutter | None:
         """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""
@@ -235,20 +266,20 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
         grouping = group(factored, classes, rules, cuts)
         layers = choose_stored(factored, grouping, classes, cuts)
         fitter = _Fitter(factored, classes, rules, limits, asked)
-        fitted: list[tuple[LayerCutter, int]] = []
+        fitted: list[tuple[LayerCutter, tuple[int, int]]] = []
         for layer in layers:
-            cutter, peak = fitter.fit(layer)
-            if peak > limits.unit_bytes:
+            cutter, most = fitter.fit(layer)
+            if sum(most) > limits.unit_bytes:
                 break
-            fitted.append((cutter, peak))
+            fitted.append((cutter, most))
         else:
-            planned = tuple(_finish(cutter, factored, rules, peak) for cutter, peak in fitted)
+            planned = tuple(_finish(cutter, factored, rules, most) for cutter, most in fitted)
             return StepPlan(factored, classes, tuple(cuts), planned)
         added = _next_cut(layer, classes, order, cuts)
         if added is None:
             raise BudgetError(
                 f"no cut of layer '{layer.name}' fits: one unit needs "
-                f"{peak / 2**20:.1f} MiB and may take {limits.unit_bytes / 2**20:.1f} MiB"
+                f"{sum(most) / 2**20:.1f} MiB and may take {limits.unit_bytes / 2**20:.1f} MiB"
             )
         cuts.append(added)
 
@@ -286,7 +317,7 @@ def _next_cut(layer: Layer, classes: Classes, order: Sequence[int], cuts: Sequen
     return next((cut for cut in some if cut not in cuts), None)
 
 
-def _finish(cutter: LayerCutter, factored: Factored, rules: Rules, peak: int) -> LayerPlan:
+def _finish(cutter: LayerCutter, factored: Factored, rules: Rules, most: tuple[int, int]) -> LayerPlan:
     units = [cutter.unit(shard) for shard in cutter.shards()]
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
@@ -301,7 +332,7 @@ def _finish(cutter: LayerCutter, factored: Factored, rules: Rules, peak: int) ->
         cutter.layer,
         cutter.grid,
         tuple(units),
-        peak,
+        *most,
         total(read_bytes),
         total(made_bytes),
         sum(flops[unit.program.key] for unit in units),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
-from oocdl.graph.cost import combine_peak_bytes, itemsize, unit_peak_bytes
+from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes, unit_buffer_bytes
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
@@ -34,6 +34,7 @@ class Read:
 
     value: str
     region: Region
+    dtype: str
     chunks: tuple[tuple[int, Region], ...]
     """(argument number, part of it) that together make the region; empty for a source."""
 
@@ -55,7 +56,10 @@ class UnitCall:
     dtypes: tuple[str, ...]
     uses: tuple[tuple[int, ...], ...]
     """For each made value: positions of the calls that read it."""
-    peak_bytes: int
+    buffer_bytes: int
+    """Of arrays read and made."""
+    work_bytes: int
+    """Of the program while it runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,7 @@ class CombineCall:
     """Elements that went into each lane."""
     region: Region
     uses: tuple[tuple[int, ...], ...]
-    peak_bytes: int
+    buffer_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +217,8 @@ def _unit_call(
         combines,
         tuple(values[name].dtype for name, _ in unit.makes),
         (),
-        unit_peak_bytes(unit, layer, plan.factored, rules),
+        unit_buffer_bytes(unit, layer, plan.factored),
+        program_work_bytes(unit.program, rules),
     )
 
 
@@ -223,15 +228,16 @@ def _made_key(unit: Unit, key: Key, index: int) -> Key:
 
 
 def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
-    if plan.factored.graph.values[name].role in SOURCES and name not in draft.pieces:
-        return Read(name, region, ())
+    value = plan.factored.graph.values[name]
+    if value.role in SOURCES and name not in draft.pieces:
+        return Read(name, region, value.dtype, ())
     chunks: list[tuple[int, Region]] = []
     for held, key in draft.pieces[name]:
         part = intersect(held, region)
         if not is_empty(part):
             chunks.append((len(arguments), part))
             arguments.append(key)
-    return Read(name, region, tuple(chunks))
+    return Read(name, region, value.dtype, tuple(chunks))
 
 
 class _Lanes:
@@ -277,7 +283,7 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lane
         key = (f"{label} = {names[0]}", number)
         for argument in arguments:
             draft.readers.setdefault(argument, []).append(draft.position)
-        size = sum(region_size(region) * itemsize(values[name].dtype) for name in names)
+        sizes = [region_size(region) * itemsize(values[name].dtype) for name in names]
         assert cell.combine is not None
         draft.calls.append(
             CombineCall(
@@ -289,7 +295,7 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lane
                 tuple(count for _, count in ends[0]),
                 region,
                 (),
-                combine_peak_bytes(size, cell.combine),
+                combine_buffer_bytes(sizes, cell.combine),
             )
         )
         draft.position += 1

@@ -1,0 +1,107 @@
+"""The heap under a budget: the work space of running programs, kept for the next or given back.
+
+Engines take temporaries from the C library's heap. Given back to the system at once,
+each of their pages is faulted in anew (a U-Net's step took 1.5 times as long); kept, the
+heap grows far beyond what is in use, as blocks of many sizes leave holes. So it keeps what
+is freed as long as that fits the budget, and is trimmed before a program that would not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from oocdl.machine import anonymous_bytes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Parameters of glibc's ``mallopt``."""
+KEPT_BYTES = 1 << 30
+DEFAULT_BYTES = 128 << 10
+"""glibc's own thresholds at the start of a process."""
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc 2.33."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    ]  # fmt: skip
+
+
+_library = ctypes.CDLL(None)
+KNOWN = hasattr(_library, "mallinfo2") and hasattr(_library, "malloc_trim")
+"""Whether this C library can be asked and told (glibc 2.33). Elsewhere the heap is left as it is."""
+if KNOWN:
+    _library.mallinfo2.restype = _MallInfo
+
+
+def use_one_heap() -> None:
+    """Have threads that start from now on share the main heap: others cannot be trimmed to the end."""
+    if KNOWN:
+        _library.mallopt(M_ARENA_MAX, 1)
+
+
+def keep_freed_memory() -> None:
+    """Have the heap keep what is freed, until ``Heap`` or ``give_back_freed_memory`` trims it."""
+    if KNOWN:
+        _library.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        _library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        _library.malloc_trim(0)
+
+
+def give_back_freed_memory() -> None:
+    """Undo ``keep_freed_memory``, and return what is free to the system."""
+    if KNOWN:
+        _library.mallopt(M_MMAP_THRESHOLD, DEFAULT_BYTES)
+        _library.mallopt(M_TRIM_THRESHOLD, DEFAULT_BYTES)
+        _library.malloc_trim(0)
+
+
+def _in_use_bytes() -> int:
+    """Bytes of the heap that are allocated now."""
+    found = _library.mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+class Heap:
+    """Lets ``slots`` programs run at once, in ``limit_bytes`` of heap beyond what is there now.
+
+    ``mapped_bytes`` tells what else the process has taken since (the pool of the RAM tier).
+    """
+
+    def __init__(self, slots: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
+        self.trims = 0
+        self._limit = limit_bytes
+        self._mapped = mapped_bytes
+        self._slots = threading.Semaphore(slots)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._before = anonymous_bytes() - mapped_bytes()
+        self._used = _in_use_bytes() if KNOWN else 0
+
+    @contextmanager
+    def program(self, work_bytes: int) -> Iterator[None]:
+        """Wait for a slot; run a program that takes up to ``work_bytes``."""
+        with self._slots:
+            with self._lock:
+                self._running += work_bytes
+                if KNOWN and work_bytes and self._over():
+                    _library.malloc_trim(0)
+                    self.trims += 1
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._running -= work_bytes
+
+    def _over(self) -> bool:
+        """Whether the heap might outgrow its limit, if running programs take all they may."""
+        resident = anonymous_bytes() - self._mapped() - self._before
+        to_come = self._running - (_in_use_bytes() - self._used)
+        return resident + max(to_come, 0) > self._limit
