@@ -31,6 +31,8 @@ ROOMS = (
     "config",
     "storage",
     "engines",
+    "probes",
+    "calibrate",
     "zoo",
     "bind",
     "sources",
