@@ -18,7 +18,7 @@ from rich.console import Console
 from oocdl.config import parse_bytes
 from oocdl.demo import run_demo
 from oocdl.errors import InputError, OocdlError
-from oocdl.info import shape_text, size_text, tables_of
+from oocdl.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.machine import default_budget_bytes
 from oocdl.progress import counted, show_progress
 from oocdl.train import fit as fit_run
@@ -191,10 +191,21 @@ def export(run: RunDir, out: Out) -> None:
 
 
 @app.command()
-def info(what: Annotated[str, typer.Argument(help="A run directory, an ONNX file or a dataset.")]) -> None:
-    """Show what is in a run, a model or a dataset."""
+def info(
+    what: Annotated[str | None, typer.Argument(help="A run directory, an ONNX file or a dataset.")] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="What this machine can do; measured once, half a minute.")
+    ] = False,
+    engine: Engine = "auto",
+    again: Annotated[bool, typer.Option("--again", help="With --machine: measure anew.")] = False,
+) -> None:
+    """Show what is in a run, a model or a dataset, or what this machine can do."""
+    if (what is None) != machine:
+        raise InputError("info takes either a path or --machine")
+    if again and not machine:
+        raise InputError("--again goes with --machine")
     console = Console(highlight=False)
-    for table in tables_of(what):
+    for table in machine_tables(engine, again) if what is None else tables_of(what):
         console.print(table)
 
 

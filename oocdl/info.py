@@ -1,4 +1,4 @@
-"""What is in a run, a model or a dataset, as tables.
+"""What is in a run, a model or a dataset, and what a machine can do, as tables.
 
 Names come from files that others wrote: they are shown as text, never as markup, and
 without control characters.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import floor, log2, prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from oocdl.calibrate import cache_path, measured_again, rates_for
+from oocdl.engines.engine import resolve
 from oocdl.graph.read_onnx import SUPPORTED, inspect_onnx
+from oocdl.machine import available_bytes, cores, default_budget_bytes, processor
 from oocdl.progress import counted, duration
 from oocdl.run import Run
 from oocdl.storage.dataset import open_dataset
@@ -31,6 +34,40 @@ def tables_of(what: str) -> list[Table]:
     if path.suffix.lower() == ".onnx":
         return model_tables(path)
     return [array_table(what, open_dataset(what).arrays)]
+
+
+def machine_tables(engine: str, again: bool = False) -> list[Table]:
+    """What this process may use, and how fast it is with ``engine``.
+
+    Rates are those in the cache; they are measured (half a minute) if there are none, or ``again``.
+    """
+    engine = resolve(engine)
+    rates = measured_again(engine) if again else rates_for(engine)
+    machine = table("machine", "", "")
+    for title, value in (
+        ("processor", processor()),
+        ("cores", cores()),
+        ("memory that may be used", size_text(available_bytes())),
+        ("memory budget by default", size_text(default_budget_bytes())),
+        ("disk reads", speed_text(rates.disk_read_bytes_per_second)),
+        ("disk writes", speed_text(rates.disk_write_bytes_per_second)),
+        ("copies in memory, a thread", speed_text(rates.copy_bytes_per_second)),
+        ("overhead of an operator", f"{rates.instruction_seconds * 1e6:.1f} µs"),
+        ("overhead of a program", f"{rates.program_seconds * 1e6:.1f} µs"),
+        ("rates are kept in", cache_path(engine)),
+    ):
+        machine.add_row(cell(title), cell(value))
+    heavy = table(f"{engine}: GFLOP/s of a thread, all {cores()} busy", "operator", "by size")
+    for kind, points in rates.arithmetic.items():
+        heavy.add_row(cell(kind), cell("  ".join(f"{size}: {rate / 1e9:.3g}" for size, rate in points)))
+    light = table(f"{engine}: bytes of a thread, all {cores()} busy", "operators", "at least")
+    classes: dict[float, list[str]] = {}
+    for op, rate in rates.memory.items():
+        # A factor of two is as much as a person wants to know here.
+        classes.setdefault(2.0 ** floor(log2(rate)), []).append(op)
+    for rate, ops in sorted(classes.items(), reverse=True):
+        light.add_row(cell(", ".join(sorted(ops))), cell(speed_text(rate)))
+    return [machine, heavy, light]
 
 
 def run_tables(run: Run) -> list[Table]:
@@ -96,6 +133,15 @@ def shape_text(shape: Sequence[int | str]) -> str:
     '2 × 64 × depth'
     """
     return " × ".join(str(extent) for extent in shape) or "scalar"
+
+
+def speed_text(bytes_per_second: float) -> str:
+    """A rate of bytes for people.
+
+    >>> speed_text(3 << 30)
+    '3.0 GiB/s'
+    """
+    return f"{size_text(int(bytes_per_second))}/s"
 
 
 def size_text(nbytes: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
+from importlib import metadata
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -64,3 +66,21 @@ def anonymous_bytes() -> int:
 def cores() -> int:
     """Processor cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def processor() -> str:
+    """The name of the processor; of its architecture where the system does not tell more."""
+    cpuinfo = Path("/proc/cpuinfo")  # Linux only; not every processor has a name there
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(models), platform.machine())
+
+
+def installed_version(package: str) -> str:
+    """The version of a Python package, or of its build for training; "?" if it has none."""
+    for name in (package, f"{package}-training"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "?"

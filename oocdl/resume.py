@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from oocdl.bind import Binding
 from oocdl.config import Settings, differences, plain
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.read_onnx import OnnxModel
+from oocdl.machine import installed_version, processor
 from oocdl.storage.dataset import DataArray
 from oocdl.storage.files import sync_path, write_text
 from oocdl.storage.run_store import RunStore
@@ -135,13 +134,4 @@ def _digest(body: Any) -> str:
 
 def _machine(engine: str) -> dict[str, str]:
     """What bits may depend on beyond the plan: the kind of processor, the engine's version."""
-    cpuinfo = Path("/proc/cpuinfo")  # Linux only; not every processor has a name there
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    found = {"processor": next(iter(models), platform.machine()), engine: "?"}
-    for package in (engine, f"{engine}-training"):
-        try:
-            found[engine] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"processor": processor(), engine: installed_version(engine)}

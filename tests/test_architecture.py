@@ -32,6 +32,8 @@ ROOMS = (
     "config",
     "storage",
     "engines",
+    "probes",
+    "calibrate",
     "zoo",
     "bind",
     "sources",

@@ -1,0 +1,289 @@
+"""Measures how fast this machine is with an engine, and remembers it.
+
+Each probe runs on as many threads as there are cores, all of them at once: that is how units
+run, and one thread alone would be faster. Rates are kept in the user's cache folder until the
+machine or the engine is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from oocdl.engines.engine import Engine, get_engine, resolve
+from oocdl.errors import ResourceError
+from oocdl.graph.cost import program_flops
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Program
+from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Points, Rates, moved_bytes
+from oocdl.machine import cores, give_back_freed_memory, installed_version, processor
+from oocdl.ops import RULES
+from oocdl.probes import convolutions, overhead, pools, products, streams
+from oocdl.storage.files import write_text
+
+FORMAT = 1
+"""Of the file, and of what the probes measure: rates of another format are measured anew."""
+FILE_BYTES = 8 << 20
+"""Of the files that the disk is measured with, as chunks have it."""
+DISK_BYTES = 256 << 20
+"""Written and read in all."""
+AGAIN_SECONDS = 12
+"""What took less is measured twice, and the better result counts: others may use the machine for a while."""
+ROUNDS = 3
+"""Calls of a probe that count, on every thread."""
+WHOLE_THREADS = 4
+"""More threads than these get smaller arrays, so that measuring takes a few hundred MiB at most."""
+
+
+def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
+    """The rates of this machine with ``engine``: those in the cache, or measured now (half a minute),
+    the disk in ``folder``.
+
+    Warns in one line if there is a cache file that cannot be used.
+    """
+    found = load_rates(engine)
+    return measured_again(engine, folder) if found is None else found
+
+
+def measured_again(engine: str = "auto", folder: Path | None = None) -> Rates:
+    """The rates of this machine with ``engine``, measured now and put into the cache."""
+    found = measure_rates(engine, folder)
+    store_rates(engine, found)
+    return found
+
+
+def load_rates(engine: str = "auto") -> Rates | None:
+    """The rates in the cache; None if there are none, or if they are of another machine or engine."""
+    engine = resolve(engine)
+    path = cache_path(engine)
+    if not path.is_file():
+        return None
+    try:
+        body = json.loads(path.read_text())
+        facts, text = body["facts"], body["rates"]
+        if facts != _facts(engine):
+            warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
+            return None
+        return Rates.from_json(text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        warnings.warn(f"the rates in {path} are damaged and do not count: {reason}", stacklevel=2)
+        return None
+
+
+def store_rates(engine: str, rates: Rates) -> Path:
+    """Put rates into the cache, in place of those that are there; returns the file."""
+    path = cache_path(resolve(engine))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"facts": _facts(resolve(engine)), "rates": rates.to_json()}))
+    except OSError as error:
+        raise ResourceError(
+            f"cannot keep measured rates in {path.parent}: {error.strerror}; set XDG_CACHE_HOME to a folder "
+            "that can be written"
+        ) from error
+    return path
+
+
+def cache_path(engine: str) -> Path:
+    """The file of this host's rates with ``engine``."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path there is to be ignored, as the standard says.
+    folder = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
+    host = hashlib.sha256(platform.node().encode()).hexdigest()[:12]
+    return folder / "oocdl" / f"rates-{host}-{engine}.json"
+
+
+def _facts(engine: str) -> dict[str, Any]:
+    """What the rates depend on."""
+    return {
+        "format": FORMAT,
+        "host": platform.node(),
+        "processor": processor(),
+        "cores": cores(),
+        "engine": engine,
+        "version": installed_version(engine),
+    }
+
+
+def measure_rates(
+    engine: str = "auto", folder: Path | None = None, scale: float = 1.0, disk_bytes: int = DISK_BYTES
+) -> Rates:
+    """Measure this machine with ``engine`` and the disk of ``folder`` (default: the current one).
+
+    ``scale``: of the probes' sizes, less than 1 for tests. Takes about half a minute, a few hundred
+    MiB of memory, and ``disk_bytes`` of disk, which are free again afterwards.
+    """
+    give_back_freed_memory()  # as a run does: what an operator takes depends on it
+    threads = cores()
+    with _Bench(get_engine(engine), threads) as bench:
+        short, long = (bench.seconds(overhead(count)) for count in (1, 21))
+        bench.instruction_seconds = max((long - short) / 20, 0.0)
+        bench.program_seconds = max(short - bench.instruction_seconds, 0.0)
+        scale *= min(1.0, WHOLE_THREADS / threads)
+        begun = time.monotonic()
+        arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
+        if time.monotonic() - begun < AGAIN_SECONDS:
+            arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
+        copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
+    written, read = disk_rates(folder or Path.cwd(), disk_bytes)
+    return Rates(arithmetic, memory, copied, bench.instruction_seconds, bench.program_seconds, read, written)
+
+
+def _arithmetic(bench: _Bench, scale: float) -> dict[str, Points]:
+    """Tables of the heavy operators: the mean time of an operation over the probes of one size."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for source in (convolutions, products, pools):
+        for kind, size, probe in source(scale):
+            program = probe.program()
+            each = found.setdefault(kind, {}).setdefault(size, [])
+            each.append(bench.net_seconds(program) / program_flops(program, RULES))
+    return {
+        kind: tuple((size, 1 / fmean(each)) for size, each in sorted(table.items()))
+        for kind, table in found.items()
+    }
+
+
+def _memory(bench: _Bench, scale: float) -> dict[str, float]:
+    """Bytes a second of the other operators: the mean time of a byte over an operator's probes."""
+    found: dict[str, list[float]] = {}
+    for probe in streams(scale):
+        program, rest = probe.program(), probe.rest()
+        step = next(step for step in program.instructions if step.op == probe.op)
+        moved = moved_bytes(step, dict(zip(program.inputs, program.input_dtypes, strict=True)))
+        seconds = bench.net_seconds(program) - (bench.net_seconds(rest) if rest else 0.0)
+        found.setdefault(probe.op, []).append(max(seconds / moved, 1 / FREE_BYTES_PER_SECOND))
+    return {op: 1 / fmean(each) for op, each in found.items()}
+
+
+class _Bench:
+    """Runs programs on all threads at once and takes the time."""
+
+    instruction_seconds = program_seconds = 0.0
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self.engine, self.threads = engine, threads
+        self.random = np.random.default_rng(0)
+        self.pool = ThreadPoolExecutor(threads)
+        self.best: dict[str, float] = {}
+        """Seconds by key of the program: the least of all passes."""
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown()
+
+    def seconds(self, program: Program) -> float:
+        """Median time of a call while all threads run the same program, each on its own arrays.
+
+        Where it was measured before, the shorter of both times.
+        """
+        run = self.engine.compile(program)
+        given = [self._arrays(program) for _ in range(self.threads)]
+        taken = self._median([partial(run, arrays) for arrays in given])
+        self.best[program.key] = min(taken, self.best.get(program.key, taken))
+        return self.best[program.key]
+
+    def net_seconds(self, program: Program) -> float:
+        """``seconds`` without the overhead of the call; never less than a tenth of them."""
+        whole = self.seconds(program)
+        spent = self.program_seconds + self.instruction_seconds * len(program.instructions)
+        return max(whole - spent, whole / 10)
+
+    def copy_bytes_per_second(self, nbytes: int) -> float:
+        """Bytes read and written by copies of ``nbytes`` to new memory."""
+        arrays = [np.ones(nbytes, np.uint8) for _ in range(self.threads)]
+        return 2 * nbytes / self._median([array.copy for array in arrays])
+
+    def _arrays(self, program: Program) -> list[Array]:
+        """Random numbers from 0 to 1, for integers from 0 to 7."""
+        made = []
+        for shape, dtype in zip(program.input_shapes, program.input_dtypes, strict=True):
+            # A period of odd length: as random as an operator can tell, and made in no time.
+            period = self.random.random(min(prod(shape), 65521), dtype=np.float32)
+            array = np.resize(period, shape)
+            made.append(
+                (array > 0.5 if dtype == "bool" else array * (8 if dtype == "int64" else 1)).astype(dtype)
+            )
+        return made
+
+    def _median(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Over rounds that all threads begin together, after one that does not count.
+
+        Time of the processor, which other processes cannot take: kernels run on the thread that calls.
+        """
+        barrier = threading.Barrier(len(calls))
+
+        def work(call: Callable[[], object]) -> list[float]:
+            times: list[float] = []
+            call()
+            for _ in range(ROUNDS):
+                barrier.wait()
+                begun = time.thread_time()
+                call()
+                times.append(time.thread_time() - begun)
+            return times
+
+        return median(taken for times in self.pool.map(work, calls) for taken in times)
+
+
+def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
+    """Bytes a second that files of 8 MiB are written to the disk, and read from it.
+
+    Written means fsync; before they are read the system is told to forget them.
+    """
+    size = min(FILE_BYTES, max(nbytes // 2, 1))
+    data = np.random.default_rng(0).bytes(size)
+    with _scratch(folder) as place:
+        paths = [place / str(number) for number in range(max(nbytes // size, 2))]
+        written = median([_timed(partial(_write, path, data)) for path in paths])
+        for path in paths:
+            _forget(path)
+        read = median([_timed(path.read_bytes) for path in paths])
+    return size / written, size / read
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    try:
+        with TemporaryDirectory(prefix=".oocdl-disk-", dir=folder) as name:
+            yield Path(name)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot measure the disk of {folder}: {error.strerror}; choose a folder that can be written"
+        ) from error
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return max(time.perf_counter() - begun, 1e-9)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+
+
+def _forget(path: Path) -> None:
+    """Drop a file from the page cache, so that reading it means the disk."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

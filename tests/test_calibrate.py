@@ -1,0 +1,127 @@
+"""Measuring a machine, in small, and the cache of what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oocdl import calibrate, cli
+from oocdl.calibrate import (
+    cache_path,
+    disk_rates,
+    load_rates,
+    measure_rates,
+    measured_again,
+    rates_for,
+    store_rates,
+)
+from oocdl.errors import ResourceError
+from oocdl.graph.rates import NOMINAL, Rates, program_seconds
+from oocdl.ops import RULES
+from oocdl.probes import overhead
+
+ENGINES = ("torch", "onnxruntime")
+TINY = {"scale": 1e-4, "disk_bytes": 1 << 16}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own, and no long measurements."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Engines that were measured, in order; nothing really is."""
+    asked: list[str] = []
+
+    def measure(engine: str, folder: Path | None = None) -> Rates:
+        asked.append(engine)
+        return NOMINAL
+
+    monkeypatch.setattr(calibrate, "measure_rates", measure)
+    return asked
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> None:
+    rates = measure_rates(engine, tmp_path, **TINY)  # type: ignore[arg-type]
+    assert set(rates.arithmetic) == set(NOMINAL.arithmetic)
+    assert set(rates.memory) == set(NOMINAL.memory)
+    assert Rates.from_json(rates.to_json()) == rates
+    assert program_seconds(overhead(3), RULES, rates) > 0
+    assert not list(tmp_path.iterdir()), "the disk's files are gone"
+
+
+def test_disk_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot measure the disk of .*gone"):
+        disk_rates(tmp_path / "gone", 1 << 12)
+
+
+def test_rates_are_measured_once(measured: list[str], cache: Path) -> None:
+    assert load_rates("torch") is None
+    assert rates_for("torch") == rates_for("torch") == load_rates("torch") == NOMINAL
+    assert measured == ["torch"]
+    assert [path.name for path in (cache / "oocdl").iterdir()] == [cache_path("torch").name]
+    rates_for("onnxruntime")
+    measured_again("torch")
+    assert measured == ["torch", "onnxruntime", "torch"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"facts": 1}', "null", "\x00"])
+def test_a_damaged_cache_is_measured_anew(damage: str, measured: list[str]) -> None:
+    rates_for("torch")
+    cache_path("torch").write_text(damage)
+    with pytest.warns(UserWarning, match="do not count") as caught:
+        assert rates_for("torch") == NOMINAL
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    assert measured == ["torch", "torch"]
+    assert load_rates("torch") == NOMINAL
+
+
+def test_damaged_numbers_do_not_count(measured: list[str]) -> None:
+    path = store_rates("torch", NOMINAL)
+    body = json.loads(path.read_text())
+    body["rates"] = body["rates"].replace('"copy_bytes_per_second": ', '"copy_bytes_per_second": -')
+    path.write_text(json.dumps(body))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert load_rates("torch") is None
+
+
+@pytest.mark.parametrize("fact", ["format", "host", "processor", "cores", "engine", "version"])
+def test_rates_of_another_machine_do_not_count(fact: str, measured: list[str]) -> None:
+    path = store_rates("torch", NOMINAL)
+    body = json.loads(path.read_text())
+    body["facts"][fact] = "another"
+    path.write_text(json.dumps(body))
+    with pytest.warns(UserWarning, match="outdated"):
+        assert rates_for("torch") == NOMINAL
+    assert measured == ["torch"]
+
+
+def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert cache_path("torch").is_relative_to(Path.home() / ".cache" / "oocdl")
+
+
+def test_a_cache_that_cannot_be_written(cache: Path) -> None:
+    cache.write_text("a file")
+    with pytest.raises(ResourceError, match="XDG_CACHE_HOME"):
+        store_rates("torch", NOMINAL)
+
+
+def test_info_shows_the_machine(measured: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--engine", "torch"], [], ["--again"]):
+        assert cli.run_command(["info", "--machine", *arguments], debug=True) == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in ("cores", "memory", "disk reads", "Conv 3d window", "GiB/s"))
+    assert measured == ["torch", "torch"], "once, and again"
+
+
+@pytest.mark.parametrize("arguments", [[], ["x.onnx", "--machine"], ["x.onnx", "--again"]])
+def test_info_takes_a_path_or_the_machine(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["info", *arguments], debug=False) == 2
+    assert capsys.readouterr().err.count("\n") == 1
