@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.cost import combine_peak_bytes, itemsize, unit_peak_bytes
-from oocdl.graph.cut import Unit
+from oocdl.graph.cut import Unit, make_program
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
 from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.graph.program import Operand
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
@@ -145,8 +146,8 @@ def expand_step(plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Regi
     for planned in plan.layers:
         _expand_layer(draft, plan, planned, rules)
     graph, alias = plan.factored.graph, plan.factored.alias
-    wanted = [*graph.updates.values(), *graph.outputs]
-    outputs = [key for name in wanted for _, key in draft.pieces.get(alias.get(name, name), [])]
+    outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
+    outputs += [key for name in graph.outputs for _, key in draft.pieces.get(alias.get(name, name), [])]
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
     return StepGraph(
         calls,
@@ -189,6 +190,41 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
         _combine(draft, plan, label, cell, lanes)
 
 
+def _stored(draft: _Draft, plan: StepPlan, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[Key]:
+    """Keys of the new pieces of a weight or state, cut anew where this plan cuts otherwise than it is stored.
+
+    Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
+    """
+    update = plan.factored.alias.get(plan.factored.graph.updates[name], plan.factored.graph.updates[name])
+    made = dict(draft.pieces[update])
+    missing = [region for region in pieces[name] if region not in made]
+    for number, region in enumerate(missing):
+        key = (f"{len(plan.layers):03d} {update} as stored", number)
+        _cut_anew(draft, plan, update, region, key, tuple(made.items()))
+    fresh = dict(draft.pieces[update])
+    return [fresh[region] for region in pieces[name]]
+
+
+def _cut_anew(
+    draft: _Draft, plan: StepPlan, name: str, region: Region, key: Key, made: Sequence[Piece]
+) -> None:
+    """A call that only puts parts of other pieces together: its program has no instructions."""
+    arguments: list[Key] = []
+    read = _parts(name, region, made, arguments)
+    dtype, shape = plan.factored.graph.values[name].dtype, region_shape(region)
+    program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
+    unit = Unit(len(plan.layers), (key[1],), ((name, region),), program, ((name, region),), (1,))
+    for argument in dict.fromkeys(arguments):
+        draft.readers.setdefault(argument, []).append(draft.position)
+    peak_bytes = 2 * region_size(region) * itemsize(dtype)
+    call = UnitCall(
+        key, draft.position, unit, tuple(arguments), (read,), (None,), (None,), (dtype,), (), peak_bytes
+    )
+    draft.calls.append(call)
+    draft.position += 1
+    draft.pieces[name].append((region, key))
+
+
 def _unit_call(
     draft: _Draft,
     plan: StepPlan,
@@ -225,8 +261,13 @@ def _made_key(unit: Unit, key: Key, index: int) -> Key:
 def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
     if plan.factored.graph.values[name].role in SOURCES and name not in draft.pieces:
         return Read(name, region, ())
+    return _parts(name, region, draft.pieces[name], arguments)
+
+
+def _parts(name: str, region: Region, pieces: Sequence[Piece], arguments: list[Key]) -> Read:
+    """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
     chunks: list[tuple[int, Region]] = []
-    for held, key in draft.pieces[name]:
+    for held, key in pieces:
         part = intersect(held, region)
         if not is_empty(part):
             chunks.append((len(arguments), part))
