@@ -1,7 +1,7 @@
 """Arrays that a unit reads from elsewhere than from chunks, always by region.
 
-Dataset regions, constants, step scalars and random numbers. Random numbers are a
-function of (seed, step, value, global index), so they do not depend on cuts,
+Dataset regions, constants, step scalars, sums not yet begun and random numbers. Random
+numbers are a function of (seed, pass, value, global index), so they do not depend on cuts,
 threads or workers.
 """
 
@@ -32,9 +32,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What differs from step to step. Small: it travels with every task."""
+    """What differs from pass to pass. Small: it travels with every task."""
 
-    step: int
+    number: int
+    """Of the pass through the network, from 0 over the whole run; a step is one or several."""
     seed: int
     indices: tuple[int, ...] = ()
     """Dataset rows of the batch, in order."""
@@ -102,11 +103,13 @@ class Sources:
         value = self.factored.graph.values[name]
         if value.role is Role.SCALAR:
             return np.full(region_shape(region), info.scalars[name], value.dtype)
+        if value.role is Role.SUM:
+            return np.zeros(region_shape(region), value.dtype)
         if value.role is Role.CONSTANT:
             stored = self.factored.graph.constants[name].reshape(self.factored.shapes[name])
             return np.array(stored[tuple(slice(a, b) for a, b in region)], order="C")
         if value.role is Role.RANDOM:
-            return uniform(info.seed, info.step, name, self.factored.shapes[name], region, value.dtype)
+            return uniform(info.seed, info.number, name, self.factored.shapes[name], region, value.dtype)
         out = np.empty(region_shape(region), value.dtype)
         for box, place in own_regions(self.factored.factors[name], region):
             out[place] = self._rows(name, box, info, value.dtype).reshape(out[place].shape)
@@ -125,9 +128,9 @@ class Sources:
         return array
 
 
-def uniform(seed: int, step: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
+def uniform(seed: int, number: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
     """Uniform numbers in [0, 1) by global index: splitmix64 (Steele, Lea, Flood 2014) of a keyed counter."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
     index = np.full((), int.from_bytes(digest, "little"), np.uint64)
     stride = 1
     with np.errstate(over="ignore"):

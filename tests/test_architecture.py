@@ -38,6 +38,7 @@ ROOMS = (
     "execute",
     "compile",
     "planning",
+    "passes",
     "testing",
     "weights",
     "session",

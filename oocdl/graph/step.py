@@ -9,7 +9,7 @@ to what is fixed by the plan, never by who was first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
@@ -25,8 +25,8 @@ from oocdl.graph.traffic import Layer
 Key = tuple[str, int]
 Piece = tuple[Region, Key]
 
-SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT)
-"""Roles of values that a unit reads from elsewhere than from chunks."""
+SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Role.SUM)
+"""Roles of values that a unit reads from elsewhere than from chunks (sums: where there are none yet)."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class StepGraph:
     calls: tuple[Call, ...]
     pieces: Mapping[str, tuple[Piece, ...]]
     inputs: tuple[Key, ...]
-    """Chunks of weights and state that the step starts from."""
+    """Chunks of weights, state and sums that the step starts from."""
     outputs: tuple[Key, ...]
     """Chunks to be kept when the step is over."""
     input_uses: Mapping[Key, tuple[int, ...]]
@@ -112,8 +112,10 @@ class _Draft:
     position: int = 0
 
 
-def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
-    """How weights and state are stored: as the layers that update them make them."""
+def versioned_pieces(
+    plan: StepPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
+) -> dict[str, tuple[Region, ...]]:
+    """How weights and state (or other ``roles``) are stored: as the layers that update them make them."""
     graph, alias = plan.factored.graph, plan.factored.alias
     made: dict[str, list[Region]] = {}
     for planned in plan.layers:
@@ -123,7 +125,7 @@ def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
                 if region not in made.setdefault(name, []):
                     made[name].append(region)
     found: dict[str, tuple[Region, ...]] = {}
-    for value in graph.of_role(Role.WEIGHT, Role.STATE):
+    for value in graph.of_role(*roles):
         stored = alias.get(value.name, value.name)
         if stored not in plan.factored.shapes:
             continue
@@ -134,11 +136,21 @@ def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
     return found
 
 
-def expand_step(plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Region]]) -> StepGraph:
-    """All calls of one step. ``pieces`` says how weights and state are stored."""
+def expand_step(
+    plan: StepPlan,
+    rules: Rules,
+    pieces: Mapping[str, Sequence[Region]],
+    absent: Collection[str] = (),
+) -> StepGraph:
+    """All calls of one step. ``pieces`` says how weights and state are stored.
+
+    Of these, ``absent`` are not there yet (sums of gradients, in the first pass of a step).
+    """
     draft = _Draft()
     inputs: list[Key] = []
     for name, regions in pieces.items():
+        if name in absent:
+            continue
         for number, region in enumerate(regions):
             key = (f"stored/{name}", number)
             inputs.append(key)
