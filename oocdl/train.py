@@ -259,8 +259,9 @@ class Trainer:
         course, last_commit = self.course, time.monotonic()
         moved = session.moved()
         for step in course.steps_from(done):
-            row, moved = self._step(session, step, moved)
-            self.rows.append(row)
+            with session.whole_step():
+                row, moved = self._step(session, step, moved)
+                self.rows.append(row)
             try:
                 self.emit(StepDone(row))
             except BaseException:  # how a callback stops a run: what is done is kept
@@ -280,12 +281,11 @@ class Trainer:
         begun = time.monotonic()
         passes = self.course.passes_of(step)
         losses: list[dict[str, float]] = []
-        with session.whole_step():
-            for number, (plan_id, info) in enumerate(passes, 1):
-                if number == len(passes):
-                    self._prepare_kept(plan_id, step.number)
-                losses.append(self._losses(plan_id, session.step(plan_id, info)))
-                _check_loss(losses[-1]["loss"], step.number, info.indices)
+        for number, (plan_id, info) in enumerate(passes, 1):
+            if number == len(passes):
+                self._prepare_kept(plan_id, step.number)
+            losses.append(self._losses(plan_id, session.step(plan_id, info)))
+            _check_loss(losses[-1]["loss"], step.number, info.indices)
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
