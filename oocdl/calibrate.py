@@ -32,10 +32,13 @@ from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
 from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Points, Rates, moved_bytes
-from oocdl.machine import cores, give_back_freed_memory, installed_version, processor
+from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
+from oocdl.machine import cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.probes import convolutions, overhead, pools, products, streams
+from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
+from oocdl.storage.pool import Pool
 
 FORMAT = 1
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
@@ -130,7 +133,8 @@ def measure_rates(
     ``scale``: of the probes' sizes, less than 1 for tests. Takes about half a minute, a few hundred
     MiB of memory, and ``disk_bytes`` of disk, which are free again afterwards.
     """
-    give_back_freed_memory()  # as a run does: what an operator takes depends on it
+    use_one_heap()
+    keep_freed_memory()  # as a run does: what an operator takes depends on it
     threads = cores()
     with _Bench(get_engine(engine), threads) as bench:
         short, long = (bench.seconds(overhead(count)) for count in (1, 21))
@@ -142,6 +146,7 @@ def measure_rates(
         if time.monotonic() - begun < AGAIN_SECONDS:
             arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
+    give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(arithmetic, memory, copied, bench.instruction_seconds, bench.program_seconds, read, written)
 
@@ -245,18 +250,19 @@ class _Bench:
 
 
 def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Bytes a second that files of 8 MiB are written to the disk, and read from it.
-
-    Written means fsync; before they are read the system is told to forget them.
-    """
+    """Bytes a second that files of 8 MiB are written to the disk, and read from it, as the spill does it."""
     size = min(FILE_BYTES, max(nbytes // 2, 1))
-    data = np.random.default_rng(0).bytes(size)
+    data = Pool(size).empty((size,), np.uint8)
+    data[...] = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     with _scratch(folder) as place:
+        flag = direct_flag(place)
         paths = [place / str(number) for number in range(max(nbytes // size, 2))]
-        written = median([_timed(partial(_write, path, data)) for path in paths])
         for path in paths:
-            _forget(path)
-        read = median([_timed(path.read_bytes) for path in paths])
+            write_array(path, data, flag)
+        # Over what is there: a step finds the files of the step before.
+        written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
+        everything = ((0, size),)
+        read = median([_timed(partial(read_box, path, data.shape, everything, data, flag)) for path in paths])
     return size / written, size / read
 
 
@@ -275,15 +281,3 @@ def _timed(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return max(time.perf_counter() - begun, 1e-9)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
-
-
-def _forget(path: Path) -> None:
-    """Drop a file from the page cache, so that reading it means the disk."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

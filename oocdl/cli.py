@@ -46,7 +46,10 @@ Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate; default: the optimizer's.")]
 Epochs = Annotated[int, typer.Option(help="Epochs of the whole run.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the whole run, instead of --epochs.")]
-BatchSize = Annotated[int, typer.Option(help="Samples of one step.")]
+BatchSize = Annotated[int, typer.Option(help="Samples of one pass (of one step, without --accumulate).")]
+Accumulate = Annotated[
+    int, typer.Option(help="Passes of one step: gradients of so many batches make an update.")
+]
 Shuffle = Annotated[bool, typer.Option(help="Draw samples in a new order each epoch.")]
 Seed = Annotated[int, typer.Option(help="Of shuffling and dropout.")]
 Memory = Annotated[
@@ -80,6 +83,7 @@ def fit(
     epochs: Epochs = 1,
     steps: Steps = None,
     batch_size: BatchSize = 1,
+    accumulate: Accumulate = 1,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     memory: Memory = None,
@@ -124,6 +128,7 @@ def plan(
     epochs: Epochs = 1,
     steps: Steps = None,
     batch_size: BatchSize = 1,
+    accumulate: Accumulate = 1,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     memory: Memory = None,
@@ -229,6 +234,7 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
         "epochs",
         "steps",
         "batch_size",
+        "accumulate",
         "shuffle",
         "seed",
         "memory",

@@ -31,7 +31,7 @@ from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.machine import cores
 from oocdl.planning import Needs, machine_for, needs_of
-from oocdl.session import Moved, scalar_outputs
+from oocdl.session import Held, Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.commit import Writer
@@ -110,7 +110,7 @@ def _write(
 
 
 @dataclass(eq=False)
-class ClusterSession:
+class ClusterSession(Held[Future[Chunk]]):
     """Runs steps of one run on a client's workers. The face of ``Session``."""
 
     client: Any
@@ -152,9 +152,9 @@ class ClusterSession:
             self.held[key] = self.client.scatter(chunk, hash=False)
 
     def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
-        """Run one step; returns its scalar outputs by value name."""
+        """Run one pass; returns its scalar outputs by value name."""
         compiled, placed = self.compiled[plan_id], self.placed[plan_id]
-        suffix = f" @{self.run_id}/{info.step}"
+        suffix = f" @{self.run_id}/{info.number}"
         tasks = self._tasks(plan_id, info, placed, suffix)
         wanted = [(key[0] + suffix, key[1]) for key in compiled.graph.outputs]
         numbers, positions, workers = placed.worker_of, placed.position_of, self.workers

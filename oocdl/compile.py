@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
@@ -18,15 +19,26 @@ from oocdl.graph.read_onnx import Imported, OnnxModel
 from oocdl.graph.rule import Builder, Rules
 from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
-from oocdl.ops.optimizers import add_updates
+from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 
 Frozen = Mapping[str, object]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""
 
 
+class Part(Enum):
+    """What a pass (forward and backward) is of its step."""
+
+    WHOLE = auto()
+    """All of it: gradients make the update."""
+    EARLIER = auto()
+    """Not the last: gradients are added to those of the passes before, if any."""
+    LAST = auto()
+    """The last: the sum of all gradients makes the update."""
+
+
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """One kind of step, ready to run."""
+    """One kind of pass through the network, ready to run; a step is one of them, or several."""
 
     imported: Imported
     plan: StepPlan
@@ -42,6 +54,8 @@ class Compiled:
     """Value of role INPUT or TARGET -> dataset array."""
     kept: Mapping[str, str]
     """Name that ``keep`` gives -> value."""
+    sums: Mapping[str, tuple[Region, ...]] = field(default_factory=dict)
+    """How the sums of gradients that it makes are stored; they go from pass to pass, never to the run."""
 
 
 def _imported(
@@ -65,9 +79,9 @@ class TrainingGraph:
 
 
 def training_graph(
-    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules
+    model: OnnxModel, binding: Binding, settings: Settings, batch: int, rules: Rules, part: Part
 ) -> TrainingGraph:
-    """The model with its loss, gradients and updates appended, expanded into primitives."""
+    """The model with its loss, gradients and updates (or sums) appended, expanded into primitives."""
     imported = _imported(model, binding, settings, batch, rules, training=True)
     build = Builder(rules, imported.graph)
     feeds = {name: binding.inputs[name] for name in binding.inputs}
@@ -77,9 +91,18 @@ def training_graph(
     if not weights:
         raise InputError("nothing to train: the model has no float initializer that is not frozen")
     build.role = Role.GRADIENT
-    gradients = differentiate(build, loss, weights)
-    add_updates(build, settings.optimizer, gradients)
-    kept = _kept(build, imported, settings)
+    summed: dict[str, str] = {}
+    if part is Part.WHOLE:
+        gradients = differentiate(build, loss, weights)
+    else:
+        own = differentiate(build, shared_loss(build, loss), weights)
+        gradients = add_sums(build, own)
+        summed = {own[weight]: total for weight, total in gradients.items()}
+    if part is Part.EARLIER:
+        build.updates |= {f"{weight}/accumulated": total for weight, total in gradients.items()}
+    else:
+        add_updates(build, settings.optimizer, gradients)
+    kept = {} if part is Part.EARLIER else _kept(build, imported, settings, summed)
     build.outputs = [loss, *parts.values(), *kept.values()]
     graph = expand(build.graph(), rules)
     # Merging equal nodes can rename outputs, but never moves them.
@@ -94,8 +117,13 @@ def training_graph(
     )
 
 
-def _kept(build: Builder, imported: Imported, settings: Settings) -> dict[str, str]:
-    """Name that ``keep`` gives -> value: by the name in the file, or ``grad/<value>``."""
+def _kept(
+    build: Builder, imported: Imported, settings: Settings, summed: Mapping[str, str]
+) -> dict[str, str]:
+    """Name that ``keep`` gives -> value: by the name in the file, or ``grad/<value>``.
+
+    The gradient of a weight is that of the step: ``summed`` maps the last pass's own to all passes' sum.
+    """
     found: dict[str, str] = {}
     for name in settings.keep:
         value = imported.names.get(name, name)
@@ -103,7 +131,7 @@ def _kept(build: Builder, imported: Imported, settings: Settings) -> dict[str, s
             raise InputError(
                 f"keep names '{name}', which is no activation of the model and no gradient 'grad/<weight>'"
             )
-        found[name] = value
+        found[name] = summed.get(value, value)
     return found
 
 
@@ -150,13 +178,14 @@ def compile_training(
     limits: Limits,
     frozen: Frozen | None = None,
     pieces: Mapping[str, tuple[Region, ...]] | None = None,
+    part: Part = Part.WHOLE,
 ) -> Compiled:
-    """A training step for batches of ``batch`` samples.
+    """A training step, or the first ``part`` of one, for batches of ``batch`` samples.
 
     ``frozen`` repeats the cuts of an earlier plan; ``pieces`` says how weights are
     stored if another plan has decided that already.
     """
-    made = training_graph(model, binding, settings, batch, rules)
+    made = training_graph(model, binding, settings, batch, rules, part)
     factored = factorize(made.graph, rules)
     plan = plan_step(factored, rules, limits) if frozen is None else replan_step(factored, rules, frozen)
     # A plan that is there needs room for one unit, not for as many as there are threads: what the
@@ -170,17 +199,28 @@ def compile_training(
             f"{allowed / 2**20:.2f} MiB{way_out}"
         )
     pieces = pieces or versioned_pieces(plan)
+    sums = versioned_pieces(plan, (Role.SUM,)) if part is Part.EARLIER else {}
     return Compiled(
         made.imported,
         plan,
-        expand_step(plan, rules, pieces),
+        expand_step(plan, rules, {**pieces, **sums}, sums),
         pieces,
         made.loss,
         made.parts,
         dict(made.imported.outputs),
         made.feeds,
         made.kept,
+        sums,
     )
+
+
+def going_on(compiled: Compiled, rules: Rules, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
+    """The same pass where others of its step went before, which left ``sums``.
+
+    What ``compile_training`` returns begins a step: to it, all sums are zeros.
+    """
+    graph = expand_step(compiled.plan, rules, {**compiled.pieces, **sums})
+    return replace(compiled, graph=graph)
 
 
 def compile_inference(

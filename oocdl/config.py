@@ -201,6 +201,7 @@ class Settings:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 1
+    accumulate: int = 1
     shuffle: bool = True
     seed: int = 0
     inputs: Mapping[str, str] | None = None
@@ -244,6 +245,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "epochs": _whole,
     "steps": lambda name, value: None if value is None else _whole(name, value),
     "batch_size": _whole,
+    "accumulate": _whole,
     "shuffle": _flag,
     "seed": lambda name, value: _whole(name, value, None),
     "inputs": _mapping(_text),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oocdl.bind import Binding
-from oocdl.compile import Compiled, Frozen, compile_training
+from oocdl.compile import Compiled, Frozen, Part, compile_training
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve
 from oocdl.errors import BudgetError
@@ -126,20 +126,21 @@ def compile_within(
     batch: int,
     frozen: Frozen | None = None,
     pieces: Any = None,
+    part: Part = Part.WHOLE,
 ) -> Compiled:
     """Compile a training step; if nothing fits, say which budget would do."""
     limits = machine.limits(settings)
     try:
-        return compile_training(model, binding, settings, batch, RULES, limits, frozen, pieces)
+        return compile_training(model, binding, settings, batch, RULES, limits, frozen, pieces, part)
     except BudgetError as error:
         if frozen is not None:
             raise
-        needed = smallest_budget(model, binding, settings, machine, batch)
+        needed = smallest_budget(model, binding, settings, machine, batch, part)
         raise BudgetError(f"{error}; memory='{-(-needed >> 20)}MiB' would do") from None
 
 
 def smallest_budget(
-    model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, batch: int
+    model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, batch: int, part: Part
 ) -> int:
     """The smallest budget that a plan fits, within a tenth or so."""
     given = machine.limits(settings)
@@ -147,7 +148,7 @@ def smallest_budget(
     def fits(unit: int) -> bool:
         try:
             limits = Limits(unit, given.threads, given.parallel)
-            compile_training(model, binding, settings, batch, RULES, limits)
+            compile_training(model, binding, settings, batch, RULES, limits, part=part)
         except BudgetError:
             return False
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dask.delayed import Delayed
@@ -13,11 +13,11 @@ from rich.text import Text
 
 from oocdl.compile import Compiled
 from oocdl.config import Settings
-from oocdl.graph.plan import LayerPlan
-from oocdl.ops.optimizers import scalars
+from oocdl.graph.ir import Role
+from oocdl.graph.plan import LayerPlan, StepPlan
+from oocdl.passes import FIRST, MAIN, RAGGED, Course
 from oocdl.planning import Machine, needs_of
 from oocdl.session import step_delayed
-from oocdl.sources import StepInfo
 from oocdl.storage.dataset import Dataset
 
 
@@ -25,19 +25,35 @@ from oocdl.storage.dataset import Dataset
 class Plan:
     """What one step will do and need. Made by ``oocdl.plan``; nothing has run.
 
-    ``str(plan)`` is a table. Bytes read and written are those that units move when
-    nothing fits in RAM; what stays in the tier is neither read nor written.
+    ``str(plan)`` is a table of the layers; with ``accumulate`` of those of a step's last pass.
+    Bytes read and written are those that units move when nothing fits in RAM; what stays in the
+    tier is neither read nor written.
     """
 
-    compiled: Compiled
+    kinds: Mapping[str, Compiled]
+    """All kinds of passes, by plan id."""
     settings: Settings
     machine: Machine
     model: str
     dataset: Dataset
-    batches: Callable[[int], Iterator[tuple[int, int, tuple[int, ...]]]]
-    """(step, epoch, dataset rows) from a step on."""
-    ragged: Compiled | None = None
-    """The smaller last batch of an epoch, if there is one."""
+    course: Course
+    """All steps of the run."""
+
+    @property
+    def compiled(self) -> Compiled:
+        """The pass that makes an update."""
+        return self.kinds[MAIN]
+
+    @property
+    def ragged(self) -> Compiled | None:
+        """The same for the smaller last batch of an epoch, if there is one."""
+        return self.kinds.get(RAGGED)
+
+    @property
+    def passes(self) -> tuple[StepPlan, ...]:
+        """The plan of each pass of a step."""
+        earlier = [self.kinds[FIRST].plan for _ in range(self.course.passes - 1)]
+        return (*earlier, self.compiled.plan)
 
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -47,8 +63,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of the process: base, running programs, and what the tier may hold."""
-        kinds = [self.compiled, *([self.ragged] if self.ragged else [])]
-        share = self.machine.share(needs_of((kind.plan for kind in kinds), self.machine.threads))
+        share = self.machine.share(needs_of(self.passes, self.machine.threads))
         return self.machine.base_bytes + share.heap_bytes + share.tier_bytes
 
     @property
@@ -58,34 +73,39 @@ class Plan:
         return sum(values[name].nbytes for name in self.compiled.pieces)
 
     @property
+    def sum_bytes(self) -> int:
+        """Sums of gradients, which go from pass to pass of a step."""
+        return sum(value.nbytes for value in self.compiled.plan.factored.graph.of_role(Role.SUM))
+
+    @property
     def disk_bytes(self) -> int:
-        """At most this much spill and run store: what a step stores, and three versions of the weights."""
-        return sum(layer.written_bytes for layer in self.layers) + 3 * self.weight_bytes
+        """At most this much spill and run store: what a pass stores, and three versions of the weights."""
+        return max(plan.written_bytes for plan in self.passes) + self.sum_bytes + 3 * self.weight_bytes
 
     @property
     def read_bytes(self) -> int:
         """Bytes that units read in a step."""
-        return self.compiled.plan.read_bytes
+        return sum(plan.read_bytes for plan in self.passes)
 
     @property
     def written_bytes(self) -> int:
         """Bytes that units write in a step."""
-        return self.compiled.plan.written_bytes
+        return sum(plan.written_bytes for plan in self.passes)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of a step."""
-        return self.compiled.plan.flops
+        return sum(plan.flops for plan in self.passes)
 
     @property
     def seconds(self) -> float:
         """A rough prediction of the seconds of a step."""
-        return self.compiled.plan.seconds
+        return sum(plan.seconds for plan in self.passes)
 
     @property
     def tasks(self) -> int:
         """Units of a step."""
-        return self.compiled.plan.tasks
+        return sum(plan.tasks for plan in self.passes)
 
     def delayed(self, step: int = 0) -> Delayed:
         """One step from the model file's weights, as a ``dask.delayed.Delayed`` whose value is the loss.
@@ -94,16 +114,15 @@ class Plan:
 
         >>> plan.delayed(0).visualize("step.svg")  # doctest: +SKIP
         """
-        rows = next(rows for number, _, rows in self.batches(step) if number == step)
-        info = StepInfo(step, self.settings.seed, rows, scalars(self.settings.optimizer, step))
-        compiled = self.compiled
-        if self.ragged is not None and len(rows) != self.settings.batch_size:
-            compiled = self.ragged
-        return step_delayed(compiled, self.dataset, self.settings, self.machine, info)
+        passes = self.course.passes_of(next(self.course.steps_from(step)))
+        return step_delayed(self.kinds, passes, self.dataset, self.settings, self.machine)
 
     def table(self) -> Table:
         """Layers with their cuts and costs."""
-        table = Table(title=f"{self.model}: one step of batch {self.settings.batch_size}")
+        title = f"{self.model}: one step of batch {self.settings.batch_size}"
+        if self.course.passes > 1:
+            title += f" x {self.course.passes} passes, of which the last"
+        table = Table(title=title)
         for name in ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP"):
             table.add_column(name, justify="left" if name == "layer" else "right")
         names = self.compiled.plan.classes.names

@@ -32,6 +32,7 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
     alike = (
         "optimizer",
         "batch_size",
+        "accumulate",
         "shuffle",
         "seed",
         "scale",

@@ -7,11 +7,12 @@ same tasks on the same plan, so they make the same bits.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.delayed import Delayed
@@ -35,6 +36,7 @@ from oocdl.storage.tier import Tier, current, use
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,24 @@ class Moved:
     """Counted peak of the process so far: base, running programs and tier."""
 
 
+class Held(Generic[T]):
+    """The chunks of weights and state between passes, or whatever stands for them."""
+
+    held: dict[Key, T]
+
+    @contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """All passes of a step or none: if one fails, what is held is as it was before the first."""
+        before = self.held
+        try:
+            yield
+        except BaseException:
+            self.held = before
+            raise
+
+
 @dataclass(eq=False)
-class Session:
+class Session(Held[Chunk]):
     """Runs steps of one run in this process. Use as a context manager."""
 
     compiled: Mapping[str, Compiled]
@@ -108,7 +126,7 @@ class Session:
         self.held = weights.load(self.compiled[plan_id], read, self.tier)
 
     def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
-        """Run one step; returns the scalar outputs (the loss and its parts) by value name."""
+        """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
         compiled = self.compiled[plan_id]
         graph = compiled.graph
         for key in graph.inputs:
@@ -140,29 +158,42 @@ class Session:
 
 
 def step_delayed(
-    compiled: Compiled, dataset: Dataset, settings: Settings, machine: Machine, info: StepInfo
+    kinds: Mapping[str, Compiled],
+    passes: Sequence[tuple[str, StepInfo]],
+    dataset: Dataset,
+    settings: Settings,
+    machine: Machine,
 ) -> Delayed:
     """One step as a Delayed: opens a session of its own, loads the initial weights, runs, closes."""
-    factored = compiled.plan.factored
-    assert compiled.loss is not None
-    ((_, loss),) = compiled.graph.pieces[factored.alias.get(compiled.loss, compiled.loss)]
     opened = ("session", 0)
 
     def start() -> str:
         folder = TemporaryDirectory(dir=settings.spill)
-        session = Session({"main": compiled}, dataset, settings.scale or {}, machine, Path(folder.name))
+        session = Session(kinds, dataset, settings.scale or {}, machine, Path(folder.name))
         session.__enter__()
         _alone[session.run_id] = (session, folder)
         return session.run_id
 
     tasks: dict[Any, Any] = {opened: Task(opened, start)}
-    for key in compiled.graph.inputs:
+    held: dict[Key, Key] = {}
+    for key in kinds[passes[0][0]].graph.inputs:
         tasks[key] = Task(key, _load_piece, TaskRef(opened), key)
-    tasks |= execute.step_tasks(compiled.graph, TaskRef(opened), "main", info)
+        held[key] = key
+    losses: list[Key] = []
+    for number, (plan_id, info) in enumerate(passes):
+        compiled = kinds[plan_id]
+        names = {call.key: (f"{call.key[0]} @{number}", call.key[1]) for call in compiled.graph.calls}
+        names |= held
+        for key, task in execute.step_tasks(compiled.graph, TaskRef(opened), plan_id, info).items():
+            tasks[names[key]] = task.substitute(names, names[key])
+        loss = compiled.loss
+        assert loss is not None
+        ((_, key),) = compiled.graph.pieces[compiled.plan.factored.alias.get(loss, loss)]
+        losses.append(names[key])
+        held = weights.after_step(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
     value = ("loss", 0)
-    tasks[value] = Task(
-        value, _finish, TaskRef(opened), TaskRef(loss), List(*(TaskRef(k) for k in compiled.graph.outputs))
-    )
+    references = [List(*(TaskRef(key) for key in keys)) for keys in (losses, held.values())]
+    tasks[value] = Task(value, _finish, TaskRef(opened), *references)
     return Delayed(value, tasks)  # type: ignore[no-untyped-call]
 
 
@@ -178,9 +209,9 @@ def _load_piece(run_id: str, key: Key) -> Chunk:
     return session.held[key]
 
 
-def _finish(run_id: str, loss: Chunk, outputs: list[Chunk]) -> float:
-    """The loss; closes the session of a Delayed."""
-    value = float(loss.copy())
+def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
+    """The mean of the passes' losses; closes the session of a Delayed."""
+    value = sum(float(loss.copy()) for loss in losses) / len(losses)
     session, folder = _alone.pop(run_id)
     session.__exit__()
     folder.cleanup()

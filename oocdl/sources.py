@@ -1,7 +1,7 @@
 """Arrays that a unit reads from elsewhere than from chunks, always by region.
 
-Dataset regions, constants, step scalars and random numbers. Random numbers are a
-function of (seed, step, value, global index), so they do not depend on cuts,
+Dataset regions, constants, step scalars, sums not yet begun and random numbers. Random
+numbers are a function of (seed, pass, value, global index), so they do not depend on cuts,
 threads or workers.
 """
 
@@ -48,9 +48,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What differs from step to step. Small: it travels with every task."""
+    """What differs from pass to pass. Small: it travels with every task."""
 
-    step: int
+    number: int
+    """Of the pass through the network, from 0 over the whole run; a step is one or several."""
     seed: int
     indices: tuple[int, ...] = ()
     """Dataset rows of the batch, in order."""
@@ -117,6 +118,8 @@ class Sources:
         value = self.factored.graph.values[name]
         if value.role is Role.SCALAR:
             out[...] = info.scalars[name]
+        elif value.role is Role.SUM:
+            out[...] = 0
         elif value.role is Role.CONSTANT:
             stored = self.factored.graph.constants[name].reshape(self.factored.shapes[name])
             out[...] = stored[tuple(slice(a, b) for a, b in region)]
@@ -124,7 +127,7 @@ class Sources:
             shape = self.factored.shapes[name]
             # The integers behind them take several times the memory of the numbers.
             for block in _blocks(region, (1,) * len(shape), 8):
-                out[within(block, region)] = uniform(info.seed, info.step, name, shape, block, value.dtype)
+                out[within(block, region)] = uniform(info.seed, info.number, name, shape, block, value.dtype)
         else:
             for box, place in own_regions(self.factored.factors[name], region):
                 where: tuple[Any, ...] = (..., *place)  # a view for rank 0, too
@@ -173,9 +176,9 @@ def _blocks(box: Region, chunks: Shape, itemsize: int) -> Iterator[Region]:
         )
 
 
-def uniform(seed: int, step: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
+def uniform(seed: int, number: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
     """Uniform numbers in [0, 1) by global index: splitmix64 (Steele, Lea, Flood 2014) of a keyed counter."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
     index = np.full((), int.from_bytes(digest, "little"), np.uint64)
     stride = 1
     with np.errstate(over="ignore"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from oocdl import resume as resuming
 from oocdl import weights
 from oocdl.bind import Binding, bind
 from oocdl.cluster import ClusterSession
-from oocdl.compile import Compiled
 from oocdl.config import Settings, make_settings
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
@@ -27,17 +26,15 @@ from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.heap import use_one_heap
-from oocdl.ops.optimizers import scalars
-from oocdl.planning import Machine, compile_within, machine_for
+from oocdl.passes import MAIN, Course, Step, compile_passes, planned
+from oocdl.planning import Machine, machine_for
 from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.run import Run
 from oocdl.session import Moved, Session
 from oocdl.sources import StepInfo, own_regions
-from oocdl.storage.dataset import Dataset, batches, open_dataset
+from oocdl.storage.dataset import Dataset, open_dataset
 from oocdl.storage.run_store import RunStore
-
-MAIN, RAGGED = "main", "ragged"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +48,9 @@ class Job:
     machine: Machine
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch, the ragged last one included."""
-        return -(-self.binding.samples // self.settings.batch_size)
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        limit = self.settings.epochs * self.steps_per_epoch
-        return limit if self.settings.steps is None else self.settings.steps
-
-    def batches_from(self, step: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """(step, epoch, dataset rows) from ``step`` on."""
-        settings = self.settings
-        while step < self.total_steps:
-            epoch, first = divmod(step, self.steps_per_epoch)
-            rows = batches(self.binding.samples, settings.batch_size, settings.shuffle, settings.seed, epoch)
-            for number, indices in enumerate(rows):
-                if number >= first and step < self.total_steps:
-                    yield step, epoch, tuple(int(index) for index in indices)
-                    step += 1
+    def course(self) -> Course:
+        """All steps of the run."""
+        return Course(self.binding.samples, self.settings)
 
 
 def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
@@ -83,17 +63,9 @@ def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
 
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
-    cuts = frozen or {}
-    main = compile_within(
-        job.model, job.binding, job.settings, job.machine, job.settings.batch_size, cuts.get(MAIN)
-    )
-    rest = job.binding.samples % job.settings.batch_size
-    ragged = None
-    if rest:
-        ragged = compile_within(
-            job.model, job.binding, job.settings, job.machine, rest, cuts.get(RAGGED), main.pieces
-        )
-    return Plan(main, job.settings, job.machine, job.model.path.name, job.dataset, job.batches_from, ragged)
+    settings, course = job.settings, job.course
+    kinds = compile_passes(job.model, job.binding, settings, job.machine, course, frozen or {})
+    return Plan(kinds, settings, job.machine, job.model.path.name, job.dataset, course)
 
 
 def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
@@ -152,6 +124,7 @@ def fit(
         ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", a loss object, or a mapping
         output -> (loss, weight). ``optimizer``: "sgd", "adam", "adamw" or an ``oocdl.optim`` object;
         ``lr`` for one given by name. ``epochs``, ``steps`` (totals), ``batch_size``, ``shuffle``, ``seed``.
+        ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
         ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
         ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
         ``spill``: folder for what does not fit. ``parallel``: at least these cuts,
@@ -208,18 +181,14 @@ def _open_store(
         store = stack.enter_context(resuming.open_run(folder, identity))
         frozen = None if replan else resuming.read_plan(store, facts)
         made = _plan(job, frozen)
-    numerics = {name: compiled.plan.numerics() for name, compiled in _kinds(made).items()}
+    plans = {name: compiled.plan for name, compiled in planned(made.kinds).items()}
+    numerics = {name: one.numerics() for name, one in plans.items()}
     if frozen is None:
-        cuts = {name: frozen_cuts(compiled.plan) for name, compiled in _kinds(made).items()}
+        cuts = {name: frozen_cuts(one) for name, one in plans.items()}
         resuming.write_plan(store, facts, {**cuts, "numerics": numerics})
     elif frozen["numerics"] != numerics:
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
-
-
-def _kinds(made: Plan) -> dict[str, Compiled]:
-    """The kinds of steps of a plan, by id."""
-    return {MAIN: made.compiled} | ({} if made.ragged is None else {RAGGED: made.ragged})
 
 
 @dataclass(eq=False)
@@ -238,7 +207,8 @@ class Trainer:
     """What ``keep`` names, of this step."""
 
     def __post_init__(self) -> None:
-        self.compiled = _kinds(self.plan)
+        self.compiled = self.plan.kinds
+        self.course = self.job.course
         self.writing = threading.Lock()
 
     def emit(self, event: Event) -> None:
@@ -251,7 +221,7 @@ class Trainer:
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
-        total = max(done, self.job.total_steps)
+        total = max(done, self.course.total_steps)
         self.emit(RunStarted(self.plan, str(self.store.path), total, done))
         if done < total or manifest is None:
             with self._session() as session:
@@ -288,48 +258,52 @@ class Trainer:
         )
 
     def _steps(self, session: Session | ClusterSession, done: int) -> None:
-        job, last_commit = self.job, time.monotonic()
+        course, last_commit = self.course, time.monotonic()
         moved = session.moved()
-        for step, epoch, samples in job.batches_from(done):
-            row, moved = self._step(session, StepInfo(step, job.settings.seed, samples), epoch, moved)
-            self.rows.append(row)
+        for step in course.steps_from(done):
+            with session.whole_step():
+                row, moved = self._step(session, step, moved)
+                self.rows.append(row)
             try:
                 self.emit(StepDone(row))
             except BaseException:  # how a callback stops a run: what is done is kept
                 self._commit_done(session)
                 raise
-            last = step + 1 == job.total_steps
-            epoch_ends = (step + 1) % job.steps_per_epoch == 0 and job.steps_per_epoch > 1
-            if last or epoch_ends or time.monotonic() - last_commit > job.settings.commit_seconds:
-                self._commit(session, step + 1)
+            done = step.number + 1
+            last = done == course.total_steps
+            epoch_ends = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
+            if last or epoch_ends or time.monotonic() - last_commit > self.job.settings.commit_seconds:
+                self._commit(session, done)
                 last_commit = time.monotonic()
 
     def _step(
-        self, session: Session | ClusterSession, info: StepInfo, epoch: int, before: Moved
+        self, session: Session | ClusterSession, step: Step, before: Moved
     ) -> tuple[dict[str, Any], Moved]:
         """Run one step; returns its row of the history, and what has been moved since the session began."""
         begun = time.monotonic()
-        plan_id = MAIN if len(info.indices) == self.job.settings.batch_size else RAGGED
-        compiled = self.compiled[plan_id]
-        rates = scalars(self.job.settings.optimizer, info.step)
-        self._prepare_kept(plan_id, info.step)
-        found = session.step(plan_id, replace(info, scalars=rates))
+        passes = self.course.passes_of(step)
+        losses: list[dict[str, float]] = []
+        for number, (plan_id, info) in enumerate(passes, 1):
+            if number == len(passes):
+                self._prepare_kept(plan_id, step.number)
+            losses.append(self._losses(plan_id, session.step(plan_id, info)))
+            _check_loss(losses[-1]["loss"], step.number, info.indices)
         after = session.moved()
-        assert compiled.loss is not None
-        loss = found[compiled.loss]
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss of step {info.step + 1} is {loss} (dataset rows {list(info.indices)}); the run "
-                "stays at its last commit; lower the learning rate, or look in these rows for NaN and for "
-                "labels without a class"
-            )
-        row = {"step": info.step + 1, "epoch": epoch, "loss": loss}
-        if len(compiled.parts) > 1:
-            row |= {f"loss/{name}": found[value] for name, value in compiled.parts.items()}
-        row |= {"lr": rates["lr"], "seconds": time.monotonic() - begun}
+        row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
+        row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
+        row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
         for name, value in asdict(after).items():
             row[name] = value if name == "peak_bytes" else value - getattr(before, name)
         return row, after
+
+    def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:
+        """The loss of a pass, and its parts if there are several, as the history names them."""
+        compiled = self.compiled[plan_id]
+        assert compiled.loss is not None
+        losses = {"loss": found[compiled.loss]}
+        if len(compiled.parts) > 1:
+            losses |= {f"loss/{name}": found[value] for name, value in compiled.parts.items()}
+        return losses
 
     def _commit_done(self, session: Session | ClusterSession) -> None:
         if self.rows:
@@ -338,7 +312,7 @@ class Trainer:
     def _commit(self, session: Session | ClusterSession, step: int) -> None:
         rows, self.rows = self.rows, []
         self.store.append_history(rows)
-        session.commit(self.store, MAIN, {"step": step, "steps": self.job.total_steps})
+        session.commit(self.store, MAIN, {"step": step, "steps": self.course.total_steps})
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
@@ -360,3 +334,13 @@ class Trainer:
                     part = tuple(slice(a, b) for a, b in box)
                     with self.writing:  # two pieces may share a chunk
                         self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))
+
+
+def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
+    """A loss that is no number ends the run: NonFiniteError says which rows made it."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
+            "stays at its last commit; lower the learning rate, or look in these rows for NaN and for "
+            "labels without a class"
+        )

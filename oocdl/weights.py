@@ -12,7 +12,7 @@ from oocdl.errors import NonFiniteError
 from oocdl.graph.axes import Region, region_shape, region_size, whole
 from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
-from oocdl.graph.ir import Array
+from oocdl.graph.ir import Array, Role
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk
@@ -66,12 +66,17 @@ def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
 
 
 def after_step(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
-    """What the next step starts from: the updates that this step made, the rest as it was."""
+    """What the next pass starts from: the updates that this pass made, the rest as it was.
+
+    Sums of gradients that this pass did not make anew are used up.
+    """
     graph, alias = compiled.plan.factored.graph, compiled.plan.factored.alias
-    new = dict(held)
+    stored = {**compiled.pieces, **compiled.sums}
+    sums = {f"stored/{value.name}" for value in graph.of_role(Role.SUM)}
+    new = {key: chunk for key, chunk in held.items() if key[0] not in sums}
     for name, update in graph.updates.items():
         pieces = {region: key for region, key in compiled.graph.pieces[alias.get(update, update)]}
-        for number, region in enumerate(compiled.pieces[name]):
+        for number, region in enumerate(stored[name]):
             new[f"stored/{name}", number] = made[pieces[region]]
     return new
 

@@ -41,6 +41,7 @@ ROOMS = (
     "execute",
     "compile",
     "planning",
+    "passes",
     "testing",
     "weights",
     "session",

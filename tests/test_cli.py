@@ -101,6 +101,14 @@ def test_fit_goes_on_or_refuses_or_starts_anew(folder: Path, capsys: pytest.Capt
     assert code == 0 and ": 1 step, loss" in out
 
 
+def test_fit_and_plan_accumulate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what = (folder / "net.onnx", folder / "data.zarr", *TINY, "--accumulate", 2)
+    code, out, _ = run(capsys, "fit", *what, "--workdir", folder / "two.run", "--no-progress")
+    assert code == 0 and ": 2 steps, loss" in out  # of two passes, and of one
+    code, out, _ = run(capsys, "plan", *what)
+    assert code == 0 and "one step of batch 1 x 2 passes" in " ".join(out.split())
+
+
 def test_plan_prints_the_table_and_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(folder.iterdir())
     code, out, _ = run(

@@ -85,6 +85,15 @@ def test_a_run_may_move_between_process_and_client(
     assert nets.files_of(run) == nets.files_of(local)
 
 
+def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    """Three passes are a step, whose sums of gradients stay on the workers."""
+    options = {**CUTS, **QUICK, "accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
+    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_dask_threaded_makes_the_same_bits(
     job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, threads: int

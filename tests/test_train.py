@@ -18,6 +18,7 @@ from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
+from oocdl.planning import Machine, machine_for
 from oocdl.zoo import write_unet3d
 from tests import nets
 
@@ -352,3 +353,29 @@ def test_a_damaged_sample_is_named(mlp: Path, data: Path) -> None:
     (data / "x" / "c" / "4" / "0").write_bytes(b"rubbish")
     with pytest.raises(DatasetError, match="array 'x' of .* cannot be read at"):
         oocdl.fit(mlp, data, batch_size=2, shuffle=False, **QUICK)
+
+
+def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is as the full batch cuts it; the update of a smaller one is cut anew to match."""
+    x = np.random.default_rng(0).normal(size=(33, 64)).astype("f4")
+    data = nets.write_data(tmp_path / "wide.zarr", {"x": x, "y": np.argmax(x[:, :32], axis=1)})
+    model = nets.write_mlp(tmp_path / "wide.onnx", (64, 96, 32))
+    exact: dict[str, Any] = {
+        **QUICK,
+        "engine": "torch",
+        "precision": "float64",
+        "batch_size": 16,
+        "epochs": 2,
+    }
+    exact["optimizer"] = SGD(lr=0.01, momentum=0.9)
+    roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
+
+    def small(settings: Any) -> Machine:
+        machine = machine_for(settings)
+        return Machine(machine.engine, machine.threads, machine.base_bytes, 120_000)
+
+    monkeypatch.setattr("oocdl.train.machine_for", small)
+    run = oocdl.fit(model, data, workdir=tmp_path / "small", **exact)
+    assert any("as stored" in call.key[0] for call in run.plan.ragged.graph.calls)
+    for name in run.weights:
+        np.testing.assert_allclose(run.weights[name][...], roomy.weights[name][...], rtol=1e-9, atol=1e-12)

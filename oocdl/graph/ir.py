@@ -28,9 +28,10 @@ class Role(StrEnum):
     TARGET = "target"  # read from the dataset, by region
     WEIGHT = "weight"  # versioned in the run, replaced by an update
     STATE = "state"  # optimizer state and running statistics, as weights
+    SUM = "sum"  # gradients of a step's earlier passes; zeros in its first, never part of the run
     CONSTANT = "constant"  # a small array of the graph
     SCALAR = "scalar"  # one number a step: learning rate, bias correction
-    RANDOM = "random"  # counter-based, keyed by (seed, step, value, global index)
+    RANDOM = "random"  # counter-based, keyed by (seed, pass, value, global index)
     ACTIVATION = "activation"
     GRADIENT = "gradient"
 

@@ -32,7 +32,7 @@ LARGE_BYTES = 1 << 10
 """Smaller values do not count when layers are compared by what they read."""
 CONE_VALUES = 40
 """How far back (in values) a reduction looks for a layer that reads the same."""
-SMALL_ROLES = (Role.WEIGHT, Role.STATE, Role.CONSTANT, Role.SCALAR)
+SMALL_ROLES = (Role.WEIGHT, Role.STATE, Role.SUM, Role.CONSTANT, Role.SCALAR)
 
 Ready = tuple[int, bool]
 """(layer, inside): made in that layer, or (not inside) only complete after it."""

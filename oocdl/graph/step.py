@@ -9,23 +9,25 @@ to what is fixed by the plan, never by who was first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes, unit_buffer_bytes
-from oocdl.graph.cut import Unit
+from oocdl.graph.cut import Unit, make_program
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
+from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.graph.program import Operand
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
 Key = tuple[str, int]
 Piece = tuple[Region, Key]
 
-SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT)
-"""Roles of values that a unit reads from elsewhere than from chunks."""
+SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Role.SUM)
+"""Roles of values that a unit reads from elsewhere than from chunks (sums: where there are none yet)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class StepGraph:
     calls: tuple[Call, ...]
     pieces: Mapping[str, tuple[Piece, ...]]
     inputs: tuple[Key, ...]
-    """Chunks of weights and state that the step starts from."""
+    """Chunks of weights, state and sums that the step starts from."""
     outputs: tuple[Key, ...]
     """Chunks to be kept when the step is over."""
     input_uses: Mapping[Key, tuple[int, ...]]
@@ -115,8 +117,10 @@ class _Draft:
     position: int = 0
 
 
-def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
-    """How weights and state are stored: as the layers that update them make them."""
+def versioned_pieces(
+    plan: StepPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
+) -> dict[str, tuple[Region, ...]]:
+    """How weights and state (or other ``roles``) are stored: as the layers that update them make them."""
     graph, alias = plan.factored.graph, plan.factored.alias
     made: dict[str, list[Region]] = {}
     for planned in plan.layers:
@@ -126,7 +130,7 @@ def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
                 if region not in made.setdefault(name, []):
                     made[name].append(region)
     found: dict[str, tuple[Region, ...]] = {}
-    for value in graph.of_role(Role.WEIGHT, Role.STATE):
+    for value in graph.of_role(*roles):
         stored = alias.get(value.name, value.name)
         if stored not in plan.factored.shapes:
             continue
@@ -137,11 +141,21 @@ def versioned_pieces(plan: StepPlan) -> dict[str, tuple[Region, ...]]:
     return found
 
 
-def expand_step(plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Region]]) -> StepGraph:
-    """All calls of one step. ``pieces`` says how weights and state are stored."""
+def expand_step(
+    plan: StepPlan,
+    rules: Rules,
+    pieces: Mapping[str, Sequence[Region]],
+    absent: Collection[str] = (),
+) -> StepGraph:
+    """All calls of one step. ``pieces`` says how weights and state are stored.
+
+    Of these, ``absent`` are not there yet (sums of gradients, in the first pass of a step).
+    """
     draft = _Draft()
     inputs: list[Key] = []
     for name, regions in pieces.items():
+        if name in absent:
+            continue
         for number, region in enumerate(regions):
             key = (f"stored/{name}", number)
             inputs.append(key)
@@ -149,8 +163,8 @@ def expand_step(plan: StepPlan, rules: Rules, pieces: Mapping[str, Sequence[Regi
     for planned in plan.layers:
         _expand_layer(draft, plan, planned, rules)
     graph, alias = plan.factored.graph, plan.factored.alias
-    wanted = [*graph.updates.values(), *graph.outputs]
-    outputs = [key for name in wanted for _, key in draft.pieces.get(alias.get(name, name), [])]
+    outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
+    outputs += [key for name in graph.outputs for _, key in draft.pieces.get(alias.get(name, name), [])]
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
     return StepGraph(
         calls,
@@ -193,6 +207,41 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
         _combine(draft, plan, label, cell, lanes)
 
 
+def _stored(draft: _Draft, plan: StepPlan, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[Key]:
+    """Keys of the new pieces of a weight or state, cut anew where this plan cuts otherwise than it is stored.
+
+    Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
+    """
+    update = plan.factored.alias.get(plan.factored.graph.updates[name], plan.factored.graph.updates[name])
+    made = dict(draft.pieces[update])
+    missing = [region for region in pieces[name] if region not in made]
+    for number, region in enumerate(missing):
+        key = (f"{len(plan.layers):03d} {update} as stored", number)
+        _cut_anew(draft, plan, update, region, key, tuple(made.items()))
+    fresh = dict(draft.pieces[update])
+    return [fresh[region] for region in pieces[name]]
+
+
+def _cut_anew(
+    draft: _Draft, plan: StepPlan, name: str, region: Region, key: Key, made: Sequence[Piece]
+) -> None:
+    """A call that only puts parts of other pieces together: its program has no instructions."""
+    arguments: list[Key] = []
+    dtype, shape = plan.factored.graph.values[name].dtype, region_shape(region)
+    read = _parts(name, region, dtype, made, arguments)
+    program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
+    unit = Unit(len(plan.layers), (key[1],), ((name, region),), program, ((name, region),), (1,))
+    for argument in dict.fromkeys(arguments):
+        draft.readers.setdefault(argument, []).append(draft.position)
+    buffers = 2 * footprint(region_size(region) * itemsize(dtype))
+    call = UnitCall(
+        key, draft.position, unit, tuple(arguments), (read,), (None,), (None,), (dtype,), (), buffers, 0
+    )
+    draft.calls.append(call)
+    draft.position += 1
+    draft.pieces[name].append((region, key))
+
+
 def _unit_call(
     draft: _Draft,
     plan: StepPlan,
@@ -231,13 +280,18 @@ def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: l
     value = plan.factored.graph.values[name]
     if value.role in SOURCES and name not in draft.pieces:
         return Read(name, region, value.dtype, ())
+    return _parts(name, region, value.dtype, draft.pieces[name], arguments)
+
+
+def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], arguments: list[Key]) -> Read:
+    """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
     chunks: list[tuple[int, Region]] = []
-    for held, key in draft.pieces[name]:
+    for held, key in pieces:
         part = intersect(held, region)
         if not is_empty(part):
             chunks.append((len(arguments), part))
             arguments.append(key)
-    return Read(name, region, value.dtype, tuple(chunks))
+    return Read(name, region, dtype, tuple(chunks))
 
 
 class _Lanes:

@@ -112,6 +112,29 @@ def add_updates(build: Builder, optimizer: Optimizer, gradients: Mapping[str, st
         build.role = role
 
 
+SHARE = "accumulate/share"
+"""The SCALAR by which the loss of a pass counts in its step: one over the number of passes."""
+
+
+def shared_loss(build: Builder, loss: str) -> str:
+    """What to differentiate where a step is several passes: the loss times its share."""
+    return build("Mul", loss, _scalar(build, SHARE, loss))
+
+
+def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
+    """Append the sum of each gradient and those of the passes before: weight -> sum.
+
+    The sum so far is a value of role SUM, ``<weight>/accumulated``.
+    """
+    role, build.role = build.role, Role.GRADIENT
+    found = {}
+    for weight, grad in gradients.items():
+        before = build.value(f"{weight}/accumulated", build.shape(weight), build.dtype(weight), Role.SUM)
+        found[weight] = _named(build, f"{before}/next", "Add", before, grad)
+    build.role = role
+    return found
+
+
 def _scalar(build: Builder, name: str, like: str) -> str:
     """The SCALAR value ``name`` in the dtype of ``like``; declared on first use."""
     if name not in build.values:

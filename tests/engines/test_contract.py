@@ -147,6 +147,14 @@ def test_moving_nothing_still_copies(engine: Engine, op: str) -> None:
     assert not np.shares_memory(result, x)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), ()])
+def test_a_program_without_instructions_copies(engine: Engine, shape: tuple[int, ...]) -> None:
+    given = np.asarray(noise(*shape), np.float32)
+    (found,) = engine.compile(program([given], [], [(0, shape)], f"copies {shape}"))([given])
+    assert found.tobytes() == given.tobytes() and found.shape == shape
+    assert not np.shares_memory(found, given)
+
+
 def test_inputs_may_be_read_only_or_strided(engine: Engine, recwarn: pytest.WarningsRecorder) -> None:
     x = noise(4, 6).astype("float32")
     frozen = x.copy()

@@ -1,0 +1,140 @@
+"""Which passes make up a step, and the plans that they run.
+
+A pass is one forward and backward through the network, for one batch. With ``accumulate=k`` a step
+is k of them: all but the last only add up gradients, the last one makes the update too. A pass finds
+the sums of those before among the chunks that go from pass to pass; for the first of a step they are
+zeros. The last step of an epoch may have fewer passes, and its last pass fewer samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oocdl.bind import Binding
+from oocdl.compile import Compiled, Part, going_on
+from oocdl.config import Settings
+from oocdl.graph.read_onnx import OnnxModel
+from oocdl.ops import RULES
+from oocdl.ops.optimizers import SHARE, scalars
+from oocdl.planning import Machine, compile_within
+from oocdl.sources import StepInfo
+from oocdl.storage.dataset import batches
+
+MAIN, RAGGED = "main", "ragged"
+"""Passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
+FIRST, NEXT = "first", "next"
+"""Passes that others of their step follow: the first, and all between it and the last."""
+ALONE = "alone"
+"""The last pass of an epoch where it is a step of its own, although others have several."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update: the passes that make it."""
+
+    number: int
+    epoch: int
+    first_pass: int
+    """Number of its first pass, of all passes of the run."""
+    batches: tuple[tuple[int, ...], ...]
+    """Dataset rows of each pass."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """All steps of a run."""
+
+    samples: int
+    settings: Settings
+
+    @property
+    def passes_per_epoch(self) -> int:
+        """Batches of an epoch, the ragged last one included."""
+        return -(-self.samples // self.settings.batch_size)
+
+    @property
+    def passes(self) -> int:
+        """Passes of a step (the last of an epoch may have fewer)."""
+        return min(self.settings.accumulate, self.passes_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of an epoch."""
+        return -(-self.passes_per_epoch // self.passes)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        limit = self.settings.epochs * self.steps_per_epoch
+        return limit if self.settings.steps is None else self.settings.steps
+
+    @property
+    def ragged(self) -> int:
+        """Samples of the smaller last batch of an epoch; 0: there is none."""
+        return self.samples % self.settings.batch_size
+
+    def steps_from(self, number: int) -> Iterator[Step]:
+        """Steps from ``number`` on."""
+        settings, size = self.settings, self.passes
+        while number < self.total_steps:
+            epoch, skipped = divmod(number, self.steps_per_epoch)
+            found = batches(self.samples, settings.batch_size, settings.shuffle, settings.seed, epoch)
+            rows = [tuple(int(index) for index in indices) for indices in found]
+            for first in range(skipped * size, len(rows), size):
+                if number < self.total_steps:
+                    first_pass = epoch * self.passes_per_epoch + first
+                    yield Step(number, epoch, first_pass, tuple(rows[first : first + size]))
+                    number += 1
+
+    def passes_of(self, step: Step) -> list[tuple[str, StepInfo]]:
+        """For each pass of a step the id of its plan, and its facts."""
+        settings, count = self.settings, len(step.batches)
+        numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
+        found = []
+        for index, rows in enumerate(step.batches):
+            if index < count - 1:
+                plan_id = NEXT if index else FIRST
+            elif self.passes > count == 1:
+                plan_id = ALONE
+            else:
+                plan_id = MAIN if len(rows) == settings.batch_size else RAGGED
+            found.append((plan_id, StepInfo(step.first_pass + index, settings.seed, rows, numbers)))
+        return found
+
+
+def compile_passes(
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    machine: Machine,
+    course: Course,
+    frozen: Mapping[str, Any],
+) -> dict[str, Compiled]:
+    """All kinds of passes of a run, by plan id; ``frozen`` holds the cuts of those in ``planned``."""
+
+    def made(plan_id: str, batch: int, part: Part, pieces: Any = None) -> Compiled:
+        cuts = frozen.get(plan_id)
+        return compile_within(model, binding, settings, machine, batch, cuts, pieces, part)
+
+    last = Part.WHOLE if course.passes == 1 else Part.LAST
+    main = made(MAIN, settings.batch_size, last)
+    found = {MAIN: main}
+    if course.ragged:
+        found[RAGGED] = made(RAGGED, course.ragged, last, main.pieces)
+    if last is Part.WHOLE:
+        return found
+    first = made(FIRST, settings.batch_size, Part.EARLIER, main.pieces)
+    after = {name: going_on(compiled, RULES, first.sums) for name, compiled in found.items()}
+    after[FIRST] = first
+    if course.passes > 2:
+        after[NEXT] = going_on(first, RULES, first.sums)
+    if course.passes_per_epoch % course.passes == 1:
+        after[ALONE] = found[RAGGED if course.ragged else MAIN]
+    return after
+
+
+def planned(kinds: Mapping[str, Compiled]) -> dict[str, Compiled]:
+    """Of all kinds those with a plan of their own (the others run the same plans on other chunks)."""
+    return {name: kinds[name] for name in (MAIN, RAGGED, FIRST) if name in kinds}
