@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeVar
 
-from dask._task_spec import DataNode, List, Task, TaskRef
+from dask._task_spec import List, Task, TaskRef
 from dask.delayed import Delayed
 
 from oocdl import execute, weights
@@ -33,6 +33,10 @@ from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, current, use
+
+LARGE = 0.25
+"""Weights and state that take more than this part of the capacity are given up piece by piece in a step.
+If the step is then broken off, the run goes back to its last commit."""
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
@@ -60,14 +64,17 @@ class Held(Generic[T]):
 
     held: dict[Key, T]
 
+    spent: bool = field(default=False, init=False)
+    """Whether a step has failed that had used up what it started from: there is nothing to commit."""
+
     @contextmanager
     def whole_step(self) -> Iterator[None]:
         """All passes of a step or none: if one fails, what is held is as it was before the first."""
-        before = self.held
+        before, pieces = self.held, len(self.held)
         try:
             yield
         except BaseException:
-            self.held = before
+            self.held, self.spent = before, len(before) < pieces
             raise
 
 
@@ -129,9 +136,14 @@ class Session(Held[Chunk]):
         """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
         compiled = self.compiled[plan_id]
         graph = compiled.graph
+        self.tier.renew((self.held[key], graph.input_uses.get(key, ())) for key in graph.inputs)
+        replaced = {f"stored/{name}" for name in compiled.plan.factored.graph.updates}
+        # Of a large model the old version goes as it is used, instead of being written beside the new.
+        large = compiled.plan.versioned_bytes > LARGE * self.machine.capacity_bytes
+        tasks: dict[Any, Any] = {}
         for key in graph.inputs:
-            self.held[key].slot.uses = graph.input_uses.get(key, ())
-        tasks: dict[Any, Any] = {key: DataNode(key, self.held[key]) for key in graph.inputs}
+            take = self.held.pop if large and key[0] in replaced else self.held.__getitem__
+            tasks[key] = Task(key, take, key)
         tasks |= execute.step_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
         options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}

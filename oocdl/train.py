@@ -306,7 +306,7 @@ class Trainer:
         return losses
 
     def _commit_done(self, session: Session | ClusterSession) -> None:
-        if self.rows:
+        if self.rows and not session.spent:
             self._commit(session, self.rows[-1]["step"])
 
     def _commit(self, session: Session | ClusterSession, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -370,9 +371,8 @@ def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest
     exact["optimizer"] = SGD(lr=0.01, momentum=0.9)
     roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
 
-    def small(settings: Any) -> Machine:
-        machine = machine_for(settings)
-        return Machine(machine.engine, machine.threads, machine.base_bytes, 120_000)
+    def small(settings: Any, dataset: Any) -> Machine:
+        return replace(machine_for(settings, dataset), capacity_bytes=120_000)
 
     monkeypatch.setattr("oocdl.train.machine_for", small)
     run = oocdl.fit(model, data, workdir=tmp_path / "small", **exact)

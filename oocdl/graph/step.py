@@ -17,13 +17,13 @@ from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes,
 from oocdl.graph.cut import Unit, make_program
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
+from oocdl.graph.lanes import Key, Lanes
 from oocdl.graph.memory import footprint
-from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.program import Operand
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
-Key = tuple[str, int]
 Piece = tuple[Region, Key]
 
 SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Role.SUM)
@@ -77,6 +77,7 @@ class CombineCall:
     counts: tuple[int, ...]
     """Elements that went into each lane."""
     region: Region
+    dtypes: tuple[str, ...]
     uses: tuple[tuple[int, ...], ...]
     buffer_bytes: int
 
@@ -105,6 +106,9 @@ class StepGraph:
     """Chunks to be kept when the step is over."""
     input_uses: Mapping[Key, tuple[int, ...]]
     """Positions of the calls that read each input."""
+    input_bytes: Mapping[Key, int]
+    replaced: Mapping[Key, Key]
+    """Input -> what the next step starts from instead."""
 
 
 @dataclass
@@ -153,18 +157,21 @@ def expand_step(
     """
     draft = _Draft()
     inputs: list[Key] = []
+    sizes: dict[Key, int] = {}
     for name, regions in pieces.items():
         if name in absent:
             continue
         for number, region in enumerate(regions):
             key = (f"stored/{name}", number)
             inputs.append(key)
+            sizes[key] = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
             draft.pieces.setdefault(name, []).append((region, key))
     for planned in plan.layers:
         _expand_layer(draft, plan, planned, rules)
     graph, alias = plan.factored.graph, plan.factored.alias
     outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
     outputs += [key for name in graph.outputs for _, key in draft.pieces.get(alias.get(name, name), [])]
+    replaced = _read_in_next_step(draft, plan, pieces)
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
     return StepGraph(
         calls,
@@ -172,14 +179,32 @@ def expand_step(
         tuple(inputs),
         tuple(dict.fromkeys(outputs)),
         {key: tuple(draft.readers.get(key, ())) for key in inputs},
+        sizes,
+        replaced,
     )
+
+
+def _read_in_next_step(
+    draft: _Draft, plan: StepPlan, pieces: Mapping[str, Sequence[Region]]
+) -> dict[Key, Key]:
+    """What replaces weights and state is read where these were, a step later."""
+    replaced: dict[Key, Key] = {}
+    graph, alias = plan.factored.graph, plan.factored.alias
+    for name, update in graph.updates.items():
+        made = dict(draft.pieces[alias.get(update, update)])
+        for number, region in enumerate(pieces.get(name, ())):
+            before = (f"stored/{name}", number)
+            readers = draft.readers.get(before, ())
+            draft.readers.setdefault(made[region], []).extend(draft.position + reader for reader in readers)
+            replaced[before] = made[region]
+    return replaced
 
 
 def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rules) -> None:
     layer = planned.layer
     label = f"{layer.index:03d} {layer.name}"
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
-    lanes = _Lanes(plan, planned)
+    lanes = Lanes(plan, planned)
     for number, unit in enumerate(planned.units):
         key = (label, number)
         arguments: list[Key] = []
@@ -294,37 +319,7 @@ def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], argum
     return Read(name, region, dtype, tuple(chunks))
 
 
-class _Lanes:
-    """Which earlier partial result each unit adds its own to."""
-
-    def __init__(self, plan: StepPlan, planned: LayerPlan) -> None:
-        self.groups: dict[tuple[str, Region], list[list[tuple[Key, int]]]] = {}
-        shards: dict[tuple[str, Region], int] = {}
-        for unit in planned.units:
-            for name, region in unit.makes:
-                if name in planned.layer.partials:
-                    shards[name, region] = shards.get((name, region), 0) + 1
-        for (name, region), count in shards.items():
-            size = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
-            lanes = min(count, max(2, LANE_BYTES // max(size, 1)))
-            self.groups[name, region] = [[] for _ in range(lanes)]
-        self.shards = shards
-
-    def alone(self, name: str, region: Region) -> bool:
-        """Whether one unit makes all of it, so that nothing is left to combine."""
-        return self.shards[name, region] == 1
-
-    def join(self, name: str, region: Region, number: int, count: int, key: Key) -> tuple[Key, int] | None:
-        """Enter a unit's partial result; returns the lane's last key and its count so far."""
-        lanes = self.groups[name, region]
-        filled = sum(len(lane) for lane in lanes)
-        lane = lanes[filled % len(lanes)]
-        previous = lane[-1] if lane else None
-        lane.append((key, count + (previous[1] if previous else 0)))
-        return previous
-
-
-def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lanes) -> None:
+def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: Lanes) -> None:
     """One call for each piece of a partial node whose result several units share."""
     values = plan.factored.graph.values
     names = [view.value for view in cell.outputs if any(n == view.value for n, _ in lanes.groups)]
@@ -348,6 +343,7 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: _Lane
                 tuple(names),
                 tuple(count for _, count in ends[0]),
                 region,
+                tuple(values[name].dtype for name in names),
                 (),
                 combine_buffer_bytes(sizes, cell.combine),
             )

@@ -12,7 +12,7 @@ One lock guards all state; it is never held during I/O or copying.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -145,6 +145,14 @@ class Tier:
         """Tell the plan position that runs now; decides what is evicted first."""
         with self._changed:
             self._books.position = position
+
+    def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
+        """A new step begins: tell when each of these chunks will be read in it."""
+        with self._changed:
+            self._books.position = -1
+            for chunk, uses in plans:
+                chunk.slot.uses = uses
+                self._books.offer(chunk.slot)
 
     def prefetch(self, chunks: Sequence[Chunk]) -> None:
         """Load spilled chunks in the background, while there is room that nobody waits for."""

@@ -1,0 +1,39 @@
+"""Lanes: a fixed number of sums that the shards of a layer add their partial results to, in order."""
+
+from __future__ import annotations
+
+from oocdl.graph.axes import Region, region_size
+from oocdl.graph.cost import itemsize
+from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+
+Key = tuple[str, int]
+
+
+class Lanes:
+    """Which earlier partial result each unit adds its own to."""
+
+    def __init__(self, plan: StepPlan, planned: LayerPlan) -> None:
+        self.groups: dict[tuple[str, Region], list[list[tuple[Key, int]]]] = {}
+        shards: dict[tuple[str, Region], int] = {}
+        for unit in planned.units:
+            for name, region in unit.makes:
+                if name in planned.layer.partials:
+                    shards[name, region] = shards.get((name, region), 0) + 1
+        for (name, region), count in shards.items():
+            size = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
+            lanes = min(count, max(2, LANE_BYTES // max(size, 1)))
+            self.groups[name, region] = [[] for _ in range(lanes)]
+        self.shards = shards
+
+    def alone(self, name: str, region: Region) -> bool:
+        """Whether one unit makes all of it, so that nothing is left to combine."""
+        return self.shards[name, region] == 1
+
+    def join(self, name: str, region: Region, number: int, count: int, key: Key) -> tuple[Key, int] | None:
+        """Enter a unit's partial result; returns the lane's last key and its count so far."""
+        lanes = self.groups[name, region]
+        filled = sum(len(lane) for lane in lanes)
+        lane = lanes[filled % len(lanes)]
+        previous = lane[-1] if lane else None
+        lane.append((key, count + (previous[1] if previous else 0)))
+        return previous
