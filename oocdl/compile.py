@@ -8,11 +8,11 @@ from enum import Enum, auto
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
-from oocdl.errors import BudgetError, InputError
+from oocdl.errors import InputError
 from oocdl.graph.axes import Region
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
-from oocdl.graph.factorize import factorize
+from oocdl.graph.factorize import Factored, factorize
 from oocdl.graph.ir import Graph, Role
 from oocdl.graph.plan import Limits, StepPlan, plan_step, replan_step
 from oocdl.graph.read_onnx import Imported, OnnxModel
@@ -169,55 +169,60 @@ def _logits(
     return imported.logits[output]
 
 
-def compile_training(
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A training step, or the first ``part`` of one, that can be cut in many ways."""
+
+    made: TrainingGraph
+    factored: Factored
+    part: Part
+    pieces: Mapping[str, tuple[Region, ...]] | None = None
+    """How weights are stored, if another plan has decided that already."""
+
+    def cut(self, rules: Rules, limits: Limits) -> Compiled:
+        """Cut so that units keep the limits; BudgetError if that cannot be."""
+        return self._expanded(rules, plan_step(self.factored, rules, limits))
+
+    def recut(self, rules: Rules, frozen: Frozen) -> Compiled:
+        """Repeat the cuts of an earlier plan."""
+        return self._expanded(rules, replan_step(self.factored, rules, frozen))
+
+    def _expanded(self, rules: Rules, plan: StepPlan) -> Compiled:
+        made = self.made
+        pieces = self.pieces or versioned_pieces(plan)
+        sums = versioned_pieces(plan, (Role.SUM,)) if self.part is Part.EARLIER else {}
+        return Compiled(
+            made.imported,
+            plan,
+            expand_step(plan, rules, {**pieces, **sums}, sums),
+            pieces,
+            made.loss,
+            made.parts,
+            dict(made.imported.outputs),
+            made.feeds,
+            made.kept,
+            sums,
+        )
+
+
+def draft_training(
     model: OnnxModel,
     binding: Binding,
     settings: Settings,
     batch: int,
     rules: Rules,
-    limits: Limits,
-    frozen: Frozen | None = None,
-    pieces: Mapping[str, tuple[Region, ...]] | None = None,
     part: Part = Part.WHOLE,
-) -> Compiled:
-    """A training step, or the first ``part`` of one, for batches of ``batch`` samples.
-
-    ``frozen`` repeats the cuts of an earlier plan; ``pieces`` says how weights are
-    stored if another plan has decided that already.
-    """
+    pieces: Mapping[str, tuple[Region, ...]] | None = None,
+) -> Draft:
+    """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
-    factored = factorize(made.graph, rules)
-    plan = plan_step(factored, rules, limits) if frozen is None else replan_step(factored, rules, frozen)
-    # A plan that is there needs room for one unit, not for as many as there are threads: what the
-    # process itself takes differs a little each time, and a run must not fail to resume for that.
-    allowed = limits.unit_bytes if frozen is None else limits.unit_bytes * (limits.threads + 1)
-    if plan.peak_unit_bytes > allowed:
-        worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
-        way_out = "" if frozen is None else "; raise memory, or pass replan=True (which changes rounding)"
-        raise BudgetError(
-            f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
-            f"{allowed / 2**20:.2f} MiB{way_out}"
-        )
-    pieces = pieces or versioned_pieces(plan)
-    sums = versioned_pieces(plan, (Role.SUM,)) if part is Part.EARLIER else {}
-    return Compiled(
-        made.imported,
-        plan,
-        expand_step(plan, rules, {**pieces, **sums}, sums),
-        pieces,
-        made.loss,
-        made.parts,
-        dict(made.imported.outputs),
-        made.feeds,
-        made.kept,
-        sums,
-    )
+    return Draft(made, factorize(made.graph, rules), part, pieces)
 
 
 def going_on(compiled: Compiled, rules: Rules, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
     """The same pass where others of its step went before, which left ``sums``.
 
-    What ``compile_training`` returns begins a step: to it, all sums are zeros.
+    What a ``Draft`` is cut into begins a step: to it, all sums are zeros.
     """
     graph = expand_step(compiled.plan, rules, {**compiled.pieces, **sums})
     return replace(compiled, graph=graph)

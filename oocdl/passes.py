@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oocdl.bind import Binding
-from oocdl.compile import Compiled, Part, going_on
+from oocdl.compile import Compiled, Part, draft_training, going_on
 from oocdl.config import Settings
 from oocdl.graph.read_onnx import OnnxModel
 from oocdl.ops import RULES
@@ -115,8 +115,8 @@ def compile_passes(
     """All kinds of passes of a run, by plan id; ``frozen`` holds the cuts of those in ``planned``."""
 
     def made(plan_id: str, batch: int, part: Part, pieces: Any = None) -> Compiled:
-        cuts = frozen.get(plan_id)
-        return compile_within(model, binding, settings, machine, batch, cuts, pieces, part)
+        draft = draft_training(model, binding, settings, batch, RULES, part, pieces)
+        return compile_within(draft, settings, machine, frozen.get(plan_id))
 
     last = Part.WHOLE if course.passes == 1 else Part.LAST
     main = made(MAIN, settings.batch_size, last)

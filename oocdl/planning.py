@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from oocdl.bind import Binding
-from oocdl.compile import Compiled, Frozen, Part, compile_training
+from oocdl.calibrate import load_rates
+from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve
 from oocdl.errors import BudgetError
 from oocdl.graph.plan import Limits, StepPlan
-from oocdl.graph.read_onnx import OnnxModel
+from oocdl.graph.rates import NOMINAL, Rates
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
+from oocdl.simulate import Simulated, simulate
 from oocdl.sources import BLOCK_BYTES
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.direct import BOUNCE_BYTES
@@ -25,8 +26,15 @@ OVERHEAD_BYTES = 48 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted."""
 PLAN_BYTES = 16 << 20
 """Part of it that the plan itself may take."""
-HOLES, MOST_HOLES = 1.25, 2.0
-"""Heap for each byte of work space, at least and at most: blocks of several sizes leave holes."""
+TASK_BYTES = 16 << 10
+"""Of the plan, for each task."""
+SLACK_BYTES = 4 << 20
+LARGE = 0.25
+"""Part of the capacity from which on weights and state are given up piece by piece."""
+WORTH = 0.97
+"""Smaller units are taken only if they are predicted to save at least this much of the time."""
+MOST_HOLES = 2
+"""Heap for each byte of work space, where there is more than enough memory."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 
@@ -44,10 +52,10 @@ class Machine:
     reserved_bytes: int = 0
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
 
-    def limits(self, settings: Settings) -> Limits:
-        """What each unit may take, so that ``threads`` run while inputs of another are read."""
+    def limits(self, settings: Settings, unit_bytes: int | None = None) -> Limits:
+        """What each unit may take: by default so that ``threads`` run while inputs of another are read."""
         parallel = None if settings.parallel == "auto" else settings.parallel
-        return Limits(self.capacity_bytes // (self.threads + 1), self.threads, parallel)
+        return Limits(unit_bytes or self.capacity_bytes // (self.threads + 1), self.threads, parallel)
 
     def share(self, needs: Needs) -> Share:
         """Divide the capacity: as many programs at once as there are threads, if that leaves room.
@@ -55,14 +63,16 @@ class Machine:
         Measures how much the process has grown since it was planned. Raises BudgetError if
         not even one unit has room.
         """
+        gc.collect()  # plans that were not taken are full of cycles
+        give_back_freed_memory()
         grown = anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES)
         left = self.capacity_bytes - max(grown, 0)
         for slots in range(self.threads, 0, -1):
             work = slots * needs.work_bytes
-            tier = min(left - int(HOLES * work), needs.stored_bytes)
+            tier = min(left - work, needs.stored_bytes)
             if tier >= needs.buffer_bytes:
                 # What the tier can never fill is better kept by the heap.
-                return Share(tier, min(left - tier, int(MOST_HOLES * work)), slots)
+                return Share(tier, min(left - tier, MOST_HOLES * work), slots)
         raise BudgetError(
             f"{left >> 20} MiB of the budget are left, a unit needs "
             f"{(needs.work_bytes + needs.buffer_bytes) >> 20} MiB: the process has grown by "
@@ -118,45 +128,120 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     return Machine(engine, threads, base, capacity, reserved)
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A way to cut, and how a step of it is expected to go."""
+
+    compiled: Compiled
+    simulated: Simulated
+
+
+def gives_up(plan: StepPlan, machine: Machine) -> bool:
+    """Whether a step gives up its weights and state as it replaces them: beside the new ones they would
+    take memory or disk that matters. If such a step is broken off, the run goes back to its last commit."""
+    return plan.versioned_bytes > LARGE * machine.capacity_bytes
+
+
+def rates_of(engine: str) -> Rates:
+    """What was measured on this machine, else nominal rates."""
+    return load_rates(engine) or NOMINAL
+
+
+def simulated(compiled: Compiled, machine: Machine, rates: Rates) -> Simulated:
+    """One step after another has been."""
+    share = machine.share(needs_of([compiled.plan], machine.threads))
+    return simulate(
+        compiled.graph,
+        share.tier_bytes,
+        share.slots,
+        machine.threads + 1,
+        rates,
+        RULES,
+        not gives_up(compiled.plan, machine),
+    )
+
+
 def compile_within(
-    model: OnnxModel,
-    binding: Binding,
-    settings: Settings,
-    machine: Machine,
-    batch: int,
-    frozen: Frozen | None = None,
-    pieces: Any = None,
-    part: Part = Part.WHOLE,
+    draft: Draft, settings: Settings, machine: Machine, frozen: Frozen | None = None
 ) -> Compiled:
-    """Compile a training step; if nothing fits, say which budget would do."""
-    limits = machine.limits(settings)
+    """Cut a training step; if nothing fits, say which budget would do.
+
+    Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
+    as may be, of half that size and so on, those with the fewest predicted seconds are taken.
+    """
+    if frozen is not None:
+        compiled = draft.recut(RULES, frozen)
+        _check_room(compiled.plan, machine)
+        return compiled
+    found = _best(draft, settings, machine)
+    if found is None:
+        worst = _cut(draft, settings, machine, machine.capacity_bytes)
+        assert isinstance(worst, BudgetError)
+        needed = smallest_budget(draft, settings, machine)
+        raise BudgetError(f"{worst}; memory='{-(-needed >> 20)}MiB' would do") from None
+    return found.compiled
+
+
+def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
+    """The fastest way to cut, by simulation."""
+    rates, found = rates_of(machine.engine), None
+    at_once = machine.threads + 1
+    for divisor in (at_once, 2 * at_once, 4 * at_once, 8 * at_once):
+        chosen = _chosen(draft, settings, machine, rates, machine.capacity_bytes // divisor)
+        if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
+            break
+        found = chosen
+    # Where not even that many have room, fewer units run at once.
+    for divisor in range(at_once - 1, 0, -1):
+        found = found or _chosen(draft, settings, machine, rates, machine.capacity_bytes // divisor)
+    return found
+
+
+def _chosen(
+    draft: Draft, settings: Settings, machine: Machine, rates: Rates, unit_bytes: int
+) -> Chosen | None:
+    compiled = _cut(draft, settings, machine, unit_bytes)
+    if isinstance(compiled, BudgetError):
+        return None
     try:
-        return compile_training(model, binding, settings, batch, RULES, limits, frozen, pieces, part)
+        return Chosen(compiled, simulated(compiled, machine, rates))
+    except BudgetError:
+        return None
+
+
+def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Compiled | BudgetError:
+    """Units of at most so much; or why there are none."""
+    try:
+        compiled = draft.cut(RULES, machine.limits(settings, unit_bytes))
+        _check_room(compiled.plan, machine)
+        return compiled
     except BudgetError as error:
-        if frozen is not None:
-            raise
-        needed = smallest_budget(model, binding, settings, machine, batch, part)
-        raise BudgetError(f"{error}; memory='{-(-needed >> 20)}MiB' would do") from None
+        return error
 
 
-def smallest_budget(
-    model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, batch: int, part: Part
-) -> int:
+def _check_room(plan: StepPlan, machine: Machine) -> None:
+    """BudgetError if the largest unit finds no room beside the plan itself."""
+    left = machine.capacity_bytes - max(plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
+    worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
+    if worst.peak_bytes > left or plan.buffer_bytes + plan.work_bytes > left:
+        raise BudgetError(
+            f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
+            f"{left / 2**20:.2f} MiB; give more memory (or, if the run has a plan, pass replan=True)"
+        )
+
+
+def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     """The smallest budget that a plan fits, within a tenth or so."""
-    given = machine.limits(settings)
 
     def fits(unit: int) -> bool:
-        try:
-            limits = Limits(unit, given.threads, given.parallel)
-            compile_training(model, binding, settings, batch, RULES, limits, part=part)
-        except BudgetError:
-            return False
-        return True
+        roomy = replace(machine, capacity_bytes=unit)
+        return not isinstance(_cut(draft, settings, roomy, unit), BudgetError)
 
-    low = high = max(given.unit_bytes, 1 << 16)
+    low = high = max(machine.capacity_bytes, 1 << 16)
     while not fits(high):
         low, high = high, 2 * high
-    for _ in range(3):
+    for _ in range(4):
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return machine.base_bytes + high * (machine.threads + 1)
+    # What the process takes by itself differs a little each time.
+    return machine.base_bytes + high + SLACK_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dask.delayed import Delayed
 from rich.console import Console
@@ -14,10 +15,13 @@ from rich.text import Text
 from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.graph.ir import Role
+from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.passes import FIRST, MAIN, RAGGED, Course
-from oocdl.planning import Machine, needs_of
+from oocdl.ops import RULES
+from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
+from oocdl.planning import Machine, Share, gives_up, needs_of, rates_of
 from oocdl.session import step_delayed
+from oocdl.simulate import Simulated, simulate
 from oocdl.storage.dataset import Dataset
 
 
@@ -60,11 +64,36 @@ class Plan:
         """All layers in order."""
         return self.compiled.plan.layers
 
+    @cached_property
+    def share(self) -> Share:
+        """How the budget is divided."""
+        return self.machine.share(needs_of(self.passes, self.machine.threads))
+
+    @cached_property
+    def simulated(self) -> tuple[Simulated, ...]:
+        """Each pass of a step, as it is expected to go once the run is under way."""
+        count = self.course.passes
+        ids = [*([FIRST] if count > 1 else []), *([NEXT] * (count - 2)), MAIN]
+        rates, known = rates_of(self.machine.engine), {}
+        for plan_id in dict.fromkeys(ids):
+            known[plan_id] = simulate(
+                self.kinds[plan_id].graph,
+                self.share.tier_bytes,
+                self.share.slots,
+                self.machine.threads + 1,
+                rates,
+                RULES,
+                not gives_up(self.compiled.plan, self.machine),
+            )
+        return tuple(known[plan_id] for plan_id in ids)
+
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of the process: base, running programs, and what the tier may hold."""
-        share = self.machine.share(needs_of(self.passes, self.machine.threads))
-        return self.machine.base_bytes + share.heap_bytes + share.tier_bytes
+        """Predicted peak of the process: base, running programs, and what the tier holds."""
+        # Weights are read in, and committed, a piece at a time.
+        piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
+        tier = min(self.share.tier_bytes, max(one.peak_tier_bytes for one in self.simulated) + piece)
+        return self.machine.base_bytes + self.share.heap_bytes + tier
 
     @property
     def weight_bytes(self) -> int:
@@ -78,9 +107,24 @@ class Plan:
         return sum(value.nbytes for value in self.compiled.plan.factored.graph.of_role(Role.SUM))
 
     @property
+    def spill_bytes(self) -> int:
+        """Most that is in the spill at once."""
+        return max(one.peak_spill_bytes for one in self.simulated)
+
+    @property
+    def spill_read_bytes(self) -> int:
+        """Bytes that a step reads from the spill."""
+        return sum(one.read_bytes for one in self.simulated)
+
+    @property
+    def spill_written_bytes(self) -> int:
+        """Bytes that a step writes to the spill."""
+        return sum(one.written_bytes for one in self.simulated)
+
+    @property
     def disk_bytes(self) -> int:
-        """At most this much spill and run store: what a pass stores, and three versions of the weights."""
-        return max(plan.written_bytes for plan in self.passes) + self.sum_bytes + 3 * self.weight_bytes
+        """What a run takes of its disks: the spill, and three versions of weights and state."""
+        return self.spill_bytes + 3 * self.weight_bytes
 
     @property
     def read_bytes(self) -> int:
@@ -99,8 +143,8 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """A rough prediction of the seconds of a step."""
-        return sum(plan.seconds for plan in self.passes)
+        """Predicted seconds of a step, by the machine's rates (``oocdl info --machine``)."""
+        return sum(one.seconds for one in self.simulated)
 
     @property
     def tasks(self) -> int:

@@ -25,7 +25,7 @@ from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory
-from oocdl.planning import Machine, needs_of
+from oocdl.planning import Machine, gives_up, needs_of
 from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
 from oocdl.storage.chunk import Chunk
@@ -33,10 +33,6 @@ from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, current, use
-
-LARGE = 0.25
-"""Weights and state that take more than this part of the capacity are given up piece by piece in a step.
-If the step is then broken off, the run goes back to its last commit."""
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
@@ -64,7 +60,7 @@ class Held(Generic[T]):
 
     held: dict[Key, T]
 
-    spent: bool = field(default=False, init=False)
+    spent: bool = False
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
 
     @contextmanager
@@ -138,8 +134,7 @@ class Session(Held[Chunk]):
         graph = compiled.graph
         self.tier.renew((self.held[key], graph.input_uses.get(key, ())) for key in graph.inputs)
         replaced = {f"stored/{name}" for name in compiled.plan.factored.graph.updates}
-        # Of a large model the old version goes as it is used, instead of being written beside the new.
-        large = compiled.plan.versioned_bytes > LARGE * self.machine.capacity_bytes
+        large = gives_up(compiled.plan, self.machine)
         tasks: dict[Any, Any] = {}
         for key in graph.inputs:
             take = self.held.pop if large and key[0] in replaced else self.held.__getitem__

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -21,55 +21,12 @@ from oocdl.graph.rates import Rates, program_seconds
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 from oocdl.storage.ledger import Ledger
+from oocdl.timeline import Moment, Ran, Simulated
 
 TASK_SECONDS = 3e-4
 """Of Python and Dask, for each task."""
 WINDOW = 64
 """How many tasks beyond the oldest unfinished one may start, as ``schedule.get`` has it."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """When a unit ran, in seconds from the start of the step."""
-
-    position: int
-    label: str
-    worker: int
-    begun: float
-    computing: float
-    done: float
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Memory at one time, in bytes."""
-
-    seconds: float
-    resident_bytes: int
-    """Chunks in the tier."""
-    reserved_bytes: int
-    """Of units that read or run, beyond chunks."""
-    work_bytes: int
-    """Of running programs."""
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """One step as it is expected to go."""
-
-    seconds: float
-    read_bytes: int
-    """From the spill."""
-    written_bytes: int
-    """To the spill."""
-    peak_tier_bytes: int
-    peak_work_bytes: int
-    peak_spill_bytes: int
-    """Most that is in the spill at once."""
-    compute_seconds: float
-    """Of all units, one after another."""
-    moments: tuple[Moment, ...]
-    units: tuple[Ran, ...]
 
 
 class _Slot:
@@ -98,7 +55,7 @@ class _Unit:
 class _Step:
     """One step of one graph; ``held`` are the chunks of weights and state that it starts from."""
 
-    def __init__(self, machine: _Machine, graph: StepGraph, held: Mapping[Key, Any]) -> None:
+    def __init__(self, machine: _Machine, graph: StepGraph, held: Mapping[Key, Any], keeps_old: bool) -> None:
         self.m, self.graph = machine, graph
         self.calls: list[Call] = list(graph.calls)
         self.number = {call.key: n for n, call in enumerate(self.calls)}
@@ -107,6 +64,8 @@ class _Step:
         self.maker: dict[Key, int] = {}
         self.waiting: list[int] = []
         self.dependents: list[list[int]] = [[] for _ in self.calls]
+        self.kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced}
+        self.kept |= set(graph.outputs)
         self._wire()
         self.ready = [n for n, left in enumerate(self.waiting) if left == 0]
         heapq.heapify(self.ready)
@@ -126,7 +85,6 @@ class _Step:
             if not isinstance(call, PickCall):
                 for key in dict.fromkeys(arguments):
                     self.consumers[key] = self.consumers.get(key, 0) + 1
-        self.kept = set(self.graph.outputs)
 
     # --- scheduling ----------------------------------------------------------------------
 
@@ -322,6 +280,14 @@ class _Machine:
             self._known[key] = program_seconds(call.unit.program, self.rules, self.rates)
         return TASK_SECONDS + self._known[key]
 
+    def reset(self) -> None:
+        """Begin to count anew."""
+        books = self.books
+        books.position, books.read_bytes, books.written_bytes = -1, 0, 0
+        books.peak = books.resident + books.reserved
+        self.moments, self.units, self.compute_seconds = [], [], 0.0
+        self.peak_spilled, self.peak_work = self.spilled, 0
+
     def note(self) -> None:
         """Write down how much memory is in use."""
         self.peak_work = max(self.peak_work, self.work)
@@ -329,11 +295,18 @@ class _Machine:
 
 
 def simulate(
-    graph: StepGraph, tier_bytes: int, slots: int, workers: int, rates: Rates, rules: Rules
+    graph: StepGraph,
+    tier_bytes: int,
+    slots: int,
+    workers: int,
+    rates: Rates,
+    rules: Rules,
+    keeps_old: bool = True,
 ) -> Simulated:
     """One step after another has been: weights and state are where that left them.
 
-    ``slots``: programs that run at once; ``workers``: units that are under way.
+    ``slots``: programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights
+    and state of before the step are there until its end.
     """
     machine = _Machine(tier_bytes, slots, workers, rates, rules)
     held: dict[Key, Any] = {}
@@ -341,22 +314,13 @@ def simulate(
         slot = held[key] = _Slot(graph.input_bytes[key], graph.input_uses.get(key, ()))
         slot.file = slot  # type: ignore[assignment]
         machine.spilled += slot.nbytes
-    machine.run(_Step(machine, graph, held))
-    assert machine.step is not None
-    made = machine.step.chunks
-    after = {key: made[graph.replaced.get(key, key)] for key in graph.inputs}
-    for key, slot in after.items():
-        slot.uses = graph.input_uses.get(key, ())
-        machine.books.offer(slot)
-    kept = {id(slot) for slot in after.values()}
-    for slot in made.values():
-        if id(slot) not in kept:
-            machine.drop(slot)
-    books, begun = machine.books, machine.now
-    books.position, books.read_bytes, books.written_bytes, books.peak = -1, 0, 0, 0
-    machine.moments, machine.units, machine.compute_seconds = [], [], 0.0
-    machine.peak_spilled, machine.peak_work = machine.spilled, 0
-    machine.run(_Step(machine, graph, after))
+    first = _Step(machine, graph, held, keeps_old)
+    machine.run(first)
+    after = _next(machine, first)
+    begun = machine.now
+    machine.reset()
+    machine.run(_Step(machine, graph, after, keeps_old))
+    books = machine.books
     return Simulated(
         machine.now - begun,
         books.read_bytes,
@@ -365,15 +329,26 @@ def simulate(
         machine.peak_work,
         machine.peak_spilled,
         machine.compute_seconds,
+        tuple(replace(moment, seconds=moment.seconds - begun) for moment in machine.moments),
         tuple(
-            Moment(m.seconds - begun, m.resident_bytes, m.reserved_bytes, m.work_bytes)
-            for m in machine.moments
-        ),
-        tuple(
-            Ran(u.position, u.label, u.worker, u.begun - begun, u.computing - begun, u.done - begun)
-            for u in machine.units
+            replace(ran, begun=ran.begun - begun, computing=ran.computing - begun, done=ran.done - begun)
+            for ran in machine.units
         ),
     )
+
+
+def _next(machine: _Machine, step: _Step) -> dict[Key, Any]:
+    """What the next step starts from; the rest is dropped."""
+    graph, made = step.graph, step.chunks
+    after = {key: made[graph.replaced.get(key, key)] for key in graph.inputs}
+    for key, slot in after.items():
+        slot.uses = graph.input_uses.get(key, ())
+        machine.books.offer(slot)
+    kept = {id(slot) for slot in after.values()}
+    for slot in made.values():
+        if id(slot) not in kept:
+            machine.drop(slot)
+    return after
 
 
 def _parts(call: UnitCall | CombineCall) -> list[tuple[Key, int]]:

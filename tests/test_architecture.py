@@ -40,6 +40,8 @@ ROOMS = (
     "schedule",
     "execute",
     "compile",
+    "timeline",
+    "simulate",
     "planning",
     "passes",
     "testing",

@@ -21,6 +21,9 @@ from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
+HOLES = 5
+"""Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
+
 
 def itemsize(dtype: str) -> int:
     """Bytes of one element."""
@@ -80,7 +83,7 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
             if last.get(slot, -1) <= number and slot not in held:
                 live -= size[slot]
                 held.add(slot)
-    return peak
+    return peak * HOLES // 4
 
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:

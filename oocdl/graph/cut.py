@@ -9,14 +9,11 @@ outside is filled at the node that pads.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.axes import (
@@ -38,7 +35,7 @@ from oocdl.graph.axes import (
 from oocdl.graph.classes import Classes
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.program import Instruction, Operand, Program, make_program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
@@ -358,33 +355,6 @@ def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[
                     wanted
                 )[0]
                 crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
-
-
-def make_program(
-    inputs: tuple[int, ...],
-    shapes: tuple[Shape, ...],
-    dtypes: tuple[str, ...],
-    instructions: tuple[Instruction, ...],
-    outputs: tuple[Operand, ...],
-) -> Program:
-    """A program with its key: a digest of everything that the arithmetic depends on."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((inputs, shapes, dtypes, outputs)).encode())
-    for step in instructions:
-        fields = (
-            step.op,
-            step.operands,
-            step.outputs,
-            step.kernel_shapes,
-            step.shapes,
-            step.dtypes,
-            step.fill,
-        )
-        digest.update(repr(fields).encode())
-        for name, attr in sorted(step.attrs.items()):
-            digest.update(name.encode())
-            digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
-    return Program(inputs, shapes, dtypes, instructions, outputs, digest.hexdigest())
 
 
 def whole_program(factored: Factored, classes: Classes, rules: Rules, layer: Layer) -> Unit:

@@ -39,8 +39,6 @@ MOST_SHARDS = 4096
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
 LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
-NOMINAL_FLOPS_PER_SECOND = 1e11
-NOMINAL_BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +110,6 @@ class StepPlan:
     def tasks(self) -> int:
         """Number of units."""
         return sum(len(layer.units) for layer in self.layers)
-
-    @property
-    def seconds(self) -> float:
-        """A rough prediction from nominal rates of arithmetic and disk."""
-        moved = self.read_bytes + self.written_bytes
-        return max(self.flops / NOMINAL_FLOPS_PER_SECOND, moved / NOMINAL_BYTES_PER_SECOND)
 
     def numerics(self) -> str:
         """A digest of everything in the plan that the bits of the result depend on."""

@@ -8,9 +8,13 @@ Programs of equal geometry are equal, so interior shards share one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from oocdl.graph.ir import Shape
 
@@ -60,3 +64,35 @@ class Program:
     """Cropped to the owned region; ``shape`` is that of the cropped array (no pads)."""
     key: str
     """Equal for equal programs; engines cache by it."""
+
+
+_programs: WeakValueDictionary[str, Program] = WeakValueDictionary()
+
+
+def make_program(
+    inputs: tuple[int, ...],
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[str, ...],
+    instructions: tuple[Instruction, ...],
+    outputs: tuple[Operand, ...],
+) -> Program:
+    """A program with its key: a digest of everything that the arithmetic depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((inputs, shapes, dtypes, outputs)).encode())
+    for step in instructions:
+        fields = (
+            step.op,
+            step.operands,
+            step.outputs,
+            step.kernel_shapes,
+            step.shapes,
+            step.dtypes,
+            step.fill,
+        )
+        digest.update(repr(fields).encode())
+        for name, attr in sorted(step.attrs.items()):
+            digest.update(name.encode())
+            digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
+    key = digest.hexdigest()
+    # Thousands of shards have a few programs between them: one of each is enough.
+    return _programs.setdefault(key, Program(inputs, shapes, dtypes, instructions, outputs, key))

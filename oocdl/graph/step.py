@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes, unit_buffer_bytes
-from oocdl.graph.cut import Unit, make_program
+from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
 from oocdl.graph.lanes import Key, Lanes
 from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.program import Operand
+from oocdl.graph.program import Operand, make_program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 

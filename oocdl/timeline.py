@@ -1,0 +1,49 @@
+"""What a simulated step tells: when units run, what memory holds, what the disk moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ran:
+    """When a unit ran, in seconds from the start of the step."""
+
+    position: int
+    label: str
+    worker: int
+    begun: float
+    computing: float
+    done: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Memory at one time, in bytes."""
+
+    seconds: float
+    resident_bytes: int
+    """Chunks in the tier."""
+    reserved_bytes: int
+    """Of units that read or run, beyond chunks."""
+    work_bytes: int
+    """Of running programs."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One step as it is expected to go."""
+
+    seconds: float
+    read_bytes: int
+    """From the spill."""
+    written_bytes: int
+    """To the spill."""
+    peak_tier_bytes: int
+    peak_work_bytes: int
+    peak_spill_bytes: int
+    """Most that is in the spill at once."""
+    compute_seconds: float
+    """Of all units, one after another."""
+    moments: tuple[Moment, ...]
+    units: tuple[Ran, ...]
