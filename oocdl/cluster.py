@@ -29,7 +29,7 @@ from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, place
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
-from oocdl.machine import give_back_freed_memory
+from oocdl.machine import check_budget, give_back_freed_memory
 from oocdl.planning import machine_for
 from oocdl.session import Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
@@ -64,9 +64,10 @@ class WorkerSetup(WorkerPlugin):
         known = self.run_setup
         give_back_freed_memory()
         engine = get_engine(known.settings.engine)
+        check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings)
-        folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"
-        self.tier = Tier(machine.capacity_bytes, SpillStore(folder / str(worker.name)))
+        folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
+        self.tier = Tier(machine.capacity_bytes, SpillStore(folder))
         use(self.tier)
         arrays = open_dataset(known.dataset).arrays
         scale = known.settings.scale or {}

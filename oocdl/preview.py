@@ -13,12 +13,20 @@ from rich.text import Text
 
 from oocdl.compile import Compiled
 from oocdl.config import Settings
+from oocdl.graph.live import live_bytes
 from oocdl.graph.plan import LayerPlan
 from oocdl.ops.optimizers import scalars
 from oocdl.planning import Machine
 from oocdl.session import step_delayed
 from oocdl.sources import StepInfo
 from oocdl.storage.dataset import Dataset
+
+BLOCK_BYTES = 4096
+"""What file systems round the size of a file up to; a folder takes one, too."""
+SPILLED_CHUNK_BYTES = 3 * BLOCK_BYTES
+"""A folder, ``zarr.json``, and the data's last block."""
+VERSIONS = 3
+"""Of weights and state that are on disk while one is written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +66,35 @@ class Plan:
         return sum(values[name].nbytes for name in self.compiled.pieces)
 
     @property
+    def spill_bytes(self) -> int:
+        """At most this much is in the spill at once: nothing where all that lives at once fits in memory."""
+        kinds = [self.compiled] if self.ragged is None else [self.compiled, self.ragged]
+        most = 0
+        for kind in kinds:
+            # Threads run so many units beyond the plan's order.
+            ahead = kind.plan.peak_unit_bytes * (self.machine.threads + 1)
+            if live_bytes(kind.plan, kind.graph, 0) + ahead > self.machine.capacity_bytes:
+                most = max(most, live_bytes(kind.plan, kind.graph, SPILLED_CHUNK_BYTES) + ahead)
+        return most
+
+    @property
+    def version_bytes(self) -> int:
+        """One version of weights and state in the run directory."""
+        files = sum(len(pieces) + 2 for pieces in self.compiled.pieces.values())
+        return self.weight_bytes + files * BLOCK_BYTES
+
+    @property
+    def store_bytes(self) -> int:
+        """The run directory: three versions (committed, the one before, and the next), and ``keep``."""
+        values = self.compiled.plan.factored.graph.values
+        kept = sum(values[name].nbytes for name in self.compiled.kept.values())
+        groups = (len(self.compiled.pieces) + 1) * 2 * BLOCK_BYTES  # an array's versions are in a group
+        return VERSIONS * self.version_bytes + groups + kept
+
+    @property
     def disk_bytes(self) -> int:
-        """At most this much spill and run store: what a step stores, and three versions of the weights."""
-        return sum(layer.written_bytes for layer in self.layers) + 3 * self.weight_bytes
+        """At most this much disk: spill and run directory."""
+        return self.spill_bytes + self.store_bytes
 
     @property
     def read_bytes(self) -> int:

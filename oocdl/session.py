@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from dask._task_spec import DataNode, List, Task, TaskRef
@@ -147,7 +147,7 @@ def step_delayed(
     opened = ("session", 0)
 
     def start() -> str:
-        folder = TemporaryDirectory(dir=settings.spill)
+        folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
         session = Session({"main": compiled}, dataset, settings.scale or {}, machine, Path(folder.name))
         session.__enter__()
         _alone[session.run_id] = (session, folder)

@@ -42,6 +42,7 @@ ROOMS = (
     "weights",
     "session",
     "preview",
+    "disk",
     "cluster",
     "run",
     "progress",

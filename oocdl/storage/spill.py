@@ -12,6 +12,8 @@ import re
 import secrets
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -21,9 +23,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import StoreError
+from oocdl.errors import OocdlError, StoreError
 from oocdl.graph.axes import Region
-from oocdl.storage.files import filesystem, io_error, read_box, write_array
+from oocdl.storage.files import filesystem, io_error, is_full, read_box, write_array
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -49,21 +51,17 @@ class SpillStore:
 
     def __init__(self, path: str | Path) -> None:
         root = Path(path).absolute()
-        _refuse_memory(root)
+        refuse_memory(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            # One at a time: a folder that has no lock yet must not be taken for a dead one.
-            with (root / "LOCK").open("a") as gate:
-                fcntl.flock(gate, fcntl.LOCK_EX)
+            with _gate(root):
                 _remove_dead(root)
                 self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
                 self.folder.mkdir()
                 self._lock: IO[str] | None = (self.folder / "lock").open("w")
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StoreError(
-                f"cannot use {root} for spilling: {error.strerror or error}; choose another folder"
-            ) from error
+            raise _unusable(root, error) from error
         self._names = count()
 
     def write(self, array: Array) -> SpillFile:
@@ -118,10 +116,44 @@ def _prefix() -> str:
     return f"spill-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
 
 
-def _refuse_memory(root: Path) -> None:
+def refuse_memory(root: Path) -> None:
+    """StoreError if a folder, there or not, is on a file system in memory."""
     kind = filesystem(root)
     if kind in MEMORY_FILESYSTEMS:
         raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
+
+
+def remove_dead(root: Path) -> None:
+    """Delete what processes of this host that are gone have left in a spill folder.
+
+    Raises StoreError if that cannot be done.
+    """
+    if not any(root.glob(f"{_prefix()}*")):
+        return
+    try:
+        with _gate(root):
+            _remove_dead(root)
+    except OSError as error:
+        raise _unusable(root, error) from error
+
+
+def own_folders(root: Path) -> list[Path]:
+    """The spills of this process in a spill folder."""
+    return list(root.glob(f"{_prefix()}{os.getpid()}-*"))
+
+
+@contextmanager
+def _gate(root: Path) -> Iterator[None]:
+    """One at a time: a folder that has no lock yet must not be taken for a dead one."""
+    with (root / "LOCK").open("a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+def _unusable(root: Path, error: OSError) -> OocdlError:
+    if is_full(error):
+        return io_error(error, root, 0)
+    return StoreError(f"cannot use {root} for spilling: {error.strerror or error}; choose another folder")
 
 
 def _remove_dead(root: Path) -> None:
