@@ -55,7 +55,12 @@ Seed = Annotated[int, typer.Option(help="Of shuffling and dropout.")]
 Memory = Annotated[
     str | None, typer.Option(help="Memory budget of the process, such as 2GiB; default: a safe share.")
 ]
-Spill = Annotated[str | None, typer.Option(help="Folder for what does not fit; default: in the run.")]
+Spill = Annotated[
+    str | None, typer.Option(help="Folder for what does not fit; default: $OOCDL_SPILL, or in the run.")
+]
+Disk = Annotated[
+    str | None, typer.Option(help="Limit of spill and run directory, such as 50GiB; default: what is free.")
+]
 Inputs = Annotated[list[str] | None, typer.Option(help="Model input=dataset array; may be repeated.")]
 Targets = Annotated[list[str] | None, typer.Option(help="Model output=dataset array; may be repeated.")]
 Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may be repeated.")]
@@ -88,6 +93,7 @@ def fit(
     seed: Seed = 0,
     memory: Memory = None,
     spill: Spill = None,
+    disk: Disk = None,
     inputs: Inputs = None,
     targets: Targets = None,
     dims: Dims = None,
@@ -133,6 +139,7 @@ def plan(
     seed: Seed = 0,
     memory: Memory = None,
     spill: Spill = None,
+    disk: Disk = None,
     inputs: Inputs = None,
     targets: Targets = None,
     dims: Dims = None,
@@ -239,6 +246,7 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
         "seed",
         "memory",
         "spill",
+        "disk",
         "logits",
         "allow_missing_chunks",
         "threads",

@@ -29,7 +29,7 @@ from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, place
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
-from oocdl.machine import cores
+from oocdl.machine import check_budget, cores
 from oocdl.planning import Needs, machine_for, needs_of
 from oocdl.session import Held, Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
@@ -66,10 +66,11 @@ class WorkerSetup(WorkerPlugin):
         use_one_heap()
         dataset = open_dataset(known.dataset)
         engine = get_engine(known.settings.engine)
+        check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings, dataset)
         share = machine.share(known.needs)
-        folder = Path(known.settings.spill or worker.local_directory) / f"oocdl-{known.run_id}"
-        self.tier = Tier(share.tier_bytes, SpillStore(folder / str(worker.name)))
+        folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
+        self.tier = Tier(share.tier_bytes, SpillStore(folder))
         keep_freed_memory()
         use(self.tier)
         arrays = dataset.arrays

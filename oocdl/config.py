@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -24,6 +25,7 @@ UNITS |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40)
 LOSS_TYPES: Mapping[str, type[Loss]] = {
     kind.__name__: kind for kind in (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
 }
+SPILL_VARIABLE = "OOCDL_SPILL"
 PROBED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 """Steps at which a function of the step is sampled, to tell it from another."""
 
@@ -212,6 +214,7 @@ class Settings:
     allow_missing_chunks: bool = False
     memory_bytes: int = field(default_factory=default_budget_bytes)
     spill: str | None = None
+    disk_bytes: int | None = None
     parallel: Any = "auto"
     threads: int | None = None
     engine: str = "auto"
@@ -219,6 +222,10 @@ class Settings:
     freeze: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     commit_seconds: float = 30.0
+
+    def spill_folder(self, default: Path) -> Path:
+        """Where chunks go that RAM has no room for: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""
+        return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
         """Plain data from which ``restored`` makes what prediction and evaluation need again."""
@@ -267,14 +274,15 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 def make_settings(**options: Any) -> Settings:
     """Settings from the options of ``fit``; an unknown one is refused with the nearest known."""
-    known = {*_CHECKS, "optimizer", "memory", "lr"}
+    known = {*_CHECKS, "optimizer", "memory", "disk", "lr"}
     for name in options:
         if name not in known:
             raise InputError(f"unknown option '{_shown(name)}'{_nearest(name, sorted(known))}")
     values = {name: check(name, options[name]) for name, check in _CHECKS.items() if name in options}
     values["optimizer"] = parse_optimizer(options.get("optimizer", "adam"), options.get("lr"))
-    if options.get("memory") is not None:
-        values["memory_bytes"] = parse_bytes(options["memory"])
+    for name in ("memory", "disk"):
+        if options.get(name) is not None:
+            values[f"{name}_bytes"] = parse_bytes(options[name])
     return Settings(**values)
 
 

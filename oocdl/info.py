@@ -19,7 +19,7 @@ from rich.text import Text
 from oocdl.calibrate import cache_path, measured_again, rates_for
 from oocdl.engines.engine import resolve
 from oocdl.graph.read_onnx import SUPPORTED, inspect_onnx
-from oocdl.machine import available_bytes, cores, default_budget_bytes, processor
+from oocdl.machine import available, cores, default_budget_bytes, processor
 from oocdl.progress import counted, duration
 from oocdl.run import Run
 from oocdl.storage.dataset import open_dataset
@@ -47,7 +47,7 @@ def machine_tables(engine: str, again: bool = False) -> list[Table]:
     for title, value in (
         ("processor", processor()),
         ("cores", cores()),
-        ("memory that may be used", size_text(available_bytes())),
+        ("memory that may be used", size_text(available().nbytes)),
         ("memory budget by default", size_text(default_budget_bytes())),
         ("disk reads", speed_text(rates.disk_read_bytes_per_second)),
         ("disk writes", speed_text(rates.disk_write_bytes_per_second)),

@@ -5,55 +5,123 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from oocdl.errors import BudgetError, InputError
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHARE = 0.7
 """Of what may be used, the part that is taken by default."""
+CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_bytes() -> int:
-    """Memory that this process may use: the least of RAM, rlimits and cgroups of all ancestors."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_RSS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            limits.append(soft)
-    limits.extend(_cgroup_limits())
-    return min(limits)
+@dataclass(frozen=True)
+class Limit:
+    """How much memory this process may have, and who says so."""
+
+    nbytes: int
+    name: str
+
+
+def available() -> Limit:
+    """The least of RAM, rlimits, Slurm's allocation and the cgroups of all ancestors.
+
+    Raises InputError if Slurm's variables cannot be read.
+    """
+    ram = Limit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")
+    found = [ram, *_rlimits(), *_slurm_limits(os.environ), *_cgroup_limits(_proc("cgroup"), CGROUP)]
+    return min(found, key=lambda limit: limit.nbytes)
 
 
 def default_budget_bytes() -> int:
     """The budget where the user gives none: a safe share of what may be used."""
-    return int(available_bytes() * SHARE)
+    return int(available().nbytes * SHARE)
 
 
-def _cgroup_limits() -> list[int]:
+def check_budget(budget_bytes: int) -> None:
+    """Refuse a budget that the process cannot have: it would be killed in the middle of a run.
+
+    Raises BudgetError that names both numbers, and the limit.
+    """
+    limit = available()
+    if budget_bytes > limit.nbytes:
+        raise BudgetError(
+            f"memory={budget_bytes >> 20} MiB is more than the {limit.nbytes >> 20} MiB that this process "
+            f"may use ({limit.name}); give less, or raise that limit"
+        )
+
+
+def _rlimits() -> Iterator[Limit]:
+    """Limits of ``setrlimit``, less what this process has mapped without having it in memory."""
+    status = _status_bytes()
+    # Address space counts libraries and thread stacks too, of which most is never touched.
+    unused = {
+        "RLIMIT_AS": status.get("VmSize", 0) - status.get("VmRSS", 0),
+        "RLIMIT_DATA": status.get("VmData", 0) - status.get("RssAnon", 0),
+        "RLIMIT_RSS": 0,
+    }
+    for name, idle in unused.items():
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY:
+            yield Limit(max(soft - max(idle, 0), 0), f"{name} of {soft >> 20} MiB")
+
+
+def _slurm_limits(environment: Mapping[str, str]) -> Iterator[Limit]:
+    """What Slurm has given this job on this node, in MiB; 0 means all there is."""
+    if "SLURM_JOB_ID" not in environment:
+        return
+
+    def number(name: str) -> int:
+        text = environment.get(name, "0")
+        if not text.isdigit():
+            raise InputError(f"{name}='{text}' is not a number of Slurm's; unset it, or pass memory=")
+        return int(text)
+
+    job = f"Slurm job {environment['SLURM_JOB_ID']}"
+    node, share = number("SLURM_MEM_PER_NODE"), number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
+    if node:
+        yield Limit(node << 20, f"{job}, SLURM_MEM_PER_NODE")
+    if share:
+        yield Limit(share << 20, f"{job}, SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE")
+
+
+def _cgroup_limits(lines: list[str], mount: Path) -> Iterator[Limit]:
     """Limits of the process's memory cgroup and of its ancestors, versions 1 and 2."""
-    found: list[int] = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found  # not Linux: there are no cgroups
     for line in lines:
         _, controllers, place = line.split(":", 2)
+        names: tuple[str, ...] = ("memory.limit_in_bytes",)
         if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
+            root, names = mount, ("memory.max", "memory.high")
         elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            root = mount / "memory"
         else:
             continue
         folder = root / place.lstrip("/")
         while True:
-            file = folder / name
-            text = file.read_text().strip() if file.is_file() else "max"
-            if text.isdigit():
-                found.append(int(text))
+            for file in (folder / name for name in names):
+                text = file.read_text().strip() if file.is_file() else "max"
+                if text.isdigit():
+                    yield Limit(int(text), f"memory cgroup {file}")
             if folder == root or root not in folder.parents:
                 break
             folder = folder.parent
-    return found
+
+
+def _proc(name: str) -> list[str]:
+    """The lines of a file of this process in ``/proc``; none where there is no such thing."""
+    try:
+        return Path("/proc/self", name).read_text().splitlines()
+    except OSError:
+        return []  # not Linux
+
+
+def _status_bytes() -> dict[str, int]:
+    """The sizes in ``/proc/self/status``, by name."""
+    rows = [line.split() for line in _proc("status") if line.endswith(" kB")]
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows}
 
 
 def anonymous_bytes() -> int:

@@ -16,11 +16,12 @@ from oocdl.graph.rates import NOMINAL, Rates
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
-from oocdl.simulate import Simulated, simulate
+from oocdl.simulate import simulate
 from oocdl.sources import BLOCK_BYTES
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.direct import BOUNCE_BYTES
 from oocdl.storage.tier import IO_THREADS
+from oocdl.timeline import Simulated
 
 OVERHEAD_BYTES = 48 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted."""

@@ -21,8 +21,16 @@ from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning import Machine, Share, gives_up, needs_of, rates_of
 from oocdl.session import step_delayed
-from oocdl.simulate import Simulated, simulate
+from oocdl.simulate import simulate
 from oocdl.storage.dataset import Dataset
+from oocdl.timeline import Simulated
+
+BLOCK_BYTES = 4096
+"""What file systems round the size of a file up to; a folder takes one, too."""
+SPILLED_CHUNK_BYTES = 3 * BLOCK_BYTES
+"""A folder, ``zarr.json``, and the data's last block."""
+VERSIONS = 3
+"""Of weights and state that are on disk while one is written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +116,10 @@ class Plan:
 
     @property
     def spill_bytes(self) -> int:
-        """Most that is in the spill at once."""
-        return max(one.peak_spill_bytes for one in self.simulated)
+        """Disk that the spill takes at most, files kept for the next step and their blocks included."""
+        files = max(len(kind.graph.calls) + len(kind.graph.inputs) for kind in self.kinds.values())
+        peak = max(one.peak_spill_bytes for one in self.simulated)
+        return peak + files * SPILLED_CHUNK_BYTES if peak else 0
 
     @property
     def spill_read_bytes(self) -> int:
@@ -122,9 +132,23 @@ class Plan:
         return sum(one.written_bytes for one in self.simulated)
 
     @property
+    def version_bytes(self) -> int:
+        """One version of weights and state in the run directory."""
+        files = sum(len(pieces) + 2 for pieces in self.compiled.pieces.values())
+        return self.weight_bytes + files * BLOCK_BYTES
+
+    @property
+    def store_bytes(self) -> int:
+        """The run directory: three versions (committed, the one before, and the next), and ``keep``."""
+        values = self.compiled.plan.factored.graph.values
+        kept = sum(values[name].nbytes for name in self.compiled.kept.values())
+        groups = (len(self.compiled.pieces) + 1) * 2 * BLOCK_BYTES  # an array's versions are in a group
+        return VERSIONS * self.version_bytes + groups + kept
+
+    @property
     def disk_bytes(self) -> int:
-        """What a run takes of its disks: the spill, and three versions of weights and state."""
-        return self.spill_bytes + 3 * self.weight_bytes
+        """At most this much disk: spill and run directory."""
+        return self.spill_bytes + self.store_bytes
 
     @property
     def read_bytes(self) -> int:

@@ -21,11 +21,13 @@ from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.graph.write_onnx import export_onnx
 from oocdl.heap import use_one_heap
+from oocdl.machine import check_budget
 from oocdl.ops import RULES
 from oocdl.planning import Machine, machine_for
 from oocdl.session import Session
 from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, batches, open_dataset
+from oocdl.storage.files import reporting
 from oocdl.storage.manifest import TensorSpec
 from oocdl.storage.run_store import RunStore
 
@@ -154,7 +156,7 @@ class Run:
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
                     where = (slice(first + box[0][0], first + box[0][1]), *(slice(a, b) for a, b in box[1:]))
-                    with lock:
+                    with lock, reporting(Path(out)):
                         made[output][where] = array[place].reshape(tuple(b - a for a, b in box))
 
         inference.run(deliver)
@@ -236,6 +238,7 @@ class _Inference:
         model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
+        check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(self.settings, self.dataset)
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
@@ -264,7 +267,7 @@ class _Inference:
                 for name in c.outputs.values()
             )
         totals: dict[str, float] = {}
-        spill = Path(self.settings.spill) if self.settings.spill else self.run_.path / "spill"
+        spill = self.settings.spill_folder(self.run_.path / "spill")
         with Session(
             self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched
         ) as session:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Generic, TypeVar
 
 from dask._task_spec import List, Task, TaskRef
@@ -175,7 +175,7 @@ def step_delayed(
     opened = ("session", 0)
 
     def start() -> str:
-        folder = TemporaryDirectory(dir=settings.spill)
+        folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
         session = Session(kinds, dataset, settings.scale or {}, machine, Path(folder.name))
         session.__enter__()
         _alone[session.run_id] = (session, folder)

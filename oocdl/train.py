@@ -19,6 +19,7 @@ from oocdl import weights
 from oocdl.bind import Binding, bind
 from oocdl.cluster import ClusterSession
 from oocdl.config import Settings, make_settings
+from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
 from oocdl.graph.axes import Region
@@ -26,6 +27,7 @@ from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.heap import use_one_heap
+from oocdl.machine import check_budget
 from oocdl.passes import MAIN, Course, Step, compile_passes, planned
 from oocdl.planning import Machine, machine_for
 from oocdl.preview import Plan
@@ -34,6 +36,7 @@ from oocdl.run import Run
 from oocdl.session import Moved, Session
 from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, open_dataset
+from oocdl.storage.files import reporting
 from oocdl.storage.run_store import RunStore
 
 
@@ -127,9 +130,11 @@ def fit(
         ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
         ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
         ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
-        ``spill``: folder for what does not fit. ``parallel``: at least these cuts,
-        ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``. ``threads``, ``engine``, ``precision``
-        ("float32", "float64"), ``freeze`` (patterns), ``keep`` (names), ``commit_seconds``.
+        ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit
+        of spill and run directory together; more than is free is refused in any case.
+        ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
+        ``threads``, ``engine``, ``precision`` ("float32", "float64"), ``freeze`` (patterns),
+        ``keep`` (names), ``commit_seconds``.
 
     Returns
     -------
@@ -137,16 +142,19 @@ def fit(
 
     Raises
     ------
-    InputError, DatasetError, ModelError, UnsupportedError, BudgetError, StoreError, NonFiniteError
+    InputError, DatasetError, ModelError, UnsupportedError, BudgetError, ResourceError, StoreError,
+    NonFiniteError
 
     Examples
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
     job = _job(model, dataset, options)
+    if client is None:  # else it is what each worker may use that counts
+        check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
-        store, made = _open_store(stack, folder, job, resume, replan)
+        store, made = _open_store(stack, folder, job, resume, replan, spills=client is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
         Trainer(job, store, made, callbacks, client, scheduler).run()
@@ -154,7 +162,7 @@ def fit(
 
 
 def _open_store(
-    stack: ExitStack, folder: Path, job: Job, resume: bool | str, replan: bool
+    stack: ExitStack, folder: Path, job: Job, resume: bool | str, replan: bool, spills: bool
 ) -> tuple[RunStore, Plan]:
     """The run directory, a new one or one that this job may go on with, locked; and its plan.
 
@@ -170,6 +178,7 @@ def _open_store(
     frozen: Mapping[str, Any] | None = None
     if not exists or resume == "restart":
         made = _plan(job, None)
+        check_start(made, folder, spills)
         meta = {
             "format": resuming.FORMAT,
             "model": str(job.model.path),
@@ -181,6 +190,7 @@ def _open_store(
         store = stack.enter_context(resuming.open_run(folder, identity))
         frozen = None if replan else resuming.read_plan(store, facts)
         made = _plan(job, frozen)
+        check_start(made, folder, spills)
     plans = {name: compiled.plan for name, compiled in planned(made.kinds).items()}
     numerics = {name: one.numerics() for name, one in plans.items()}
     if frozen is None:
@@ -242,7 +252,7 @@ class Trainer:
             if settings.keep:
                 raise InputError("keep is not available with a client; train in one process to keep values")
             return ClusterSession(self.client, self.compiled, self.job.dataset, settings)
-        spill = Path(settings.spill) if settings.spill else self.store.path / "spill"
+        spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(
             c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
         )
@@ -310,6 +320,7 @@ class Trainer:
             self._commit(session, self.rows[-1]["step"])
 
     def _commit(self, session: Session | ClusterSession, step: int) -> None:
+        check_commit(self.plan, self.store.path)
         rows, self.rows = self.rows, []
         self.store.append_history(rows)
         session.commit(self.store, MAIN, {"step": step, "steps": self.course.total_steps})
@@ -323,7 +334,8 @@ class Trainer:
             value = factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
             chunks = weights.chunks_of(compiled, name, regions)
-            self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
+            with reporting(self.store.path / "kept"):
+                self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
 
     def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
         compiled = self.compiled[plan_id]
@@ -332,7 +344,7 @@ class Trainer:
             if factored.alias.get(name, name) == value:
                 for box, place in own_regions(factored.factors[name], region):
                     part = tuple(slice(a, b) for a, b in box)
-                    with self.writing:  # two pieces may share a chunk
+                    with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
                         self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 ROOT = Path("/sys/fs/cgroup")
@@ -37,6 +38,8 @@ class Outcome:
     """Peak of the process's resident memory, mapped files included."""
     anonymous_bytes: int = 0
     """Peak of what is its own."""
+    disk_bytes: int = 0
+    """The most that its disk had in use beyond what it had before; what others write counts, too."""
     oom_kills: int = 0
     message: str = ""
     """The end of what it wrote to stderr."""
@@ -85,34 +88,46 @@ def _resident(pid: int) -> tuple[int, int]:
     return int(found.get("VmHWM", 0)) * 1024, int(found.get("RssAnon", 0)) * 1024
 
 
+def _used(disk: Path) -> int:
+    """Bytes in use on the file system of a folder."""
+    stats = os.statvfs(disk)
+    return (stats.f_blocks - stats.f_bfree) * stats.f_frsize
+
+
 def watch(
     command: Sequence[str],
     folder: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 3600,
+    disk: Path | None = None,
 ) -> Outcome:
-    """Run ``command``, in the cgroup ``folder`` if one is given, and sample its memory."""
+    """Run ``command``, in the cgroup ``folder`` if one is given; sample its memory, and its ``disk``."""
 
     def enter() -> None:
         if folder is not None:
             (folder / "cgroup.procs").write_text(str(os.getpid()))
 
-    process = subprocess.Popen(
-        list(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=enter,
-        env={**os.environ, **(env or {})},
-    )  # fmt: skip
-    resident = anonymous = 0
-    ends = time.monotonic() + timeout
-    # What it prints is a few lines, which fit the pipes: nobody has to read meanwhile.
-    while process.poll() is None:
-        peak, now = _resident(process.pid)
-        resident, anonymous = max(resident, peak), max(anonymous, now)
-        if time.monotonic() > ends:
-            process.kill()
-        time.sleep(PERIOD_SECONDS)
-    out, error = process.communicate()
+    # Into files: a pipe that nobody reads meanwhile would fill up.
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as error:
+        process = subprocess.Popen(
+            list(command), stdout=out, stderr=error, preexec_fn=enter, env={**os.environ, **(env or {})}
+        )
+        resident = anonymous = most = 0
+        before = _used(disk) if disk else 0
+        ends = time.monotonic() + timeout
+        while process.poll() is None:
+            peak, now = _resident(process.pid)
+            resident, anonymous = max(resident, peak), max(anonymous, now)
+            most = max(most, _used(disk) - before if disk else 0)
+            if time.monotonic() > ends:
+                process.kill()
+            time.sleep(PERIOD_SECONDS)
+        texts = []
+        for stream in (out, error):
+            stream.seek(0)
+            texts.append(stream.read().strip())
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    lines = out.strip().splitlines()
+    lines = texts[0].splitlines()
     result = json.loads(lines[-1]) if code == 0 and lines else {}
     kills = _oom_kills(folder) if folder is not None else 0
-    return Outcome(code, result, resident, anonymous, kills, error.strip()[-2000:])
+    return Outcome(code, result, resident, anonymous, most, kills, texts[1][-2000:])

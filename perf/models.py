@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
+ROWS = 256
+"""Of a large weight, as many are made at once."""
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -188,6 +191,49 @@ def export(model: nn.Module, example: Tensor, path: Path) -> Path:
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(model.train(), (example,), str(path), **options)
     return path
+
+
+def write_mlp(path: Path, widths: Sequence[int], seed: int = 0) -> Path:
+    """Write a perceptron with Relu between its layers; its weights go to ``<name>.data``, row by row.
+
+    ``widths``: of the input, and of each layer's output. Weights are never in memory together.
+    """
+    random = np.random.default_rng(seed)
+    data = path.with_suffix(".data")
+    nodes, weights, x = [], [], "x"
+    with data.open("wb") as file:
+        for number, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
+            begin = file.tell()
+            for row in range(0, outside, ROWS):
+                shape = (min(ROWS, outside - row), inside)
+                file.write(random.standard_normal(shape, np.float32) * np.float32((2 / inside) ** 0.5))
+            weights.append(_external(f"layer{number}.weight", (outside, inside), data, begin))
+            weights.append(numpy_helper.from_array(np.zeros(outside, np.float32), f"layer{number}.bias"))
+            last = number == len(widths) - 1
+            made = "y" if last else f"a{number}"
+            names = [x, f"layer{number}.weight", f"layer{number}.bias"]
+            nodes.append(helper.make_node("Gemm", names, [made], f"layer{number}", transB=1))
+            if not last:
+                x = f"h{number}"
+                nodes.append(helper.make_node("Relu", [made], [x], f"relu{number}"))
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width])
+        for name, width in (("x", widths[0]), ("y", widths[-1]))
+    ]
+    graph = helper.make_graph(nodes, "mlp", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _external(name: str, shape: tuple[int, ...], data: Path, begin: int) -> TensorProto:
+    """A float32 weight that is in the file ``data`` from ``begin`` on."""
+    weight = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
+    weight.data_location = TensorProto.EXTERNAL
+    length = 4 * int(np.prod(shape))
+    for key, value in (("location", data.name), ("offset", begin), ("length", length)):
+        weight.external_data.add(key=key, value=str(value))
+    return weight
 
 
 def forward_bytes(path: Path, batch: int) -> int:

@@ -12,40 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-import zarr
-from models import GPT, ResNet, export, forward_bytes
+from cases import Case, gpt, resnet, unet, write_data
+from models import forward_bytes
 from table import markdown
 
 import oocdl
 from oocdl.graph.cost import made_bytes, read_bytes
 from oocdl.graph.ir import Role
-from oocdl.zoo import write_unet3d
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and the shapes of its data."""
-
-    name: str
-    blocks: int
-    write: Callable[[Path], Path]
-    inputs: tuple[tuple[int, ...], str]
-    """Shape and dtype, samples first."""
-    labels: tuple[int, ...]
-    ports: tuple[str, str] = ("x", "y")
-    """Names of the model's input and output."""
-
-    @property
-    def batch(self) -> int:
-        """All samples in one batch."""
-        return self.labels[0]
 
 
 @dataclass(frozen=True)
@@ -89,44 +67,6 @@ def weight_traffic(planned: oocdl.Plan) -> int:
     return total
 
 
-def gpt(blocks: int, width: int, heads: int, batch: int, tokens: int, vocabulary: int) -> Case:
-    """A GPT with its token ids and labels."""
-
-    def write(folder: Path) -> Path:
-        ids = torch.zeros(batch, tokens, dtype=torch.int64)
-        return export(GPT(blocks, width, heads, tokens, vocabulary), ids, folder / "model.onnx")
-
-    return Case(f"GPT-{blocks}", blocks, write, ((batch, tokens), "int64"), (batch, tokens))
-
-
-def resnet(blocks: Sequence[int], width: int, batch: int, size: int, classes: int) -> Case:
-    """A bottleneck ResNet with its images and labels."""
-
-    def write(folder: Path) -> Path:
-        images = torch.zeros(batch, 3, size, size)
-        return export(ResNet(blocks, width, classes), images, folder / "model.onnx")
-
-    depth = 3 * sum(blocks) + 2
-    return Case(f"ResNet-{depth}", sum(blocks), write, ((batch, 3, size, size), "float32"), (batch,))
-
-
-def unet(base: int, size: int, depth: int = 3) -> Case:
-    """The U-Net of the zoo with one volume and its labels."""
-
-    def write(folder: Path) -> Path:
-        return write_unet3d(folder / "model.onnx", base=base, depth=depth, size=(size,) * 3)
-
-    shape = (1, 1, size, size, size)
-    return Case(
-        f"U-Net {base} at {size}",
-        2 * depth + 1,
-        write,
-        (shape, "float32"),
-        (1, *shape[2:]),
-        ("image", "logits"),
-    )
-
-
 FULL = [
     *(gpt(blocks, 512, 8, 8, 256, 8192) for blocks in (6, 12, 24)),
     resnet((3, 4, 6, 3), 64, 4, 224, 1000),
@@ -145,17 +85,10 @@ def measure(case: Case, memory: str) -> Traffic:
     """Write the model, plan a step, count. The dataset has shapes but no data."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        path = case.write(folder)
-        group = zarr.open_group(str(folder / "data.zarr"), mode="w")
-        shape, dtype = case.inputs
-        group.create_array("inputs", shape=shape, dtype=dtype, chunks=(1, *shape[1:]))
-        labels = case.labels
-        group.create_array("labels", shape=labels, dtype="int64", chunks=(1, *labels[1:]))
+        path = case.write(folder / "model.onnx")
+        data = write_data(case, folder / "data.zarr", empty=True)
         begun = time.monotonic()
-        planned = oocdl.plan(
-            path, folder / "data.zarr", memory=memory, batch_size=case.batch, allow_missing_chunks=True,
-            inputs={case.ports[0]: "inputs"}, targets={case.ports[1]: "labels"},
-        )  # fmt: skip
+        planned = oocdl.plan(path, data, memory=memory, **case.options(), allow_missing_chunks=True)
         seconds = time.monotonic() - begun
         return Traffic(
             case.name, case.blocks, len(planned.layers), planned.tasks, forward_bytes(path, case.batch),

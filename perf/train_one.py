@@ -23,35 +23,12 @@ LEARNING_RATE = 1e-3
 
 def by_oocdl(folder: Path, steps: int, memory: str, engine: str) -> dict[str, Any]:
     """Seconds and losses of oocdl, with bytes as planned and as moved."""
-    import oocdl
-    from oocdl.events import Event, RunStarted, StepDone
+    from one_run import train
 
-    times: list[float] = []
-    plans: list[oocdl.Plan] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, RunStarted | StepDone):
-            times.append(time.monotonic())
-        if isinstance(event, RunStarted):
-            plans.append(event.plan)
-
-    run = oocdl.fit(
+    return train(
         folder / "unet.onnx", folder / "data.zarr", workdir=folder / f"{engine}-{os.getpid()}.run",
-        memory=memory, engine=engine, steps=steps, lr=LEARNING_RATE, callbacks=[listen], progress=False,
+        memory=memory, engine=engine, steps=steps, lr=LEARNING_RATE,
     )  # fmt: skip
-    rows, plan = run.history, plans[0]
-    return {
-        "seconds": [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
-        "losses": [row["loss"] for row in rows],
-        "planned_read": plan.read_bytes,
-        "planned_written": plan.written_bytes,
-        "unit_read": [row["unit_read_bytes"] for row in rows],
-        "unit_written": [row["unit_written_bytes"] for row in rows],
-        "spill_read": [row["read_bytes"] for row in rows],
-        "spill_written": [row["written_bytes"] for row in rows],
-        "counted_peak": rows[-1]["peak_bytes"],
-        "tasks": plan.tasks,
-    }
 
 
 def by_pytorch(folder: Path, steps: int) -> dict[str, Any]:

@@ -107,12 +107,13 @@ def check(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """What oocdl planned beside what it moved."""
     lines = []
     for name, found in outcomes.items():
-        for result in [outcome.result for outcome in found if "planned_read" in outcome.result][:1]:
-            same = all(n == result["planned_read"] for n in result["unit_read"])
-            same &= all(n == result["planned_written"] for n in result["unit_written"])
+        for result in [outcome.result for outcome in found if "planned" in outcome.result][:1]:
+            planned = result["planned"]
+            same = all(n == planned["unit_read"] for n in result["unit_read"])
+            same &= all(n == planned["unit_written"] for n in result["unit_written"])
             lines.append(
-                f"{name}: {result['tasks']} tasks; planned {result['planned_read'] / 1e9:.3f} GB read and "
-                f"{result['planned_written'] / 1e9:.3f} GB written a step, measured "
+                f"{name}: {planned['tasks']} tasks; planned {planned['unit_read'] / 1e9:.3f} GB read and "
+                f"{planned['unit_written'] / 1e9:.3f} GB written a step, measured "
                 + ("the same to the byte" if same else f"{result['unit_read']} and {result['unit_written']}")
                 + f"; from the spill {result['spill_read'][-1] / 1e9:.3f} GB read, to it "
                 f"{result['spill_written'][-1] / 1e9:.3f} GB written in the last step; "

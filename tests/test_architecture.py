@@ -48,6 +48,7 @@ ROOMS = (
     "weights",
     "session",
     "preview",
+    "disk",
     "cluster",
     "run",
     "progress",

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,21 @@ from oocdl.zoo import write_unet3d
 from tests import nets
 
 KILLS, STEPS = 20, 30
+NOTHING: Mapping[str, str] = {}
 FORKS = multiprocessing.get_context("forkserver")
 
 
 def train(
-    model: Path, data: Path, workdir: Path, pipe: Connection, steps: int = STEPS, **options: Any
+    model: Path,
+    data: Path,
+    workdir: Path,
+    pipe: Connection,
+    steps: int = STEPS,
+    variables: Mapping[str, str] = NOTHING,
+    **options: Any,
 ) -> None:
     """The process that is killed: tells when it starts to train, and when it takes a step."""
+    os.environ.update(variables)
 
     def tell(event: Any) -> None:
         if isinstance(event, RunStarted | StepDone):
@@ -145,6 +153,22 @@ def test_spill_of_the_dead_is_removed(job: tuple[Path, Path], tmp_path: Path) ->
     Process(*job, tmp_path / "run", spill=tmp_path / "spill", steps=8).finish()
     assert not list((tmp_path / "spill").glob("spill-*"))
     assert oocdl.open(tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("where", ["in the run", "in the variable's folder"])
+def test_spill_of_the_dead_is_removed_by_a_run_that_spills_elsewhere(
+    job: tuple[Path, Path], tmp_path: Path, where: str
+) -> None:
+    """By the next of the same directory, and by the next, of any directory, with the same OOCDL_SPILL."""
+    variables = {"OOCDL_SPILL": str(tmp_path / "scratch")}
+    inside = where == "in the run"
+    process = Process(*job, tmp_path / "run", steps=8, variables={} if inside else variables)
+    assert process.wait_for("StepDone")
+    assert process.kill()
+    spill = tmp_path / "run/spill" if inside else tmp_path / "scratch"
+    assert len(list(spill.glob("spill-*"))) == 1
+    Process(*job, tmp_path / ("run" if inside else "other"), steps=2, variables=variables).finish()
+    assert not list(tmp_path.rglob("spill-*"))
 
 
 @pytest.mark.parametrize("left", ["nothing", "run.json", "plan.json"])

@@ -43,8 +43,8 @@ def test_unet_measures_both_sides_and_they_agree(tmp_path: Path) -> None:
     for name in list(results)[:2]:
         found = results[name]
         np.testing.assert_allclose(found["losses"], results["PyTorch"]["losses"], rtol=1e-4)
-        assert set(found["unit_read"]) == {found["planned_read"]}
-        assert set(found["unit_written"]) == {found["planned_written"]}
+        assert set(found["unit_read"]) == {found["planned"]["unit_read"]}
+        assert set(found["unit_written"]) == {found["planned"]["unit_written"]}
 
 
 @pytest.fixture

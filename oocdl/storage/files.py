@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +30,42 @@ def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether it says that the disk, or our share of it, has no room left."""
+    return error.errno in _FULL
+
+
 def io_error(error: OSError, path: Path, need: int) -> OocdlError:
     """What to raise for ``error`` while writing ``need`` bytes to ``path``: one line."""
-    if error.errno not in _FULL:
+    if not is_full(error):
         return StoreError(f"cannot write {path}: {error.strerror or error}; check the disk")
-    return ResourceError(
-        f"no space left for {path}: needs {need} bytes, {free_bytes(path)} are free; "
-        "free some or choose another folder"
-    )
+    asked = f"needs {need} bytes, {free_bytes(path)} are free" if need else "the disk is full"
+    return ResourceError(f"no space left for {path}: {asked}; free some or choose another folder")
+
+
+def existing(path: Path) -> Path:
+    """``path``, or its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def free_bytes(path: Path) -> int:
     """Bytes free for us on the file system of ``path``, or of its nearest parent that exists."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    stats = os.statvfs(place)
+    stats = os.statvfs(existing(path))
     return stats.f_bavail * stats.f_frsize
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """What others write below ``path`` in this block fails with an error of ours.
+
+    Raises ResourceError if the disk is full, StoreError for any other failure.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise io_error(error, path, 0) from error
 
 
 def write_array(path: Path, array: Array, sync: bool = False) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from oocdl.errors import StoreError
-from oocdl.storage.files import sync_path
+from oocdl.storage.files import io_error, sync_path
 from oocdl.storage.manifest import Manifest, load_parent
 
 DELETE_THREADS = 16
@@ -32,7 +32,7 @@ def next_epoch(root: Path, committed: int) -> int:
     except FileExistsError as error:
         raise StoreError(f"run {root} was opened by another process just now") from error
     except OSError as error:
-        raise StoreError(f"cannot write {root}: {error.strerror or error}") from error
+        raise io_error(error, root, 0) from error
     for path in known.values():
         path.unlink(missing_ok=True)
     return epoch

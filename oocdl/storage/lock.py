@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oocdl.errors import StoreError
+from oocdl.storage.files import io_error
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -27,18 +28,21 @@ class RunLock:
             self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
-        try:
-            self._take(path)
-        except BaseException:
-            os.close(self._handle)
-            raise
         owner = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "start": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, json.dumps(owner).encode(), 0)
+        try:
+            self._take(path)
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, json.dumps(owner).encode(), 0)
+        except OSError as error:
+            os.close(self._handle)
+            raise io_error(error, path, 0) from error
+        except BaseException:
+            os.close(self._handle)
+            raise
 
     def _take(self, path: Path) -> None:
         assert self._handle is not None

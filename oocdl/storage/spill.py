@@ -13,6 +13,8 @@ import secrets
 import shutil
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -22,10 +24,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import ResourceError, StoreError
+from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.storage.direct import direct_flag, read_box, write_array
-from oocdl.storage.files import filesystem, io_error
+from oocdl.storage.files import filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -41,6 +43,7 @@ class SpillFile:
     data: Path
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    nbytes: int
 
 
 class SpillStore:
@@ -52,12 +55,10 @@ class SpillStore:
 
     def __init__(self, path: str | Path) -> None:
         root = Path(path).absolute()
-        _refuse_memory(root)
+        refuse_memory(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            # One at a time: a folder that has no lock yet must not be taken for a dead one.
-            with (root / "LOCK").open("a") as gate:
-                fcntl.flock(gate, fcntl.LOCK_EX)
+            with _gate(root):
                 _remove_dead(root)
                 self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
                 self.folder.mkdir()
@@ -65,11 +66,10 @@ class SpillStore:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._flag = direct_flag(self.folder)
         except OSError as error:
-            raise StoreError(
-                f"cannot use {root} for spilling: {error.strerror or error}; choose another folder"
-            ) from error
+            raise _unusable(root, error) from error
         self._names = count()
         self._free: dict[tuple[tuple[int, ...], np.dtype[Any]], list[SpillFile]] = {}
+        self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
         self._gate = threading.Lock()
 
     def write(self, array: Array) -> SpillFile:
@@ -89,16 +89,29 @@ class SpillStore:
         try:
             write_array(file.data, array, self._flag)
         except BaseException:
+            with self._gate:
+                self._live -= file.nbytes
             shutil.rmtree(file.folder, ignore_errors=True)
             raise
         return file
 
     def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SpillFile:
         """A file to write over: steps are alike, so the blocks of the last one are there already."""
+        kind, nbytes = (shape, dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        old: list[SpillFile] = []
         with self._gate:
-            free = self._free.get((shape, dtype))
-            if free:
-                return free.pop()
+            self._live += nbytes
+            self._peak = max(self._peak, self._live)
+            if self._free.get(kind):
+                self._kept -= nbytes
+                return self._free[kind].pop()
+            # Files that wait for their shape take no more than what lives took at its peak.
+            while self._kept and self._live + self._kept > self._peak:
+                oldest = next(free for free in self._free.values() if free)
+                old.append(oldest.pop(0))
+                self._kept -= old[-1].nbytes
+        for file in old:
+            shutil.rmtree(file.folder, ignore_errors=True)
         folder = self.folder / f"s{next(self._names):08d}"
         try:
             folder.mkdir()
@@ -106,12 +119,12 @@ class SpillStore:
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise io_error(error, folder, 0) from error
-        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype)
+        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype, nbytes)
 
     def _drop_free(self) -> bool:
         """Delete the files kept for use; whether there were any."""
         with self._gate:
-            free, self._free = self._free, {}
+            free, self._free, self._kept = self._free, {}, 0
         for files in free.values():
             for file in files:
                 shutil.rmtree(file.folder, ignore_errors=True)
@@ -124,6 +137,8 @@ class SpillStore:
     def remove(self, file: SpillFile) -> None:
         """The chunk is gone; its file is kept for the next of its shape."""
         with self._gate:
+            self._live -= file.nbytes
+            self._kept += file.nbytes
             self._free.setdefault((file.shape, file.dtype), []).append(file)
 
     def close(self) -> None:
@@ -150,10 +165,44 @@ def _prefix() -> str:
     return f"spill-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
 
 
-def _refuse_memory(root: Path) -> None:
+def refuse_memory(root: Path) -> None:
+    """StoreError if a folder, there or not, is on a file system in memory."""
     kind = filesystem(root)
     if kind in MEMORY_FILESYSTEMS:
         raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
+
+
+def remove_dead(root: Path) -> None:
+    """Delete what processes of this host that are gone have left in a spill folder.
+
+    Raises StoreError if that cannot be done.
+    """
+    if not any(root.glob(f"{_prefix()}*")):
+        return
+    try:
+        with _gate(root):
+            _remove_dead(root)
+    except OSError as error:
+        raise _unusable(root, error) from error
+
+
+def own_folders(root: Path) -> list[Path]:
+    """The spills of this process in a spill folder."""
+    return list(root.glob(f"{_prefix()}{os.getpid()}-*"))
+
+
+@contextmanager
+def _gate(root: Path) -> Iterator[None]:
+    """One at a time: a folder that has no lock yet must not be taken for a dead one."""
+    with (root / "LOCK").open("a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+def _unusable(root: Path, error: OSError) -> OocdlError:
+    if is_full(error):
+        return io_error(error, root, 0)
+    return StoreError(f"cannot use {root} for spilling: {error.strerror or error}; choose another folder")
 
 
 def _remove_dead(root: Path) -> None:

@@ -1,0 +1,118 @@
+"""Is there enough disk? Asked before the first step, and again before every commit.
+
+In between, a disk that fills up ends the run with the same error, from where it was written to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oocdl.errors import ResourceError
+from oocdl.preview import Plan
+from oocdl.storage.files import existing, free_bytes
+from oocdl.storage.spill import own_folders, refuse_memory, remove_dead
+
+
+@dataclass(frozen=True)
+class Need:
+    """So much more will be put into a folder."""
+
+    what: str
+    folder: Path
+    nbytes: int
+
+
+def check_start(plan: Plan, run: Path, spills: bool = True) -> None:
+    """Refuse a run that the disk has no room for; clears up after killed runs first.
+
+    Compares what the plan needs with ``disk=``, and with what is free on the file system of the
+    run directory and on that of the spill. ``spills``: False where workers of a client spill, on
+    disks that are not ours to look at.
+
+    Raises ResourceError, in one line: what is needed, what is free where, and the ways out;
+    StoreError if the spill would be in memory.
+    """
+    spill = plan.settings.spill_folder(run / "spill").absolute()
+    remove_dead(run / "spill")
+    needs = [Need("weights and state", run.absolute(), max(0, plan.store_bytes - _versions_bytes(run)))]
+    total = plan.store_bytes
+    if spills:
+        refuse_memory(spill)
+        remove_dead(spill)
+        needs.append(Need("spill", spill, plan.spill_bytes))
+        total += plan.spill_bytes
+    limit = plan.settings.disk_bytes
+    if limit is not None and total > limit:
+        raise ResourceError(
+            f"the run may need {_mib(total)} of disk ({_mib(total - plan.store_bytes)} of spill, "
+            f"{_mib(plan.store_bytes)} of weights and state), disk= allows {_mib(limit)}; "
+            f"raise it, or {_ways_out(needs)}"
+        )
+    disks: dict[int, list[Need]] = {}
+    for need in needs:
+        disks.setdefault(os.stat(existing(need.folder)).st_dev, []).append(need)
+    for together in disks.values():
+        _check_free(together)
+
+
+def check_commit(plan: Plan, run: Path) -> None:
+    """Refuse to begin a commit that the disk has no room for, or that ``disk=`` does not allow.
+
+    Raises ResourceError; the last commit stays.
+    """
+    _check_free([Need("the next version of weights and state", run, plan.version_bytes)])
+    limit = plan.settings.disk_bytes
+    if limit is None:
+        return
+    spill = plan.settings.spill_folder(run / "spill")
+    spilled = sum(_bytes_in(folder) for folder in own_folders(spill))
+    total = _versions_bytes(run) + spilled + plan.version_bytes
+    if total > limit:
+        raise ResourceError(
+            f"the next commit would take the run to {_mib(total)} of disk ({_mib(spilled)} of it spill), "
+            f"disk= allows {_mib(limit)}; the last commit stays; raise disk= and call fit again"
+        )
+
+
+def _check_free(needs: Sequence[Need]) -> None:
+    """ResourceError if a file system has not room for all of ``needs``, which are on it."""
+    free, total = free_bytes(needs[0].folder), sum(need.nbytes for need in needs)
+    if total <= free:
+        return
+    parts = " and ".join(
+        f"{_mib(need.nbytes)} for {need.what} in {need.folder}" for need in needs if need.nbytes
+    )
+    raise ResourceError(
+        f"not enough disk: the run needs {parts}, where {_mib(free)} are free; "
+        f"make room, or {_ways_out(needs)}"
+    )
+
+
+def _ways_out(needs: Sequence[Need]) -> str:
+    if any(need.what == "spill" and need.nbytes for need in needs):
+        return "choose spill= on another disk, more memory= or a smaller batch_size="
+    return "choose workdir= on another disk"
+
+
+def _versions_bytes(run: Path) -> int:
+    """What weights, state and kept values take now."""
+    return sum(_bytes_in(run / name) for name in ("weights", "state", "kept"))
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of all files and folders below; those that are being deleted meanwhile do not count."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for path in (place, *(os.path.join(place, name) for name in files)):
+            try:
+                total += os.lstat(path).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _mib(nbytes: int) -> str:
+    return f"{-(-nbytes >> 20)} MiB"

@@ -1,0 +1,83 @@
+"""What the benches share: run one measurement in a process and a cgroup of its own, tell the result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cage import NoCage, Outcome, cage, watch
+from table import markdown
+
+MIB = 1 << 20
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """The options that all benches have."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--toy", action="store_true", help="tiny sizes and no cgroup, for tests")
+    made.add_argument("--engine", default="auto", help="auto, torch or onnxruntime")
+    made.add_argument("--timeout", type=float, default=3600, help="seconds for one process")
+    made.add_argument("--workdir", help="folder on a disk for data, runs and spill; default: the system's")
+    made.add_argument("--json", type=Path, help="also write everything here")
+    return made
+
+
+def one_run(
+    model: Path, dataset: Path, limit_bytes: int | None, timeout: float = 3600, **options: Any
+) -> Outcome:
+    """One process of ``one_run.py``; inside a memory cgroup of ``limit_bytes`` unless that is None."""
+    words = {"model": str(model), "dataset": str(dataset), **options}
+    script = str(Path(__file__).with_name("one_run.py"))
+    try:
+        with cage(limit_bytes) if limit_bytes is not None else nullcontext() as place:
+            return watch(
+                [sys.executable, script, json.dumps(words)], place, timeout=timeout, disk=model.parent
+            )
+    except NoCage as error:
+        raise SystemExit(str(error)) from error
+
+
+def failure(outcome: Outcome) -> str:
+    """Why a process has no result, in a few words; empty if it has."""
+    if outcome.oom_kills:
+        return "killed for memory"
+    if outcome.code:
+        lines = outcome.message.splitlines() or ["no message"]
+        return f"failed ({outcome.code}): {lines[-1]}"
+    refused = outcome.result.get("refused")
+    return f"refused: {refused}" if refused else ""
+
+
+@contextmanager
+def folder(args: argparse.Namespace) -> Iterator[Path]:
+    """An empty folder for one case; gone afterwards."""
+    with TemporaryDirectory(dir=args.workdir) as name:
+        yield Path(name)
+
+
+def report(
+    args: argparse.Namespace, heads: Sequence[str], rows: Sequence[Sequence[str]], found: Sequence[Any]
+) -> None:
+    """Print the table; write everything that was found to ``--json``."""
+    print(markdown(heads, rows))
+    if args.json:
+        data = [asdict(item) if is_dataclass(item) and not isinstance(item, type) else item for item in found]
+        arguments = {name: str(value) for name, value in vars(args).items()}
+        args.json.write_text(json.dumps({"arguments": arguments, "rows": data}, indent=1))
+
+
+def mib(nbytes: float) -> str:
+    """For a cell."""
+    return f"{nbytes / MIB:.0f}"
+
+
+def gb(nbytes: float | None) -> str:
+    """For a cell; what is not known is said to be so."""
+    return "not planned" if nbytes is None else f"{nbytes / 1e9:.3f}"

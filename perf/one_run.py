@@ -1,0 +1,84 @@
+"""Plan or train any model on any dataset in this process; print one line of JSON.
+
+    python perf/one_run.py '{"model": "unet.onnx", "dataset": "brain.zarr", "memory": "1GiB", "steps": 2}'
+
+The other words are options of ``fit``. With ``"plan": true`` nothing is trained. What oocdl refuses is
+no failure here: then the line is ``{"refused": MESSAGE}``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import oocdl
+from oocdl.errors import OocdlError
+from oocdl.events import Event, RunStarted, StepDone
+from oocdl.machine import resident_bytes
+
+
+def facts(plan: oocdl.Plan) -> dict[str, Any]:
+    """What a plan predicts. Spill traffic is None where this version of oocdl does not plan it."""
+    return {
+        "peak": plan.peak_bytes,
+        "base": plan.machine.base_bytes,
+        "step_seconds": plan.seconds,
+        "tasks": plan.tasks,
+        "disk": plan.disk_bytes,
+        "unit_read": plan.read_bytes,
+        "unit_written": plan.written_bytes,
+        "spill_read": getattr(plan, "spill_read_bytes", None),
+        "spill_written": getattr(plan, "spill_written_bytes", None),
+    }
+
+
+def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
+    """Seconds and losses of a run, with bytes as planned and as moved, one number a step."""
+    times: list[float] = []
+    resident: list[int] = []
+    plans: list[oocdl.Plan] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunStarted | StepDone):
+            times.append(time.monotonic())
+        if isinstance(event, RunStarted):
+            plans.append(event.plan)
+        if isinstance(event, StepDone):
+            resident.append(resident_bytes())
+
+    run = oocdl.fit(model, dataset, callbacks=[listen], progress=False, **options)
+    rows = run.history
+    return {
+        "planned": facts(plans[0]),
+        "seconds": [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
+        "resident": resident,
+        "losses": [row["loss"] for row in rows],
+        "unit_read": [row["unit_read_bytes"] for row in rows],
+        "unit_written": [row["unit_written_bytes"] for row in rows],
+        "spill_read": [row["read_bytes"] for row in rows],
+        "spill_written": [row["written_bytes"] for row in rows],
+        "counted_peak": rows[-1]["peak_bytes"],
+        "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def main() -> None:
+    """Parse, plan or train, print."""
+    words = json.loads(sys.argv[1])
+    model, dataset = Path(words.pop("model")), Path(words.pop("dataset"))
+    try:
+        if words.pop("plan", False):
+            found: dict[str, Any] = {"planned": facts(oocdl.plan(model, dataset, **words))}
+        else:
+            found = train(model, dataset, **words)
+    except OocdlError as error:
+        found = {"refused": str(error)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
