@@ -142,6 +142,10 @@ class _Step:
                 continue
             if slot in self.m.books.slots:
                 copied += nbytes
+            elif not self.line and self.m.books.promote(slot):
+                slot.busy = False
+                loads += slot.nbytes
+                copied += nbytes
             else:
                 loads += nbytes
         wait = 2 * copied / self.m.rates.copy_bytes_per_second

@@ -178,6 +178,10 @@ class Tier:
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``."""
         with self._changed:
+            found = slot.array is not None or self._mover.waiting or not self._books.promote(slot)
+        if not found:
+            self._mover.load(slot)
+        with self._changed:
             array, file = slot.array, slot.file
             slot.readers += array is not None
         if array is not None:
