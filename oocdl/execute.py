@@ -86,7 +86,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     context.tier.advance(call.position)
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
-    with context.tier.reserve(needed, pins) as held:
+    with context.tier.reserve(needed, pins, call.work_bytes) as held:
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [
             held.empty(region_shape(region), dtype)

@@ -19,7 +19,7 @@ from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
-from oocdl.planning import Machine, Share, gives_up, needs_of, rates_of
+from oocdl.planning import SPARE, Machine, gives_up, rates_of
 from oocdl.session import step_delayed
 from oocdl.simulate import simulate
 from oocdl.storage.dataset import Dataset
@@ -73,9 +73,9 @@ class Plan:
         return self.compiled.plan.layers
 
     @cached_property
-    def share(self) -> Share:
-        """How the budget is divided."""
-        return self.machine.share(needs_of(self.passes, self.machine.threads))
+    def room_bytes(self) -> int:
+        """Memory for arrays and running programs, if all of it is needed."""
+        return self.machine.room_bytes(kind.plan for kind in self.kinds.values())
 
     @cached_property
     def simulated(self) -> tuple[Simulated, ...]:
@@ -86,8 +86,8 @@ class Plan:
         for plan_id in dict.fromkeys(ids):
             known[plan_id] = simulate(
                 self.kinds[plan_id].graph,
-                self.share.tier_bytes,
-                self.share.slots,
+                self.room_bytes,
+                self.machine.threads,
                 self.machine.threads + 1,
                 rates,
                 RULES,
@@ -96,12 +96,17 @@ class Plan:
         return tuple(known[plan_id] for plan_id in ids)
 
     @property
-    def peak_bytes(self) -> int:
-        """Predicted peak of the process: base, running programs, and what the tier holds."""
+    def most_bytes(self) -> int:
+        """Memory that arrays and running programs will take."""
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
-        tier = min(self.share.tier_bytes, max(one.peak_tier_bytes for one in self.simulated) + piece)
-        return self.machine.base_bytes + self.share.heap_bytes + tier
+        peak = max(one.peak_tier_bytes for one in self.simulated)
+        return min(self.room_bytes, int(SPARE * peak) + piece)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of the process: base, arrays and running programs."""
+        return self.machine.base_bytes + self.most_bytes
 
     @property
     def weight_bytes(self) -> int:

@@ -11,7 +11,6 @@ from math import inf
 
 from oocdl.storage.chunk import Slot
 
-
 SOON = 12
 """Positions from now within which a chunk is worth bringing back whole."""
 MOST_SKIPPED = 16
