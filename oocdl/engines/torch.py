@@ -28,8 +28,9 @@ from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction, Operand, Program
 
 Prepare = Callable[[Tensor], Tensor]
-BLOCK_ELEMENTS = 1 << 16
-"""Of a block of a chain: some operands of 256 KiB stay in a core's second-level cache."""
+BLOCK_ELEMENTS = 1 << 18
+"""Of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
+a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % longer, 512 Ki 4 %)."""
 _thread = threading.local()
 
 
