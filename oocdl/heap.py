@@ -55,6 +55,12 @@ def keep_freed_memory() -> None:
         _library.malloc_trim(0)
 
 
+def trim() -> None:
+    """Return what is free to the system, once."""
+    if KNOWN:
+        _library.malloc_trim(0)
+
+
 def give_back_freed_memory() -> None:
     """Undo ``keep_freed_memory``, and return what is free to the system."""
     if KNOWN:

@@ -24,7 +24,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
-from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory
+from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
@@ -130,6 +130,7 @@ class Session(Held[Chunk]):
     def load(self, plan_id: str, read: weights.Read) -> None:
         """Take weights and state from ``read``."""
         self.held = weights.load(self.compiled[plan_id], read, self.tier)
+        trim()  # what was read from files went through the heap
 
     def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
         """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
