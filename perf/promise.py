@@ -50,7 +50,7 @@ MODELS = {
     "mlp": mlp(16, 4096, 64),
 }
 TOYS = {
-    "unet96": unet(2, 16, 2),
+    "unet96": unet(8, 32, 2),
     "unet128": unet(4, 16, 2),
     "resnet50": resnet((1, 1), 8, 2, 32, 10),
     "gpt": gpt(1, 32, 2, 2, 16, 64),
@@ -58,8 +58,10 @@ TOYS = {
 }
 SLACK = 1.25
 TIME_FACTOR = 1.5
-TRIES = 4
+TRIES = 12
 """Budgets that are asked for until one is accepted."""
+MORE = 1.1
+"""Where none is named, the next one is so much larger."""
 NAMED = re.compile(r"memory='(\d+)MiB' would do")
 PROCESS = re.compile(r"than the process itself takes .*\((\d+) MiB\)")
 
@@ -108,27 +110,29 @@ class Bench:
 
 
 def smallest(bench: Bench) -> tuple[int, list[str]]:
-    """The smallest budget in bytes, as the planner names it; and complaints if that was refused in turn.
-
-    Raises NoBudget if none is named.
+    """The smallest budget in bytes, as the planner names it; complaints if that was refused in turn,
+    or none named. Then more is asked for until a budget is accepted; NoBudget if none ever is.
     """
     budget, complaints, named = MIB, list[str](), False
     for _ in range(TRIES):
-        outcome = bench.plan(budget)
-        why = failure(outcome)
+        why = failure(bench.plan(budget))
         if not why:
             return budget, complaints
+        told, taken = NAMED.search(why), PROCESS.search(why)
         if named:
             complaints.append(
                 f"{bench.name}: {mib(budget)} MiB was named as the smallest budget, and is {why}"
             )
-        told, taken = NAMED.search(why), PROCESS.search(why)
-        if told is None and taken is None:
-            raise NoBudget(f"{bench.name}: no budget is named: {why}")
-        # What the process takes by itself differs a little each time.
+        elif told is None and taken is None:
+            complaints.append(f"{bench.name}: {mib(budget)} MiB is {why}; no budget is named")
         named = told is not None
-        budget = int(told[1]) * MIB if told else (int(taken[1]) + 4) * MIB if taken else 0
-    raise NoBudget(f"{bench.name}: no budget was accepted, the last one asked for had {mib(budget)} MiB")
+        if told:
+            budget = int(told[1]) * MIB
+        elif taken:  # it differs a little each time
+            budget = (int(taken[1]) + 4) * MIB
+        else:
+            budget = int(budget * MORE) // MIB * MIB
+    raise NoBudget(f"{bench.name}: no budget was accepted up to {mib(budget)} MiB: {why}")
 
 
 def budgets(bench: Bench) -> tuple[list[int], list[str]]:
