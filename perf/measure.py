@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cage import NoCage, Outcome, cage, watch
-from table import markdown
+from table import line, markdown, top
 
 MIB = 1 << 20
+NARROW = 8
+"""Columns of a table that is printed row by row are at least so wide."""
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
@@ -67,10 +70,42 @@ def report(
 ) -> None:
     """Print the table; write everything that was found to ``--json``."""
     print(markdown(heads, rows))
+    write_json(args, found)
+
+
+def write_json(args: argparse.Namespace, found: Sequence[Any]) -> None:
+    """Write everything that was found to ``--json``, if that was asked for."""
     if args.json:
         data = [asdict(item) if is_dataclass(item) and not isinstance(item, type) else item for item in found]
         arguments = {name: str(value) for name, value in vars(args).items()}
         args.json.write_text(json.dumps({"arguments": arguments, "rows": data}, indent=1))
+
+
+def print_top(heads: Sequence[str]) -> None:
+    """Of a table whose rows are printed as they come: a bench may take hours."""
+    print(top(heads, [max(len(head), NARROW) for head in heads]), flush=True)
+
+
+def print_row(heads: Sequence[str], cells: Sequence[str]) -> None:
+    """One more row of it."""
+    print(line(cells, [max(len(head), NARROW) for head in heads]), flush=True)
+
+
+def measure_rates(args: argparse.Namespace) -> None:
+    """Measure this machine's rates where nobody has: predicted seconds would be nominal. Not in a toy."""
+    if not args.toy:
+        # In a process of its own: the engine shall not be loaded in the one that watches.
+        code = (
+            "import sys; from pathlib import Path; from oocdl.calibrate import rates_for; "
+            "rates_for(sys.argv[1], Path(sys.argv[2]))"
+        )
+        with folder(args) as place:
+            subprocess.run([sys.executable, "-c", code, args.engine, str(place)], check=True)
+
+
+def limit_of(args: argparse.Namespace, budget_bytes: int) -> int | None:
+    """Of the cgroup: exactly the budget; none in a toy."""
+    return None if args.toy else budget_bytes
 
 
 def mib(nbytes: float) -> str:

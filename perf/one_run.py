@@ -37,9 +37,12 @@ def facts(plan: oocdl.Plan) -> dict[str, Any]:
 
 
 def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
-    """Seconds and losses of a run, with bytes as planned and as moved, one number a step."""
+    """Seconds and losses of a run, with bytes as planned and as moved, one number a step.
+
+    ``seconds`` is the time from step to step, commits included; ``step_seconds`` is the steps' own.
+    """
     times: list[float] = []
-    resident: list[int] = []
+    anonymous: list[int] = []
     plans: list[oocdl.Plan] = []
 
     def listen(event: Event) -> None:
@@ -48,14 +51,15 @@ def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
         if isinstance(event, RunStarted):
             plans.append(event.plan)
         if isinstance(event, StepDone):
-            resident.append(anonymous_bytes())
+            anonymous.append(anonymous_bytes())
 
     run = oocdl.fit(model, dataset, callbacks=[listen], progress=False, **options)
     rows = run.history
     return {
         "planned": facts(plans[0]),
         "seconds": [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
-        "resident": resident,
+        "step_seconds": [row["seconds"] for row in rows],
+        "anonymous": anonymous,
         "losses": [row["loss"] for row in rows],
         "unit_read": [row["unit_read_bytes"] for row in rows],
         "unit_written": [row["unit_written_bytes"] for row in rows],

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,56 @@ def test_unet_measures_both_sides_and_they_agree(tmp_path: Path) -> None:
         np.testing.assert_allclose(found["losses"], results["PyTorch"]["losses"], rtol=1e-4)
         assert set(found["unit_read"]) == {found["planned"]["unit_read"]}
         assert set(found["unit_written"]) == {found["planned"]["unit_written"]}
+
+
+def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
+    """What a bench prints at toy size, and the rows that it writes."""
+    script = str(ROOT / f"perf/{name}.py")
+    done = run(script, "--toy", "--workdir", ".", "--json", "rows.json", *words, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((folder / "rows.json").read_text())["rows"]
+
+
+def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:
+    done = run(str(ROOT / "perf/promise.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert done.stdout.count("| unet96 ") == len(rows) == 2, done.stdout + done.stderr
+    assert done.returncode == int("BROKEN: " in done.stdout), done.stdout + done.stderr
+    assert rows[0]["budget_bytes"] < rows[1]["budget_bytes"]
+    for row in rows:
+        measured = row["outcome"]["anonymous_bytes"]
+        assert 0 < measured <= row["planned"]["peak"] <= row["budget_bytes"]
+        assert len(row["outcome"]["result"]["step_seconds"]) == 2
+        assert row["broken"] == []
+
+
+def test_promise_shows_what_is_refused(tmp_path: Path) -> None:
+    script = str(ROOT / "perf/promise.py")
+    done = run(script, "--toy", "--budgets", "1MiB", "--workdir", ".", folder=tmp_path)
+    assert done.returncode == 1
+    assert "BROKEN: refused: memory=1 MiB is less than the process itself takes" in done.stdout
+
+
+def test_larger_tells_plan_and_run(tmp_path: Path) -> None:
+    printed, rows = bench(tmp_path, "larger", "stream")
+    assert printed.index("| plan ") < printed.index("| run ")
+    assert [row["name"] for row in rows] == ["stream"]
+    assert len(rows[0]["outcome"]["result"]["anonymous"]) == 3
+
+
+def test_disk_io_sets_a_step_beside_the_disk(tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "disk_io")
+    *speeds, moved = rows
+    assert [speed["threads"] for speed in speeds] == [1, 2, 3, 4] * 2
+    assert all(speed["read"] > 0 and speed["written"] > 0 for speed in speeds)
+    assert moved["seconds"] > 0 and moved["share"] >= 0
+
+
+def test_growth_has_a_row_for_each_volume_and_draws(tmp_path: Path) -> None:
+    _, rows = bench(tmp_path, "growth", "--plot", "growth.png")
+    assert [row["size"] for row in rows] == [8, 16]
+    assert all(row["seconds"] > 0 for row in rows)
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
