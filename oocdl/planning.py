@@ -29,13 +29,15 @@ PLAN_BYTES = 16 << 20
 """Part of it that the plan itself may take."""
 TASK_BYTES = 16 << 10
 """Of the plan, for each task."""
-SLACK_BYTES = 4 << 20
+SLACK_BYTES = 8 << 20
 LARGE = 0.25
 """Part of the capacity from which on weights and state are given up piece by piece."""
 WORTH = 0.97
 """Smaller units are taken only if they are predicted to save at least this much of the time."""
 SPARE = 1.2
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
+KERNEL_PART = 128
+"""Of the budget, for the kernel: page tables and shared memory count in a cgroup as well."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 
@@ -69,9 +71,11 @@ class Machine:
         left = self.capacity_bytes - grown
         needed = max(plan.peak_unit_bytes for plan in plans)
         if needed > left:
+            budget = self.base_bytes + grown + needed + SLACK_BYTES
             raise BudgetError(
-                f"{left >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB: the process has "
-                f"grown by {grown >> 20} MiB since it was planned; give more memory"
+                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside the "
+                f"process itself ({(self.base_bytes + grown) >> 20} MiB); "
+                f"memory='{-(-(budget + budget // KERNEL_PART) >> 20)}MiB' would do"
             )
         return left
 
@@ -85,12 +89,9 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
     reserved = OVERHEAD_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     base = anonymous_bytes() + reserved
-    capacity = settings.memory_bytes - base
-    if capacity <= 0:
-        raise BudgetError(
-            f"memory={settings.memory_bytes >> 20} MiB is less than the process itself takes with engine "
-            f"'{engine}' ({base >> 20} MiB); give more memory"
-        )
+    base += settings.memory_bytes // KERNEL_PART
+    # Nothing left is refused by whoever plans: he can tell which budget would do.
+    capacity = max(settings.memory_bytes - base, 1)
     return Machine(engine, threads, base, capacity, reserved)
 
 
@@ -138,7 +139,10 @@ def compile_within(
         worst = _cut(draft, settings, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
         needed = smallest_budget(draft, settings, machine)
-        raise BudgetError(f"{worst}; memory='{-(-needed >> 20)}MiB' would do") from None
+        raise BudgetError(
+            f"{worst} beside the process itself ({machine.base_bytes >> 20} MiB with engine "
+            f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
+        ) from None
     return found.compiled
 
 
@@ -183,7 +187,7 @@ def _check_room(plan: StepPlan, machine: Machine) -> None:
     if worst.peak_bytes > left:
         raise BudgetError(
             f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
-            f"{left / 2**20:.2f} MiB; give more memory (or, if the run has a plan, pass replan=True)"
+            f"{max(left, 0) / 2**20:.2f} MiB; give more memory (or, if the run has a plan, pass replan=True)"
         )
 
 
@@ -201,4 +205,5 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     # What the process takes by itself differs a little each time.
-    return machine.base_bytes + high + SLACK_BYTES
+    needed = machine.base_bytes + high + SLACK_BYTES
+    return needed + needed // KERNEL_PART

@@ -35,7 +35,7 @@ THIN_SLAB = 4
 """A slab thinner than this reads as much halo as body: another axis is cut first."""
 WORTH_CUTTING_FLOPS = 5e7
 """A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
-MOST_SHARDS = 4096
+MOST_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
 LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
