@@ -152,9 +152,13 @@ def plan(
     precision: Precision = "float32",
     freeze: Freeze = None,
     keep: Keep = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
-    say(str(plan_run(model, dataset, **settings(ctx.params))).rstrip())
+    made = plan_run(model, dataset, **settings(ctx.params))
+    say(str(made).rstrip())
+    if plot is not None:
+        say(f"picture {made.plot(plot)}")
 
 
 @app.command()
