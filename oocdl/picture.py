@@ -7,10 +7,10 @@ memory: it is loaded by the first picture, and draws without its global state.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oocdl.errors import InputError
 from oocdl.storage.files import reporting
@@ -31,6 +31,10 @@ COLUMNS = 1500
 DOTS_PER_INCH = 110
 MANY_WORKERS = 6
 """More than so many share a legend's entry."""
+SHORT = 0.004
+"""Part of the step below which a bar has no edge of its own."""
+FEW_LANES = 4
+"""Of a row, from which on edges would hide its bars."""
 GAP = 0.15
 """Part of a row's height that is left free."""
 
@@ -157,8 +161,12 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
         linewidth=0,
     )
     budget, peak = scene.budget_bytes / size, scene.peak_bytes / size
-    axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=f"predicted peak, {peak:.4g} {name}")
-    axes.axhline(budget, color=BUDGET, linewidth=1.8, label=f"budget, {budget:.4g} {name}")
+    peak_label, budget_label = (
+        f"{what}, {number:.{2 if giga else 0}f} {name}"
+        for what, number in (("predicted peak", peak), ("budget", budget))
+    )
+    axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
+    axes.axhline(budget, color=BUDGET, linewidth=1.8, label=budget_label)
     axes.set_ylim(0, 1.05 * max(budget, peak))
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
@@ -167,43 +175,53 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     )
 
 
-def _draw_layers(axes: Axes, rows: Sequence[str], units: Iterable[Ran], unit: float, inches: float) -> None:
-    number = {name: row for row, name in enumerate(rows)}
-    bars: dict[int, list[Ran]] = {}
+def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float, inches: float) -> None:
+    workers = sorted({ran.worker for ran in units})
+    shade = {worker: f"C{index % 10}" for index, worker in enumerate(workers)}
+    short = SHORT * max(ran.done for ran in units)
+    of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
     for ran in units:
-        bars.setdefault(ran.worker, []).append(ran)
-    # Workers stand below each other in a row: what runs side by side is seen side by side.
-    height = (1 - GAP) / len(bars)
-    for lane, worker in enumerate(sorted(bars)):
-        label = f"worker {worker + 1}" if len(bars) <= MANY_WORKERS else None
-        top = -0.5 + GAP / 2 + lane * height
-        at = [number[layer_of(ran.label)] + top for ran in bars[worker]]
-        style: dict[str, Any] = {"height": height, "align": "edge", "color": f"C{worker % 10}"}
-        begun, computing, done = (
-            [getattr(ran, name) / unit for ran in bars[worker]] for name in ("begun", "computing", "done")
-        )
-        axes.barh(at, _differences(begun, computing), left=begun, alpha=0.3, linewidth=0, **style)
-        # Lines keep the shortest bars from vanishing.
-        axes.barh(
-            at,
-            _differences(computing, done),
-            left=computing,
-            label=label,
-            linewidth=0.3,
-            edgecolor="white",
-            **style,
-        )
+        of_layer[layer_of(ran.label)].append(ran)
+    for row, name in enumerate(rows):
+        lanes = _lanes(of_layer[name])
+        height = (1 - GAP) / len(lanes)
+        for number, lane in enumerate(lanes):
+            place = (row - 0.5 + GAP / 2 + number * height, height)
+            colors = [shade[ran.worker] for ran in lane]
+            waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in lane]
+            works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in lane]
+            # An edge tells wide bars from each other, and keeps the shortest from vanishing.
+            wide = (len(lanes) <= FEW_LANES and ran.done - ran.computing > short for ran in lane)
+            edges = ["white" if w else color for w, color in zip(wide, colors, strict=True)]
+            axes.broken_barh(waits, place, facecolors=colors, alpha=0.3, linewidth=0)
+            axes.broken_barh(works, place, facecolors=colors, edgecolors=edges, linewidth=0.5)
     for row in range(1, len(rows), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.04, linewidth=0)
     _label_rows(axes, rows, inches)
-    if len(bars) > MANY_WORKERS:
-        axes.barh([0], [0], color="C0", label=f"computing (a color for each\nof {len(bars)} workers)")
-    axes.barh([0], [0], color="gray", alpha=0.3, label="waits for memory,\ndisk or a thread")
+    _name_colors(axes, shade)
+
+
+def _lanes(units: Iterable[Ran]) -> list[list[Ran]]:
+    """The units of a layer; those that run side by side are in different lanes of its row."""
+    lanes: list[list[Ran]] = []
+    for ran in sorted(units, key=lambda ran: ran.begun):
+        lane = next((lane for lane in lanes if lane[-1].done <= ran.begun), None)
+        if lane is None:
+            lanes.append([ran])
+        else:
+            lane.append(ran)
+    return lanes
+
+
+def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
+    """The legend."""
+    if len(shade) <= MANY_WORKERS:
+        for number, color in enumerate(shade.values(), 1):
+            axes.barh([0], [0], color=color, label=f"worker {number}")
+    else:
+        axes.barh([0], [0], color="C0", label=f"computing (colors are those\nof {len(shade)} workers)")
+    axes.barh([0], [0], color="gray", alpha=0.3, label="paler: waits for memory,\ndisk or a thread")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
-
-
-def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    return [b - a for a, b in zip(first, second, strict=True)]
 
 
 def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:

@@ -143,7 +143,8 @@ class Report:
 
     def table(self) -> Table:
         """A row a layer."""
-        title = f"one step, predicted and measured (mean of {self.steps})"
+        counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        title = f"one step, predicted and measured (mean of {counted})"
         columns = ("layer", "units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
         table = table_of(title, *columns)
         for layer in self.layers:
