@@ -156,9 +156,10 @@ def plan(
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
     made = plan_run(model, dataset, **settings(ctx.params))
+    picture = None if plot is None else made.plot(plot)
     say(str(made).rstrip())
-    if plot is not None:
-        say(f"picture {made.plot(plot)}")
+    if picture is not None:
+        say(f"picture {picture}")
 
 
 @app.command()

@@ -273,12 +273,12 @@ class Plan:
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
         return "\n".join(
             (
-                f"step    {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
+                f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
                 f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
-                f"spill   reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
+                f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
-                f"disk    at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                f"engine  {self.machine.engine}; threads {self.machine.threads}; "
+                f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+                f"engine {self.machine.engine}; threads {self.machine.threads}; "
                 f"programs at once {self.share.slots}",
             )
         )
