@@ -27,10 +27,11 @@ from oocdl.errors import ResourceError
 from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, place
+from oocdl.graph.plan import StepPlan
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
-from oocdl.machine import check_budget, cores
-from oocdl.planning import Needs, machine_for, needs_of
+from oocdl.machine import check_budget
+from oocdl.planning import machine_for
 from oocdl.session import Held, Moved, scalar_outputs
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
 from oocdl.storage.chunk import Chunk, home
@@ -51,7 +52,7 @@ class Setup:
     feeds: Mapping[str, Mapping[str, str]]
     dataset: DatasetSpec
     settings: Settings
-    needs: Needs
+    plans: tuple[StepPlan, ...]
 
 
 class WorkerSetup(WorkerPlugin):
@@ -68,10 +69,11 @@ class WorkerSetup(WorkerPlugin):
         engine = get_engine(known.settings.engine)
         check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings, dataset)
-        share = machine.share(known.needs)
+        room = machine.room_bytes(known.plans)
         folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
-        self.tier = Tier(share.tier_bytes, SpillStore(folder))
         keep_freed_memory()
+        heap = Heap(worker.state.nthreads, room, lambda: self.tier.mapped_bytes)
+        self.tier = Tier(room, SpillStore(folder), before_mapping=heap.before_mapping)
         use(self.tier)
         arrays = dataset.arrays
         scale = known.settings.scale or {}
@@ -82,8 +84,6 @@ class WorkerSetup(WorkerPlugin):
             )
             for name, feeds in known.feeds.items()
         }
-        slots = min(worker.state.nthreads, share.slots)
-        heap = Heap(slots, share.heap_bytes, lambda: self.tier.mapped_bytes)
         execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, heap))
 
     def teardown(self, worker: Worker) -> None:
@@ -133,7 +133,7 @@ class ClusterSession(Held[Future[Chunk]]):
             {name: dict(c.feeds) for name, c in self.compiled.items()},
             self.dataset.spec(),
             self.settings,
-            needs_of((c.plan for c in self.compiled.values()), self.settings.threads or cores()),
+            tuple(c.plan for c in self.compiled.values()),
         )
         self.plugin = WorkerSetup(setup)
         self.client.register_plugin(self.plugin)

@@ -74,7 +74,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
     begun = perf_counter()
-    with context.tier.reserve(needed, pins) as held:
+    with context.tier.reserve(needed, pins, call.work_bytes) as held:
         reserved = perf_counter()
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [

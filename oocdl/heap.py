@@ -55,6 +55,12 @@ def keep_freed_memory() -> None:
         _library.malloc_trim(0)
 
 
+def trim() -> None:
+    """Return what is free to the system, once."""
+    if KNOWN:
+        _library.malloc_trim(0)
+
+
 def give_back_freed_memory() -> None:
     """Undo ``keep_freed_memory``, and return what is free to the system."""
     if KNOWN:
@@ -70,9 +76,10 @@ def _in_use_bytes() -> int:
 
 
 class Heap:
-    """Lets ``slots`` programs run at once, in ``limit_bytes`` of heap beyond what is there now.
+    """Lets ``slots`` programs run at once; the heap and what else is mapped stay in ``limit_bytes``.
 
-    ``mapped_bytes`` tells what else the process has taken since (the pool of the RAM tier).
+    Counted from what the process has now. ``mapped_bytes`` tells what the pool of the RAM tier has taken
+    since; the plan sees to it that this and what programs take fit the limit together.
     """
 
     def __init__(self, slots: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
@@ -82,7 +89,7 @@ class Heap:
         self._slots = threading.Semaphore(slots)
         self._lock = threading.Lock()
         self._running = 0
-        self._before = anonymous_bytes() - mapped_bytes()
+        self._before = anonymous_bytes()
         self._used = _in_use_bytes() if KNOWN else 0
 
     @contextmanager
@@ -91,17 +98,27 @@ class Heap:
         with self._slots:
             with self._lock:
                 self._running += work_bytes
-                if KNOWN and work_bytes and self._over():
-                    _library.malloc_trim(0)
-                    self.trims += 1
+                if work_bytes:
+                    self._make_room(0)
             try:
                 yield
             finally:
                 with self._lock:
                     self._running -= work_bytes
 
-    def _over(self) -> bool:
-        """Whether the heap might outgrow its limit, if running programs take all they may."""
-        resident = anonymous_bytes() - self._mapped() - self._before
-        to_come = self._running - (_in_use_bytes() - self._used)
-        return resident + max(to_come, 0) > self._limit
+    def before_mapping(self, nbytes: int) -> None:
+        """The pool is about to take so many bytes more."""
+        with self._lock:
+            self._make_room(nbytes)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Trim the heap if that, and all that running programs may still take, would go over the limit."""
+        if not KNOWN:
+            return
+        taken = anonymous_bytes() - self._before
+        # What is mapped is not all touched yet.
+        taken = max(taken, self._mapped())
+        to_come = max(self._running - (_in_use_bytes() - self._used), 0)
+        if taken + to_come + nbytes > self._limit:
+            _library.malloc_trim(0)
+            self.trims += 1

@@ -138,7 +138,7 @@ def highest(moments: Iterable[Moment], seconds: float, columns: int = COLUMNS) -
 
 
 def _counted(moment: Moment) -> int:
-    return moment.resident_bytes + moment.reserved_bytes + moment.work_bytes
+    return moment.resident_bytes + moment.reserved_bytes
 
 
 def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float, unit: float) -> None:
@@ -149,7 +149,7 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     terms: tuple[tuple[str, str, list[float]], ...] = (
         ("base process", BASE, [scene.base_bytes / size] * len(shown)),
         ("chunks in the RAM tier", TIER, [one.resident_bytes / size for one in shown]),
-        ("reserved by units", RESERVED, [one.reserved_bytes / size for one in shown]),
+        ("reserved by units", RESERVED, [(one.reserved_bytes - one.work_bytes) / size for one in shown]),
         ("work space of programs", WORK, [one.work_bytes / size for one in shown]),
     )
     axes.stackplot(

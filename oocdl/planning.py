@@ -34,15 +34,15 @@ LARGE = 0.25
 """Part of the capacity from which on weights and state are given up piece by piece."""
 WORTH = 0.97
 """Smaller units are taken only if they are predicted to save at least this much of the time."""
-MOST_HOLES = 2
-"""Heap for each byte of work space, where there is more than enough memory."""
+SPARE = 1.2
+"""Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How a memory budget is spent: ``base + tier + threads x work = budget``."""
+    """How a memory budget is spent."""
 
     engine: str
     threads: int
@@ -58,57 +58,22 @@ class Machine:
         parallel = None if settings.parallel == "auto" else settings.parallel
         return Limits(unit_bytes or self.capacity_bytes // (self.threads + 1), self.threads, parallel)
 
-    def share(self, needs: Needs) -> Share:
-        """Divide the capacity: as many programs at once as there are threads, if that leaves room.
+    def room_bytes(self, plans: Iterable[StepPlan]) -> int:
+        """What is left of the capacity, now that the process has grown by its plans.
 
-        Measures how much the process has grown since it was planned. Raises BudgetError if
-        not even one unit has room.
+        Raises BudgetError if the largest unit would not find room.
         """
         gc.collect()  # plans that were not taken are full of cycles
         give_back_freed_memory()
-        grown = anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES)
-        left = self.capacity_bytes - max(grown, 0)
-        for slots in range(self.threads, 0, -1):
-            work = slots * needs.work_bytes
-            tier = min(left - work, needs.stored_bytes)
-            if tier >= needs.buffer_bytes:
-                # What the tier can never fill is better kept by the heap.
-                return Share(tier, min(left - tier, MOST_HOLES * work), slots)
-        raise BudgetError(
-            f"{left >> 20} MiB of the budget are left, a unit needs "
-            f"{(needs.work_bytes + needs.buffer_bytes) >> 20} MiB: the process has grown by "
-            f"{max(grown, 0) >> 20} MiB since it was planned; give more memory"
-        )
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What the largest units of some plans need."""
-
-    buffer_bytes: int
-    work_bytes: int
-    stored_bytes: int
-    """At most so much is in the tier at a time, running units included."""
-
-
-def needs_of(plans: Iterable[StepPlan], threads: int) -> Needs:
-    """The largest of each."""
-    plans = list(plans)
-    buffers = max(plan.buffer_bytes for plan in plans)
-    # Everything that a step makes, beside what it starts from: more is never there.
-    stored = max(2 * (plan.written_bytes + plan.versioned_bytes) for plan in plans)
-    return Needs(buffers, max(plan.work_bytes for plan in plans), stored + (threads + 1) * buffers)
-
-
-@dataclass(frozen=True)
-class Share:
-    """The capacity, divided."""
-
-    tier_bytes: int
-    heap_bytes: int
-    """For programs that run."""
-    slots: int
-    """How many at once."""
+        grown = max(anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
+        left = self.capacity_bytes - grown
+        needed = max(plan.peak_unit_bytes for plan in plans)
+        if needed > left:
+            raise BudgetError(
+                f"{left >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB: the process has "
+                f"grown by {grown >> 20} MiB since it was planned; give more memory"
+            )
+        return left
 
 
 def machine_for(settings: Settings, dataset: Dataset) -> Machine:
@@ -150,16 +115,10 @@ def rates_of(engine: str) -> Rates:
 
 def simulated(compiled: Compiled, machine: Machine, rates: Rates) -> Simulated:
     """One step after another has been."""
-    share = machine.share(needs_of([compiled.plan], machine.threads))
-    return simulate(
-        compiled.graph,
-        share.tier_bytes,
-        share.slots,
-        machine.threads + 1,
-        rates,
-        RULES,
-        not gives_up(compiled.plan, machine),
-    )
+    grown = max(compiled.plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
+    keeps_old = not gives_up(compiled.plan, machine)
+    room = machine.capacity_bytes - grown
+    return simulate(compiled.graph, room, machine.threads, machine.threads + 1, rates, RULES, keeps_old)
 
 
 def compile_within(
@@ -204,10 +163,7 @@ def _chosen(
     compiled = _cut(draft, settings, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
-    try:
-        return Chosen(compiled, simulated(compiled, machine, rates))
-    except BudgetError:
-        return None
+    return Chosen(compiled, simulated(compiled, machine, rates))
 
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Compiled | BudgetError:
@@ -224,7 +180,7 @@ def _check_room(plan: StepPlan, machine: Machine) -> None:
     """BudgetError if the largest unit finds no room beside the plan itself."""
     left = machine.capacity_bytes - max(plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
-    if worst.peak_bytes > left or plan.buffer_bytes + plan.work_bytes > left:
+    if worst.peak_bytes > left:
         raise BudgetError(
             f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
             f"{left / 2**20:.2f} MiB; give more memory (or, if the run has a plan, pass replan=True)"

@@ -20,7 +20,7 @@ from oocdl.graph.rates import NOMINAL
 from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
-from oocdl.planning import Machine, Share, gives_up, needs_of, rates_of
+from oocdl.planning import SPARE, Machine, gives_up, rates_of
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
 from oocdl.simulate import simulate
@@ -75,9 +75,9 @@ class Plan:
         return self.compiled.plan.layers
 
     @cached_property
-    def share(self) -> Share:
-        """How the budget is divided."""
-        return self.machine.share(needs_of(self.passes, self.machine.threads))
+    def room_bytes(self) -> int:
+        """Memory for arrays and running programs, if all of it is needed."""
+        return self.machine.room_bytes(kind.plan for kind in self.kinds.values())
 
     @property
     def pass_ids(self) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ class Plan:
         for plan_id in dict.fromkeys(self.pass_ids):
             known[plan_id] = simulate(
                 self.kinds[plan_id].graph,
-                self.share.tier_bytes,
-                self.share.slots,
+                self.room_bytes,
+                self.machine.threads,
                 self.machine.threads + 1,
                 rates,
                 RULES,
@@ -102,16 +102,17 @@ class Plan:
         return tuple(known[plan_id] for plan_id in self.pass_ids)
 
     @property
-    def tier_bytes(self) -> int:
-        """Predicted peak of the RAM tier: chunks, and what units have reserved."""
+    def most_bytes(self) -> int:
+        """Memory that arrays and running programs will take."""
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
-        return min(self.share.tier_bytes, max(one.peak_tier_bytes for one in self.simulated) + piece)
+        peak = max(one.peak_tier_bytes for one in self.simulated)
+        return min(self.room_bytes, int(SPARE * peak) + piece)
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of the process: base, running programs, and what the tier holds."""
-        return self.machine.base_bytes + self.share.heap_bytes + self.tier_bytes
+        """Predicted peak of the process: base, arrays and running programs."""
+        return self.machine.base_bytes + self.most_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -255,11 +256,12 @@ class Plan:
 
     def budget_table(self) -> Table:
         """The terms of the predicted peak, and the budget."""
+        simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
         table = table_of("", "memory", "MiB")
         for name, nbytes, ends in (
             ("base process", self.machine.base_bytes, False),
-            ("work space of programs", self.share.heap_bytes, False),
-            ("RAM tier", self.tier_bytes, True),
+            ("arrays and programs, simulated", simulated, False),
+            ("to spare for them", self.most_bytes - simulated, True),
             ("predicted peak", self.peak_bytes, False),
             ("budget", self.settings.memory_bytes, True),
         ):
@@ -278,8 +280,7 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                f"engine {self.machine.engine}; threads {self.machine.threads}; "
-                f"programs at once {self.share.slots}",
+                f"engine {self.machine.engine}; threads {self.machine.threads}",
             )
         )
 

@@ -25,8 +25,8 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
-from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory
-from oocdl.planning import Machine, gives_up, needs_of
+from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get
 from oocdl.sources import Feed, Reader, Sources, StepInfo
 from oocdl.storage.chunk import Chunk
@@ -89,14 +89,17 @@ class Session(Held[Chunk]):
     watched: frozenset[str] = frozenset()
     scheduler: Scheduler | None = None
     """A Dask ``get``; None: our own."""
+    most_bytes: int | None = None
+    """Of memory that is worth taking; None: all that the machine gives."""
     held: dict[Key, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __enter__(self) -> Session:
-        plans = [compiled.plan for compiled in self.compiled.values()]
-        self.share = self.machine.share(needs_of(plans, self.machine.threads))
-        self.tier = Tier(self.share.tier_bytes, SpillStore(self.spill))
+        room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
+        self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
         keep_freed_memory()
+        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes)
+        self.tier = Tier(self.room_bytes, SpillStore(self.spill), before_mapping=heap.before_mapping)
         self.before = current()
         use(self.tier)
         self.context = execute.Context(
@@ -104,7 +107,7 @@ class Session(Held[Chunk]):
             {name: self._sources(compiled) for name, compiled in self.compiled.items()},
             get_engine(self.machine.engine),
             self.tier,
-            Heap(self.share.slots, self.share.heap_bytes, lambda: self.tier.mapped_bytes),
+            heap,
             self.deliver,
             self.watched,
         )
@@ -128,6 +131,7 @@ class Session(Held[Chunk]):
     def load(self, plan_id: str, read: weights.Read) -> None:
         """Take weights and state from ``read``."""
         self.held = weights.load(self.compiled[plan_id], read, self.tier)
+        trim()  # what was read from files went through the heap
 
     def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
         """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
@@ -165,7 +169,7 @@ class Session(Held[Chunk]):
             moved.made_bytes,
             stats.read_bytes,
             stats.written_bytes,
-            self.machine.base_bytes + self.share.heap_bytes + stats.peak_bytes,
+            self.machine.base_bytes + stats.peak_bytes,
         )
 
 

@@ -102,7 +102,8 @@ class _Step:
             unit = _Unit(call, self.idle.pop(), self.m.now)
             exact = _exact(call, self.chunks)
             unit.pins = list({id(slot): slot for slot in exact}.values())
-            unit.needed = max(call.buffer_bytes - sum(slot.room for slot in unit.pins), 0)
+            work = call.work_bytes if isinstance(call, UnitCall) else 0
+            unit.needed = max(call.buffer_bytes - sum(slot.room for slot in unit.pins), 0) + work
             self.line.append(unit)
         self.acquire()
 
@@ -141,6 +142,10 @@ class _Step:
             if slot in unit.pins:
                 continue
             if slot in self.m.books.slots:
+                copied += nbytes
+            elif not self.line and self.m.books.promote(slot):
+                slot.busy = False
+                loads += slot.nbytes
                 copied += nbytes
             else:
                 loads += nbytes

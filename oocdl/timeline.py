@@ -27,7 +27,7 @@ class Moment:
     reserved_bytes: int
     """Of units that read or run, beyond chunks."""
     work_bytes: int
-    """Of running programs."""
+    """Of running programs: part of what is reserved."""
 
 
 @dataclass(frozen=True)

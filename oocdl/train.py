@@ -266,6 +266,7 @@ class Trainer:
             self._keep if watched else None,
             watched,
             self.scheduler,
+            self.plan.most_bytes,
         )
 
     def _steps(self, session: Session | ClusterSession, done: int) -> None:

@@ -13,6 +13,7 @@ from oocdl.graph.axes import Region, region_shape, region_size, whole
 from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
 from oocdl.graph.ir import Array, Role
+from oocdl.graph.memory import footprint
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk
@@ -44,9 +45,11 @@ def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[Key, Array, Region]
             yield (f"stored/{name}", number), _piece(compiled, read, name, region), region
 
 
-def _piece(compiled: Compiled, read: Read, name: str, region: Region) -> Array:
+def _piece(
+    compiled: Compiled, read: Read, name: str, region: Region, empty: Callable[..., Array] = np.empty
+) -> Array:
     factored = compiled.plan.factored
-    array = np.empty(region_shape(region), factored.graph.values[name].dtype)
+    array = empty(region_shape(region), factored.graph.values[name].dtype)
     for box, place in own_regions(factored.factors[name], region):
         array[place] = read(name, box).reshape(array[place].shape)
     return array
@@ -59,8 +62,8 @@ def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
         size = itemsize(compiled.plan.factored.graph.values[name].dtype)
         for number, region in enumerate(regions):
             # Twice: what is read, and the piece that it is copied to.
-            with tier.reserve(2 * region_size(region) * size, []) as reserved:
-                array = _piece(compiled, read, name, region)
+            with tier.reserve(2 * footprint(region_size(region) * size), []) as reserved:
+                array = _piece(compiled, read, name, region, reserved.empty)
                 held[f"stored/{name}", number] = reserved.put(array, region, ())
     return held
 
@@ -160,8 +163,8 @@ def commit(
                         del array
                 continue
             size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
-            with tier.reserve(size, chunks):
-                full = np.empty(spec.shape, spec.dtype)
+            with tier.reserve(footprint(size), chunks) as reserved:
+                full = reserved.empty(spec.shape, spec.dtype)
                 for chunk, region in zip(chunks, regions, strict=True):
                     fill(full, factors, region, chunk.array())
                 if trained:

@@ -18,7 +18,7 @@ from typing import Any
 import oocdl
 from oocdl.errors import OocdlError
 from oocdl.events import Event, RunStarted, StepDone
-from oocdl.machine import resident_bytes
+from oocdl.machine import anonymous_bytes
 
 
 def facts(plan: oocdl.Plan) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
         if isinstance(event, RunStarted):
             plans.append(event.plan)
         if isinstance(event, StepDone):
-            resident.append(resident_bytes())
+            resident.append(anonymous_bytes())
 
     run = oocdl.fit(model, dataset, callbacks=[listen], progress=False, **options)
     rows = run.history

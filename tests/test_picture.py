@@ -30,7 +30,7 @@ def scene(layers: int = 3, passes: int = 1, workers: int = 2) -> Scene:
         for worker in range(workers):
             units.append(Ran(len(units), label, worker, start, start + 1, start + 2))
         units.append(Ran(len(units), f"{label} = sum", 0, start + 2, start + 2, start + 2))
-    moments = tuple(Moment(float(second), 10 * MIB, MIB, 20 * MIB) for second in range(2 * layers))
+    moments = tuple(Moment(float(second), 10 * MIB, 21 * MIB, 20 * MIB) for second in range(2 * layers))
     one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 20 * MIB, 0, 1.0, moments, tuple(units))
     return Scene("a step", (one,) * passes, 100 * MIB, 131 * MIB, 200 * MIB)
 

@@ -57,9 +57,15 @@ def test_the_plan_shows_seconds_and_the_budget(
     assert sum(seconds.values()) == pytest.approx(plan.simulated[-1].compute_seconds)
     memory = {
         name: next(int(line.split("│")[2]) for line in lines if line.startswith(f"│ {name} "))
-        for name in ("base process", "work space of programs", "RAM tier", "predicted peak", "budget")
+        for name in (
+            "base process",
+            "arrays and programs, simulated",
+            "to spare for them",
+            "predicted peak",
+            "budget",
+        )
     }
-    terms = [memory[name] for name in ("base process", "work space of programs", "RAM tier")]
+    terms = [memory[name] for name in ("base process", "arrays and programs, simulated", "to spare for them")]
     assert memory["predicted peak"] == pytest.approx(sum(terms), abs=2)  # each is rounded
     assert memory["predicted peak"] == round(plan.peak_bytes / 2**20) and memory["budget"] == 4096
     assert "tasks a step" in text and "onnxruntime" in text

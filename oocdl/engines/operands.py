@@ -92,22 +92,6 @@ def concat_pieces(instruction: Instruction) -> list[int]:
     return found
 
 
-def last_uses(program: Program) -> list[tuple[int, ...]]:
-    """Per instruction, the slots that nothing reads after it, its unread outputs included."""
-    kept = {operand.slot for operand in program.outputs}
-    last: dict[int, int] = {}
-    for index, instruction in enumerate(program.instructions):
-        for slot in instruction.outputs:
-            last[slot] = index
-        for operand in instruction.operands:
-            last[operand.slot] = index
-    dying: list[list[int]] = [[] for _ in program.instructions]
-    for slot, index in last.items():
-        if slot not in kept:
-            dying[index].append(slot)
-    return [tuple(slots) for slots in dying]
-
-
 def output_dtypes(program: Program) -> list[str]:
     """The dtype of each output of a program."""
     found = dict(zip(program.inputs, program.input_dtypes, strict=True))

@@ -1,7 +1,8 @@
 """The table of PyTorch kernels: operands and an instruction to results, on ONNX axes.
 
 Operands come cropped, reshaped and padded; only operators in ``PAD_THEMSELVES``
-get theirs unpadded. Convolutions and pooling are in ``torch_windows``.
+get theirs unpadded. Convolutions and pooling are in ``torch_windows``, elementwise operators
+and reductions in ``torch_into``.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.operands import concat_axis, concat_pieces
+from oocdl.engines.torch_into import POINTWISE, REDUCTIONS, bound
 from oocdl.engines.torch_linear import einsum, resample
 from oocdl.engines.torch_windows import WINDOW_KERNELS, pad
 from oocdl.graph.program import Instruction
@@ -23,64 +24,18 @@ Kernel = Callable[[list[Tensor], Instruction], list[Tensor]]
 aten = torch.ops.aten
 
 
-def _plain(function: Callable[..., Tensor]) -> Kernel:
-    """A function of the operands alone."""
-    return lambda args, instruction: [function(*args)]
+def _into(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """An operator of ``torch_into``, in new memory."""
+    made = [
+        torch.empty(shape, dtype=getattr(torch, dtype))
+        for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
+    ]
+    bound(instruction)(args, made)
+    return made
 
 
-def _divide(a: Tensor, b: Tensor) -> Tensor:
-    # Integer division truncates in ONNX; torch.div would return floats.
-    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
-def _softplus(x: Tensor) -> Tensor:
-    # F.softplus is linear above a threshold, which costs digits in float64.
-    return torch.logaddexp(x, x.new_zeros(()))
-
-
-def _relu_grad(dy: Tensor, x: Tensor) -> Tensor:
-    grad: Tensor = aten.threshold_backward(dy, x, 0)
-    return grad
-
-
-def _leaky_relu(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [F.leaky_relu(args[0], float(instruction.attrs["alpha"]))]
-
-
-def _leaky_relu_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    alpha = float(instruction.attrs["alpha"])
-    return [aten.leaky_relu_backward(args[0], args[1], alpha, False)]
-
-
-def _gelu(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [F.gelu(args[0], approximate=instruction.attrs.get("approximate", "none"))]
-
-
-def _gelu_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    approximate = instruction.attrs.get("approximate", "none")
-    return [aten.gelu_backward(args[0], args[1], approximate=approximate)]
-
-
-def _cast(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].to(getattr(torch, instruction.attrs["to"]))]
-
-
-def _dropout(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    x, u = args
-    ratio = float(instruction.attrs["ratio"])
-    if ratio >= 1.0:
-        return [torch.zeros_like(x)]
-    # This kernel keeps x where u is above a threshold, ten times as fast as a mask:
-    # u >= ratio is u > the number before it.
-    at = torch.tensor(ratio, dtype=u.dtype)
-    before = float(torch.nextafter(at, torch.full_like(at, -1)))
-    kept: Tensor = aten.threshold_backward(x, u.to(x.dtype), before)
-    return [kept.mul_(1.0 / (1.0 - ratio))]
-
-
-def _normalize(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    x, mean, var = args
-    return [(x - mean).mul_(torch.rsqrt(var + float(instruction.attrs["eps"])))]
+def _same(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0]]
 
 
 def _transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -141,82 +96,18 @@ def _wrap(ids: Tensor, extent: int) -> Tensor:
     return flat
 
 
-def _reduce_sum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    axes = tuple(instruction.attrs["axes"])
-    return [args[0].sum(dim=axes, keepdim=True) if axes else args[0]]
-
-
-def _reduce_max(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].amax(dim=tuple(instruction.attrs["axes"]), keepdim=True)]
-
-
-def _log_sum_exp(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].logsumexp(dim=tuple(instruction.attrs["axes"]), keepdim=True)]
-
-
-def _moments(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    axes = tuple(instruction.attrs["axes"])
-    # In two passes: torch.var_mean is not vectorised, and takes ten times as long.
-    mean = args[0].mean(dim=axes, keepdim=True)
-    centred = args[0] - mean
-    return [mean, centred.square_().mean(dim=axes, keepdim=True)]
-
-
-def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(condition, a, b)
-
-
 KERNELS: dict[str, Kernel] = {
-    "Add": _plain(torch.add),
-    "Sub": _plain(torch.sub),
-    "Mul": _plain(torch.mul),
-    "Div": _plain(_divide),
-    "Pow": _plain(torch.pow),
-    "Max": _plain(torch.maximum),
-    "Min": _plain(torch.minimum),
-    "Neg": _plain(torch.neg),
-    "Sqrt": _plain(torch.sqrt),
-    "Exp": _plain(torch.exp),
-    "Log": _plain(torch.log),
-    "Abs": _plain(torch.abs),
-    "Erf": _plain(torch.special.erf),
-    "Sigmoid": _plain(torch.sigmoid),
-    "Tanh": _plain(torch.tanh),
-    "Softplus": _plain(_softplus),
-    "Reciprocal": _plain(torch.reciprocal),
-    "Identity": _plain(lambda x: x),
-    "Relu": _plain(torch.relu),
-    "LeakyRelu": _leaky_relu,
-    "Gelu": _gelu,
-    "Cast": _cast,
-    "Greater": _plain(torch.gt),
-    "Less": _plain(torch.lt),
-    "Equal": _plain(torch.eq),
-    "Not": _plain(torch.logical_not),
-    "And": _plain(torch.logical_and),
-    "Or": _plain(torch.logical_or),
-    "Where": _plain(_where),
-    "ReluGrad": _plain(_relu_grad),
-    "LeakyReluGrad": _leaky_relu_grad,
-    "GeluGrad": _gelu_grad,
-    "SigmoidGrad": _plain(lambda dy, y: aten.sigmoid_backward(dy, y)),
-    "TanhGrad": _plain(lambda dy, y: aten.tanh_backward(dy, y)),
-    "Dropout": _dropout,
-    "Normalize": _normalize,
+    **dict.fromkeys((*POINTWISE, *REDUCTIONS), _into),
+    "Identity": _same,
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Expand": _expand,
     "Concat": _concat,
     "Slice": _slice,
-    "Pad": _plain(lambda x: x),  # the operand comes padded
+    "Pad": _same,  # the operand comes padded
     "Gather": _gather,
     "GatherGrad": _gather_grad,
-    "ReduceSum": _reduce_sum,
-    "ReduceMax": _reduce_max,
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
     "Einsum": einsum,
     "Resample": resample,
     **WINDOW_KERNELS,
 }
-"""Every operator of the vocabulary."""

@@ -84,14 +84,48 @@ def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
     return pad(tensor, pads, 0.0)
 
 
+def _convolve(
+    x: Tensor, w: Tensor, strides: Sequence[int], padding: Sequence[int], dilations: Sequence[int]
+) -> Tensor:
+    if _is_thin(x, w.shape[2:]):
+        thin: Tensor = aten.mkldnn_convolution(x, w, None, padding, strides, dilations, 1)
+        return thin
+    result: Tensor = _CONV[w.dim() - 3](x, w, None, strides, padding, dilations)
+    return result
+
+
 def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
     x, padding = _halves(args[0], instruction)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    if _is_thin(x, w.shape[2:]):
-        return [aten.mkldnn_convolution(x, w, None, padding, strides, dilations, 1)]
-    return [_CONV[rank - 1](x, w, None, strides, padding, dilations)]
+    return [_convolve(x, w, strides, padding, dilations)]
+
+
+def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Sequence[int]) -> Tensor:
+    """A transposed convolution of stride one: a convolution with the weight turned round.
+
+    oneDNN has the faster kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8;
+    16 to 16 channels, 3^3: 6.5, not 8.0), and it makes the wanted box alone.
+    """
+    shape, crop = instruction.kernel_shapes[0], crop_of(instruction)
+    paddings, rest = [], [(0, 0), (0, 0)]
+    for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0]), start=2):
+        start, extent = crop[axis] - before, x.shape[axis]
+        # Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
+        left = dilations[axis - 2] * (w.shape[axis] - 1) - start
+        right = start + shape[axis] - extent
+        first, last = max(-left, 0), min(extent, extent + right)
+        if last <= first:
+            return x.new_zeros(shape)
+        x = x.narrow(axis, first, last - first)
+        left, right = max(left, 0), max(right, 0)
+        common = min(left, right)
+        paddings.append(common)
+        rest.append((left - common, right - common))
+    turned = w.transpose(0, 1).flip(tuple(range(2, w.dim()))).contiguous()
+    result = _convolve(pad(x, rest, 0.0), turned, (1,) * len(paddings), paddings, dilations)
+    return take(result, (*crop[:2], *(0,) * len(paddings)), shape)
 
 
 def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -102,6 +136,8 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor
     if x.numel() == 0:
         return [x.new_zeros(shape)]
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    if set(strides) == {1}:
+        return [_conv_flipped(x, w, instruction, dilations)]
     paddings, extras = [], []
     for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0])):
         stride, dilation = strides[axis], dilations[axis]

@@ -184,6 +184,36 @@ def largest(cutter: LayerCutter, factored: Factored, rules: Rules) -> tuple[int,
     return memory(cutter, list(units.values()), factored, rules)
 
 
+def uncut_bytes(layer: Layer, factored: Factored, classes: Classes, cut: int) -> tuple[int, int]:
+    """Bytes that the layer reads and makes of values without an axis of class ``cut``, and of all.
+
+    The first are read, or made and combined, by each piece again.
+    """
+    uncut = every = 0
+    for name in (*layer.reads, *layer.stores, *layer.partials):
+        nbytes = factored.graph.values[name].nbytes
+        every += nbytes
+        axes = range(len(factored.shapes[name]))
+        if all(classes.of_axis.get((name, axis)) != cut for axis in axes):
+            uncut += nbytes
+    return uncut, every
+
+
+def by_waste(
+    order: Sequence[int], layers: Sequence[Layer], factored: Factored, classes: Classes
+) -> list[int]:
+    """``order``, with classes last whose cuts leave most of what the layers read to be read by each piece.
+
+    Cutting the batch of a layer that is mostly weights reads all weights once for each sample.
+    """
+
+    def wasteful(cut: int) -> bool:
+        found = [uncut_bytes(layer, factored, classes, cut) for layer in layers]
+        return 2 * sum(uncut for uncut, _ in found) > sum(every for _, every in found)
+
+    return sorted(order, key=wasteful)
+
+
 class _Fitter:
     """Finds the grid of each layer for one choice of cut classes."""
 
@@ -227,8 +257,9 @@ class _Fitter:
 
     def grow(self, cutter: LayerCutter, factor: float) -> LayerCutter | None:
         """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""
+        order = by_waste(self.order, [cutter.layer], self.factored, self.classes)
         for thin in (THIN_SLAB, 1):
-            for cut in self.order:
+            for cut in order:
                 count, base = cutter.grid.get(cut, 0), cutter.base.get(cut, 0)
                 least = 1 if self.classes.names[cut] == "batch" else thin
                 most = base // least
@@ -252,8 +283,8 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
     cuts = list(asked)
     if limits.threads > 1 and not cuts:
         roomy = [cut for cut in order if classes.extents[cut] >= limits.threads]
-        named = [cut for cut in roomy if not classes.names[cut].startswith("channels")]
-        cuts = named[:1]
+        layers = choose_stored(factored, group(factored, classes, rules, []), classes, [])
+        cuts = by_waste(roomy, layers, factored, classes)[:1]
     while True:
         grouping = group(factored, classes, rules, cuts)
         layers = choose_stored(factored, grouping, classes, cuts)
@@ -267,7 +298,7 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
         else:
             planned = tuple(_finish(cutter, factored, rules, most) for cutter, most in fitted)
             return StepPlan(factored, classes, tuple(cuts), planned)
-        added = _next_cut(layer, classes, order, cuts)
+        added = _next_cut(layer, factored, classes, order, cuts)
         if added is None:
             raise BudgetError(
                 f"no cut of layer '{layer.name}' fits: one unit needs "
@@ -298,8 +329,11 @@ def replan_step(factored: Factored, rules: Rules, frozen: Mapping[str, Any]) -> 
     return StepPlan(factored, classes, tuple(cuts), tuple(planned))
 
 
-def _next_cut(layer: Layer, classes: Classes, order: Sequence[int], cuts: Sequence[int]) -> int | None:
+def _next_cut(
+    layer: Layer, factored: Factored, classes: Classes, order: Sequence[int], cuts: Sequence[int]
+) -> int | None:
     """The best class not yet cut that cuts something this layer makes."""
+    order = by_waste(order, [layer], factored, classes)
     sinks = {*layer.stores, *layer.partials}
     makers = [cell for cell in layer.cells if any(view.value in sinks for view in cell.outputs)]
     for cut in order:

@@ -246,6 +246,20 @@ def _workspace_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return _copies(node, inputs, outputs) + x[0] * w[1] * natural + size(w) + columns
 
 
+THIN = 20480
+"""Channels x depth x height of one sample up to which PyTorch has to be told to leave a weight
+gradient in 3D to oneDNN: by operands in memory of oneDNN's own, a further copy of both."""
+
+
+def _workspace_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """The copies, and those of thin slabs. How much of ``x`` is padding is not known here."""
+    x, dy = inputs
+    windows = slides(node, outputs[0][2:])
+    inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
+    thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN
+    return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0)
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Conv",
@@ -269,6 +283,6 @@ RULES: tuple[OpRule, ...] = (
         gradient=no_second_derivative,
         axes=_axes_weight_grad,
         flops=_flops_weight_grad,
-        workspace=_copies,
+        workspace=_workspace_weight_grad,
     ),
 )

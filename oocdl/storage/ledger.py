@@ -11,6 +11,11 @@ from math import inf
 
 from oocdl.storage.chunk import Slot
 
+SOON = 12
+"""Positions from now within which a chunk is worth bringing back whole."""
+MOST_SKIPPED = 16
+"""Chunks that are looked at for one to give way."""
+
 
 @dataclass(frozen=True)
 class TierStats:
@@ -125,6 +130,33 @@ class Ledger:
             if short <= 0:
                 break
         return writes
+
+    def promote(self, slot: Slot) -> bool:
+        """Make room for a spilled chunk of which a part is to be read, if others read it soon.
+
+        Only chunks that the spill has go for it, and only such as are read later.
+        """
+        soon = self.next_use(slot)
+        if soon > self.position + SOON or slot.busy or slot.dropped:
+            return False
+        kept: list[Slot] = []
+        for victim in self._victims():
+            if self.free >= slot.room or self.next_use(victim) <= self.position + SOON:
+                kept.append(victim)
+                break
+            if victim.file is None:
+                kept.append(victim)
+                if len(kept) > MOST_SKIPPED:
+                    break
+            else:
+                self.evict(victim)
+        for victim in kept:
+            self.offer(victim)
+        if self.free < slot.room:
+            return False
+        slot.busy = True
+        self.enter(slot)
+        return True
 
     def next_use(self, slot: Slot) -> float:
         """Plan position at which a chunk is next read; infinity: never."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -49,6 +50,8 @@ class _Block:
 class Pool:
     """Lends page-aligned arrays. At most ``capacity_bytes`` are mapped, unless more are lent.
 
+    ``before_mapping`` is told how many bytes more are about to be mapped.
+
     >>> pool = Pool(1 << 20)
     >>> first = pool.empty((256, 256), np.float32)
     >>> first.ctypes.data % PAGE_BYTES, pool.mapped_bytes
@@ -58,8 +61,9 @@ class Pool:
     (262144, 262144)
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, before_mapping: Callable[[int], None] | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self._before_mapping = before_mapping or (lambda nbytes: None)
         self.mapped_bytes = 0
         """Lent, and kept for the next."""
         self._returned: SimpleQueue[mmap.mmap] = SimpleQueue()
@@ -84,6 +88,15 @@ class Pool:
             while self._kept:
                 self._unmap(next(iter(self._kept)))
 
+    def shrink(self, capacity_bytes: int) -> None:
+        """Change the capacity; unmap what is not lent and goes beyond it."""
+        with self._lock:
+            self.capacity_bytes = capacity_bytes
+            if self.mapped_bytes > capacity_bytes:
+                self._drain()
+                while self._kept and self.mapped_bytes > capacity_bytes:
+                    self._unmap(next(iter(self._kept)))
+
     def _take(self, size: int) -> mmap.mmap:
         self._drain()
         if size in self._kept:
@@ -94,9 +107,11 @@ class Pool:
             while self.mapped_bytes + size - near > self.capacity_bytes and self._others(near):
                 self._unmap(next(kept for kept in self._kept if kept != near or len(self._kept[near]) > 1))
             mapping = self._pop(near)
+            self._before_mapping(max(size - near, 0))
             mapping.resize(size)
             self.mapped_bytes += size - near
             return mapping
+        self._before_mapping(size)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)

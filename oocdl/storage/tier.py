@@ -12,7 +12,7 @@ One lock guards all state; it is never held during I/O or copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,9 @@ _current: Tier | None = None
 class Reservation:
     """What one unit holds while it runs: pinned chunks, and bytes to work in."""
 
-    def __init__(self, tier: Tier, nbytes: int, pins: Sequence[Chunk]) -> None:
+    def __init__(self, tier: Tier, nbytes: int, work_bytes: int, pins: Sequence[Chunk]) -> None:
         self._tier = tier
+        self.work_bytes = work_bytes
         self._pins = pins  # holding the handles keeps the chunks alive
         self.left = nbytes
         """Bytes not yet turned into chunks."""
@@ -77,12 +78,19 @@ class Tier:
     >>> folder.cleanup()
     """
 
-    def __init__(self, capacity_bytes: int, spill: SpillStore, io_threads: int = IO_THREADS) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        spill: SpillStore,
+        io_threads: int = IO_THREADS,
+        before_mapping: Callable[[int], None] | None = None,
+    ) -> None:
         self._spill = spill
         self._books = Ledger(capacity_bytes)
-        self._pool = Pool(capacity_bytes)
+        self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(self._books, self._pool, spill, io_threads)
         self._changed = self._mover.changed
+        self._work = 0  # of the reserved bytes, those that are not for arrays
 
     @property
     def capacity_bytes(self) -> int:
@@ -102,22 +110,25 @@ class Tier:
 
     # --- what executors call -------------------------------------------------------------
 
-    def reserve(self, nbytes: int, pins: Sequence[Chunk] = ()) -> Reservation:
+    def reserve(self, nbytes: int, pins: Sequence[Chunk] = (), work_bytes: int = 0) -> Reservation:
         """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
 
-        Use as a context manager; never reserve while holding a reservation. Raises BudgetError
-        if it could never fit, StoreError or ResourceError if the spill has failed.
+        ``work_bytes`` more are kept free for others than the tier: what a program takes of the heap.
+        Use as a context manager; never reserve while holding a reservation. Raises BudgetError if it
+        could never fit, StoreError or ResourceError if the spill has failed.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
-        need = nbytes + sum(pin.slot.room for pin in unique)
+        need = nbytes + work_bytes + sum(pin.slot.room for pin in unique)
         if need > self.capacity_bytes:
             raise BudgetError(
                 f"a unit needs {need} bytes of memory at once, the tier has "
                 f"{self.capacity_bytes}; raise the budget or cut finer"
             )
         with self._changed:
-            loads = self._acquire(nbytes, [pin.slot for pin in unique])
-        reservation = Reservation(self, nbytes, unique)
+            loads = self._acquire(nbytes + work_bytes, [pin.slot for pin in unique])
+            self._work += work_bytes
+            self._pool.shrink(self.capacity_bytes - self._work)
+        reservation = Reservation(self, nbytes, work_bytes, unique)
         try:
             for slot in loads:
                 self._mover.load(slot)
@@ -178,6 +189,10 @@ class Tier:
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``."""
         with self._changed:
+            found = slot.array is not None or self._mover.waiting or not self._books.promote(slot)
+        if not found:
+            self._mover.load(slot)
+        with self._changed:
             array, file = slot.array, slot.file
             slot.readers += array is not None
         if array is not None:
@@ -222,8 +237,10 @@ class Tier:
             for pin in pins:
                 pin.slot.pins -= 1
                 self._books.offer(pin.slot)
-            self._books.count(reserved=-held.left)
-            held.left = 0
+            self._books.count(reserved=-held.left - held.work_bytes)
+            self._work -= held.work_bytes
+            self._pool.capacity_bytes = self.capacity_bytes - self._work
+            held.left = held.work_bytes = 0
             self._mover.settle()
 
     # --- under the lock ------------------------------------------------------------------

@@ -30,12 +30,16 @@ CASES = [
     *convolutions(),
     *pools(),
 ]
-ENGINES = ("torch", "onnxruntime")
+ENGINES = ("torch", "torch in blocks", "onnxruntime")
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn."""
+    """Each engine in turn; PyTorch's also with blocks so small that everything is cut."""
+    if request.param == "torch in blocks":
+        from oocdl.engines.torch import TorchEngine
+
+        return TorchEngine(block_elements=8)
     return get_engine(request.param)
 
 

@@ -11,7 +11,10 @@ from torch.nn import functional
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch_windows import THIN
+from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array, Shape
+from oocdl.ops import conv
+from oocdl.ops.registry import RULES
 from tests.engines.programs import single
 
 SLAB: Shape = (1, 4, 3, 40, 64)
@@ -65,3 +68,12 @@ def test_thin_slab_is_right_and_takes_no_im2col(op: str) -> None:
     assert any("mkldnn" in name for name in names)
     assert not any("slow_conv" in name for name in names)
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_work_space_counts_the_copies_of_thin_slabs() -> None:
+    assert conv.THIN == THIN
+    arrays, attributes, pads, _ = CASES["ConvWeightGrad"]
+    program = single("ConvWeightGrad", arrays, [((2, 4, 3, 3, 3), "float32")], attributes, pads)
+    # Each operand twice, once of them with channels rounded up to 16 by oneDNN.
+    operands = arrays[0].size * (1 + 16 / 4) + arrays[1].size * (1 + 16 / 2)
+    assert program_work_bytes(program, RULES) >= 4 * operands

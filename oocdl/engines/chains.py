@@ -1,0 +1,186 @@
+"""Which instructions run together, block by block, so that what lies between stays in the cache.
+
+A chain is a run of elementwise instructions and reductions over one domain (the broadcast of
+their shapes). The domain is cut into boxes; all of the chain runs on one before the next.
+Everything here depends on the program and the size of a block alone, never on threads:
+equal programs give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from oocdl.engines.operands import pads_of
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction, Program
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Instructions that run block by block."""
+
+    members: tuple[Instruction, ...]
+    domain: Shape
+    block: Shape
+    """Extents of a block; those at the end of an axis may be smaller."""
+
+
+Group = Chain | Instruction
+
+
+def domain_of(instruction: Instruction, reductions: Iterable[str]) -> Shape:
+    """What an instruction runs over: a reduction's operand, else the result."""
+    return instruction.operands[0].shape if instruction.op in reductions else instruction.kernel_shapes[0]
+
+
+def block_of(domain: Shape, whole: Iterable[int], elements: int) -> Shape:
+    """The largest block of at most so many elements; axes in ``whole`` are not cut.
+
+    The outermost axes are cut first, into pieces as equal as possible.
+
+    >>> block_of((1, 16, 7, 128, 128), (), 65536)
+    (1, 1, 4, 128, 128)
+    """
+    block = list(domain)
+    for axis in range(len(domain)):
+        rest = prod(block) // max(block[axis], 1)
+        if axis not in whole and prod(block) > elements:
+            most = max(elements // rest, 1)
+            count = -(-block[axis] // most)
+            block[axis] = -(-block[axis] // count)
+    return tuple(block)
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape | None:
+    if len(a) != len(b) or any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+        return None
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+
+
+@dataclass(eq=False)
+class _Draft:
+    """A chain in the making, and the small instructions around it."""
+
+    elements: int
+    reductions: frozenset[str]
+    before: list[Instruction] = field(default_factory=list)
+    members: list[Instruction] = field(default_factory=list)
+    after: list[Instruction] = field(default_factory=list)
+    domain: Shape = ()
+    made: dict[int, Shape] = field(default_factory=dict)
+    """Slot -> shape of what members make."""
+    late: set[int] = field(default_factory=set)
+    """Slots that are there only after the chain."""
+    over: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Slot of a reduction's result -> the axes it is over."""
+    whole: set[int] = field(default_factory=set)
+    """Axes that a result read in the chain is over."""
+
+    def _uncut(self, domain: Shape, shapes: Iterable[Shape], whole: set[int]) -> set[int]:
+        """Axes that may not be cut: of reductions read here, and those that a member lacks."""
+        return whole | {
+            axis
+            for shape in shapes
+            for axis, (mine, all_) in enumerate(zip(shape, domain, strict=True))
+            if mine != all_
+        }
+
+    def add(self, item: Instruction) -> bool:
+        """Make ``item`` a member if it fits."""
+        shape = domain_of(item, self.reductions)
+        domain = _broadcast(self.domain, shape) if self.members else shape
+        if domain is None:
+            return False
+        whole = set(self.whole)
+        for operand in item.operands:
+            if operand.slot in self.late:
+                return False
+            if operand.slot in self.made:
+                if operand.crop is not None or operand.shape != self.made[operand.slot]:
+                    return False
+                whole.update(self.over.get(operand.slot, ()))
+        shapes = [domain_of(member, self.reductions) for member in self.members]
+        uncut = self._uncut(domain, [*shapes, shape], whole)
+        if prod(domain[axis] for axis in uncut) > self.elements:
+            return False
+        self.domain, self.whole = domain, whole
+        self.members.append(item)
+        for slot, made in zip(item.outputs, item.kernel_shapes, strict=True):
+            self.made[slot] = made
+            if item.op in self.reductions:
+                rank = len(domain)
+                self.over[slot] = tuple(axis % rank for axis in item.attrs["axes"])
+        return True
+
+    def add_small(self, item: Instruction) -> None:
+        """Run a small instruction before the chain if that can be, else after it."""
+        if any(operand.slot in self.late or operand.slot in self.made for operand in item.operands):
+            self.after.append(item)
+            self.late.update(item.outputs)
+        else:
+            self.before.append(item)
+
+    def groups(self) -> list[Group]:
+        """What it has become, in order."""
+        chain: list[Group] = []
+        if self.members:
+            shapes = [domain_of(member, self.reductions) for member in self.members]
+            uncut = self._uncut(self.domain, shapes, self.whole)
+            block = block_of(self.domain, uncut, self.elements)
+            chain = [Chain(tuple(self.members), self.domain, block)]
+        return [*self.before, *chain, *self.after]
+
+
+def _is_small(item: Instruction, elements: int) -> bool:
+    shapes = [*item.kernel_shapes, *(operand.shape for operand in item.operands)]
+    return all(prod(shape) * 4 <= elements for shape in shapes)
+
+
+def _fits(item: Instruction, pointwise: frozenset[str], reductions: frozenset[str]) -> bool:
+    """Whether it can be a member of some chain."""
+    if item.op in reductions and not item.attrs["axes"]:
+        return False
+    if item.op not in pointwise | reductions or any(pads_of(operand) for operand in item.operands):
+        return False
+    return prod(domain_of(item, reductions)) > 0
+
+
+def arrange(
+    program: Program, elements: int, pointwise: frozenset[str], reductions: frozenset[str]
+) -> list[Group]:
+    """The instructions of ``program`` in an order that may be run, chains where they can be.
+
+    Blocks have at most ``elements`` elements; an instruction on less than a quarter of that is
+    not worth a place in a chain, and runs before or after it.
+    """
+    groups: list[Group] = []
+    draft = _Draft(elements, reductions)
+    for item in program.instructions:
+        if _is_small(item, elements):
+            draft.add_small(item)
+        elif not _fits(item, pointwise, reductions):
+            groups += [*draft.groups(), item]
+            draft = _Draft(elements, reductions)
+        elif not draft.add(item):
+            groups += draft.groups()
+            draft = _Draft(elements, reductions)
+            if not draft.add(item):
+                groups.append(item)
+    return groups + draft.groups()
+
+
+def members_of(group: Group) -> Sequence[Instruction]:
+    """The instructions of a group."""
+    return group.members if isinstance(group, Chain) else (group,)
+
+
+def reads_of(group: Group) -> frozenset[int]:
+    """Slots that a group reads."""
+    return frozenset(operand.slot for item in members_of(group) for operand in item.operands)
+
+
+def makes_of(group: Group) -> frozenset[int]:
+    """Slots that a group makes."""
+    return frozenset(slot for item in members_of(group) for slot in item.outputs)
