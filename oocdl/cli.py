@@ -152,9 +152,14 @@ def plan(
     precision: Precision = "float32",
     freeze: Freeze = None,
     keep: Keep = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
-    say(str(plan_run(model, dataset, **settings(ctx.params))).rstrip())
+    made = plan_run(model, dataset, **settings(ctx.params))
+    picture = None if plot is None else made.plot(plot)
+    say(str(made).rstrip())
+    if picture is not None:
+        say(f"picture {picture}")
 
 
 @app.command()

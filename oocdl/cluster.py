@@ -96,7 +96,7 @@ class WorkerSetup(WorkerPlugin):
 def _moved(run_id: str) -> tuple[int, int, int, int, int]:
     """What a worker has moved so far; runs on the worker."""
     context = execute.context_of(run_id)
-    stats, moved = context.tier.stats, context.moved
+    stats, moved = context.tier.stats, context.measured
     return moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes, stats.peak_bytes
 
 

@@ -8,9 +8,9 @@ processor have their inputs read already, while others compute.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
+from oocdl.report import Measured, Spent
 from oocdl.sources import Sources, StepInfo
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.tier import Reservation, Tier
@@ -42,21 +43,7 @@ class Context:
     deliver: Callable[[str, str, Region, Array, StepInfo], None] | None = None
     """(plan id, value, region, array, step): called with every made value in ``watched``."""
     watched: frozenset[str] = frozenset()
-    moved: Moved = field(default_factory=lambda: Moved())
-
-
-class Moved:
-    """Bytes that units read and made, as the plan counts them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.read_bytes = 0
-        self.made_bytes = 0
-
-    def add(self, read: int, made: int) -> None:
-        with self._lock:
-            self.read_bytes += read
-            self.made_bytes += made
+    measured: Measured = field(default_factory=Measured)
 
 
 _contexts: dict[str, Context] = {}
@@ -86,15 +73,19 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     context.tier.advance(call.position)
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
+    begun = perf_counter()
     with context.tier.reserve(needed, pins, call.work_bytes) as held:
+        reserved = perf_counter()
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [
             held.empty(region_shape(region), dtype)
             for (_, region), dtype in zip(call.unit.makes, call.dtypes, strict=True)
         ]
+        gathered = perf_counter()
         with context.heap.program(call.work_bytes):
+            computing = perf_counter()
             program(arrays, results)
-        context.moved.add(sum(a.nbytes for a in arrays), sum(r.nbytes for r in results))
+        read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays
         _add_lanes(held, call, results, chunks)
         if context.deliver is not None:
@@ -102,6 +93,9 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
                 if name in context.watched:
                     context.deliver(plan_id, name, region, array, info)
         made = _put(held, call.unit.makes, results, call.uses)
+    waited = reserved - begun + computing - gathered
+    spent = Spent(1, waited, gathered - reserved, perf_counter() - computing, read, made_bytes)
+    context.measured.add(call.key[0], spent)
     return made[0] if len(made) == 1 else made
 
 
@@ -111,7 +105,9 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
     call = context.step_graphs[plan_id].calls[number]
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
+    begun = perf_counter()
     with context.tier.reserve(call.buffer_bytes) as held:
+        reserved = perf_counter()
         width = len(call.values)
         total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
         for lane, elements in enumerate(call.counts[1:], 1):
@@ -125,6 +121,7 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
         del arrays
         makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses)
+    context.measured.add(call.key[0], Spent(0, reserved - begun, 0.0, perf_counter() - reserved))
     return made[0] if len(made) == 1 else made
 
 

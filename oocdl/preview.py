@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from dask.delayed import Delayed
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,13 +16,16 @@ from oocdl.config import Settings
 from oocdl.graph.ir import Role
 from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
+from oocdl.graph.rates import NOMINAL
 from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
+from oocdl.picture import Scene, draw
 from oocdl.planning import SPARE, Machine, gives_up, rates_of
-from oocdl.session import step_delayed
+from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
+from oocdl.session import Session, step_delayed
 from oocdl.simulate import simulate
 from oocdl.storage.dataset import Dataset
-from oocdl.timeline import Simulated
+from oocdl.timeline import Simulated, layer_of
 
 BLOCK_BYTES = 4096
 """What file systems round the size of a file up to; a folder takes one, too."""
@@ -77,13 +79,17 @@ class Plan:
         """Memory for arrays and running programs, if all of it is needed."""
         return self.machine.room_bytes(kind.plan for kind in self.kinds.values())
 
+    @property
+    def pass_ids(self) -> tuple[str, ...]:
+        """The plan id of each pass of a step."""
+        count = self.course.passes
+        return (*([FIRST] if count > 1 else []), *([NEXT] * (count - 2)), MAIN)
+
     @cached_property
     def simulated(self) -> tuple[Simulated, ...]:
         """Each pass of a step, as it is expected to go once the run is under way."""
-        count = self.course.passes
-        ids = [*([FIRST] if count > 1 else []), *([NEXT] * (count - 2)), MAIN]
         rates, known = rates_of(self.machine.engine), {}
-        for plan_id in dict.fromkeys(ids):
+        for plan_id in dict.fromkeys(self.pass_ids):
             known[plan_id] = simulate(
                 self.kinds[plan_id].graph,
                 self.room_bytes,
@@ -93,7 +99,7 @@ class Plan:
                 RULES,
                 not gives_up(self.compiled.plan, self.machine),
             )
-        return tuple(known[plan_id] for plan_id in ids)
+        return tuple(known[plan_id] for plan_id in self.pass_ids)
 
     @property
     def most_bytes(self) -> int:
@@ -190,15 +196,40 @@ class Plan:
         passes = self.course.passes_of(next(self.course.steps_from(step)))
         return step_delayed(self.kinds, passes, self.dataset, self.settings, self.machine)
 
+    def plot(self, path: str | Path) -> Path:
+        """Draw one step, as PNG or SVG: memory over time under the budget, and when each layer runs.
+
+        Raises InputError where matplotlib is missing (``pip install 'oocdl[plot]'``).
+
+        >>> plan.plot("plan.png")  # doctest: +SKIP
+        """
+        return draw(
+            Scene(
+                f"{self._title()}, predicted {self.seconds:.3g} s",
+                self.simulated,
+                self.machine.base_bytes,
+                self.peak_bytes,
+                self.settings.memory_bytes,
+            ),
+            path,
+        )
+
+    def report(self, session: Session) -> Report | None:
+        """What a session has measured beside what was predicted; None before its first whole step."""
+        measured, peak_bytes = session.context.measured, session.moved().peak_bytes
+        return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes)
+
+    def _title(self) -> str:
+        title = f"{self.model}: one step of batch {self.settings.batch_size}"
+        return title if self.course.passes == 1 else f"{title} x {self.course.passes} passes"
+
     def table(self) -> Table:
         """Layers with their cuts and costs."""
-        title = f"{self.model}: one step of batch {self.settings.batch_size}"
-        if self.course.passes > 1:
-            title += f" x {self.course.passes} passes, of which the last"
-        table = Table(title=title)
-        for name in ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP"):
-            table.add_column(name, justify="left" if name == "layer" else "right")
+        title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
+        columns = ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP", "seconds")
+        table = table_of(title, *columns)
         names = self.compiled.plan.classes.names
+        seconds = computing_seconds(self.simulated[-1:])
         for layer in self.layers:
             cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
             table.add_row(
@@ -208,21 +239,50 @@ class Plan:
                 f"{layer.read_bytes / 2**20:.1f}",
                 f"{layer.written_bytes / 2**20:.1f}",
                 f"{layer.flops / 1e9:.2f}",
+                f"{seconds[layer_of(f'{layer.layer.index:03d} {layer.layer.name}')]:.4f}",
             )
+        plan = self.compiled.plan
+        table.add_section()
+        table.add_row(
+            f"{len(self.layers)} layers",
+            f"{plan.tasks} units",
+            f"{max(layer.peak_bytes for layer in self.layers) / 2**20:.1f}",
+            f"{plan.read_bytes / 2**20:.1f}",
+            f"{plan.written_bytes / 2**20:.1f}",
+            f"{plan.flops / 1e9:.2f}",
+            f"{sum(seconds.values()):.4f}",
+        )
+        return table
+
+    def budget_table(self) -> Table:
+        """The terms of the predicted peak, and the budget."""
+        simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
+        table = table_of("", "memory", "MiB")
+        for name, nbytes, ends in (
+            ("base process", self.machine.base_bytes, False),
+            ("arrays and programs, simulated", simulated, False),
+            ("to spare for them", self.most_bytes - simulated, True),
+            ("predicted peak", self.peak_bytes, False),
+            ("budget", self.settings.memory_bytes, True),
+        ):
+            table.add_row(name, f"{nbytes / 2**20:.0f}", end_section=ends)
         return table
 
     def summary(self) -> str:
-        """One line."""
-        return (
-            f"{len(self.layers)} layers, {self.tasks} tasks a step, peak {self.peak_bytes >> 20} MiB of "
-            f"{self.settings.memory_bytes >> 20} MiB, reads {self.read_bytes / 1e9:.2f} GB and writes "
-            f"{self.written_bytes / 1e9:.2f} GB if nothing fits, {self.flops / 1e9:.1f} GFLOP, "
-            f"engine {self.machine.engine}, {self.machine.threads} threads"
+        """What a step takes and does, in a few lines."""
+        nominal = rates_of(self.machine.engine) is NOMINAL
+        rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
+        read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
+        return "\n".join(
+            (
+                f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
+                f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
+                f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
+                f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
+                f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+                f"engine {self.machine.engine}; threads {self.machine.threads}",
+            )
         )
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        console = Console(file=out, width=110, force_terminal=False)
-        console.print(self.table())
-        console.print(self.summary(), soft_wrap=True)
-        return out.getvalue()
+        return text_of(self.table(), self.budget_table(), self.summary())

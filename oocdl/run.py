@@ -24,6 +24,7 @@ from oocdl.heap import use_one_heap
 from oocdl.machine import check_budget
 from oocdl.ops import RULES
 from oocdl.planning import Machine, machine_for
+from oocdl.report import Report, read_report
 from oocdl.session import Session
 from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, batches, open_dataset
@@ -106,6 +107,14 @@ class Run:
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
         """Activations and gradients of the last step that ``keep=`` named."""
         return self._store.kept()
+
+    def report(self) -> Report:
+        """Measured beside predicted, layer by layer, of the last session in one process.
+
+        ``print(run.report())`` shows tables. Raises StoreError where no whole step was measured, as
+        in the workers of a Dask client.
+        """
+        return read_report(self.path)
 
     def export(self, path: str | Path) -> Path:
         """Write the model with its trained weights as an ONNX file."""

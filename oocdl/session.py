@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from dask._task_spec import List, Task, TaskRef
@@ -146,8 +147,12 @@ class Session(Held[Chunk]):
         tasks |= execute.step_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
         options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}
+        stats, begun = self.tier.stats, perf_counter()
         results = run(tasks, list(graph.outputs), **options)
         del tasks
+        now, seconds = self.tier.stats, perf_counter() - begun
+        read, written = now.read_bytes - stats.read_bytes, now.written_bytes - stats.written_bytes
+        self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weights.after_step(compiled, made, self.held)
         return scalar_outputs(compiled, made)
@@ -158,7 +163,7 @@ class Session(Held[Chunk]):
 
     def moved(self) -> Moved:
         """Totals since the session began."""
-        stats, moved = self.tier.stats, self.context.moved
+        stats, moved = self.tier.stats, self.context.measured
         return Moved(
             moved.read_bytes,
             moved.made_bytes,

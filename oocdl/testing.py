@@ -144,4 +144,4 @@ def run_graph(
         peak = tier.stats.peak_bytes
         del by_key, chunks, inputs, dsk
         execute.forget("test")
-    return Ran(outputs, plan, context.moved.read_bytes, context.moved.made_bytes, peak)
+    return Ran(outputs, plan, context.measured.read_bytes, context.measured.made_bytes, peak)

@@ -27,7 +27,7 @@ class Moment:
     reserved_bytes: int
     """Of units that read or run, beyond chunks."""
     work_bytes: int
-    """Of running programs."""
+    """Of running programs: part of what is reserved."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,21 @@ class Simulated:
     """Of all units, one after another."""
     moments: tuple[Moment, ...]
     units: tuple[Ran, ...]
+
+
+def layer_of(label: str) -> str:
+    """The layer that a task belongs to, by the first part of its key.
+
+    >>> layer_of("033 grad/down1.relu1 = grad/down1.conv2.weight"), layer_of("007 head")
+    ('grad/down1.relu1', 'head')
+    """
+    return label.partition(" ")[2].partition(" = ")[0]
+
+
+def combines(label: str) -> bool:
+    """Whether a task combines what units have made, and is no unit itself.
+
+    >>> combines("033 grad/down1.relu1 = grad/down1.conv2.weight"), combines("007 head")
+    (True, False)
+    """
+    return " = " in label.partition(" ")[2]

@@ -32,6 +32,7 @@ from oocdl.passes import MAIN, Course, Step, compile_passes, planned
 from oocdl.planning import Machine, machine_for
 from oocdl.preview import Plan
 from oocdl.progress import show_progress
+from oocdl.report import write_report
 from oocdl.run import Run
 from oocdl.session import Moved, Session
 from oocdl.sources import StepInfo, own_regions
@@ -325,6 +326,9 @@ class Trainer:
         rows, self.rows = self.rows, []
         self.store.append_history(rows)
         session.commit(self.store, MAIN, {"step": step, "steps": self.course.total_steps})
+        report = self.plan.report(session) if isinstance(session, Session) else None
+        if report is not None:
+            write_report(self.store.path, report)
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:

@@ -118,6 +118,15 @@ def test_plan_prints_the_table_and_runs_nothing(folder: Path, capsys: pytest.Cap
     assert "down1.conv1" in out and "tasks a step" in out
 
 
+def test_plan_draws(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--plot")
+    code, out, _ = run(capsys, *what, folder / "plan.svg")
+    assert code == 0 and out.endswith(f"picture {folder / 'plan.svg'}\n")
+    assert "</svg>" in (folder / "plan.svg").read_text()
+    code, line = refused(capsys, *what, folder / "plan.txt")
+    assert code == InputError.exit_code and "plan.txt" in line
+
+
 def test_predict_evaluate_and_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, data = folder / "net.run", folder / "data.zarr"
     code, out, _ = run(capsys, "predict", work, data, folder / "out.zarr", "--memory", "4GiB")

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.errors import InputError
+from oocdl.errors import InputError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.graph.placement import place
 from oocdl.graph.step import Key, UnitCall
@@ -75,6 +75,8 @@ def test_two_processes_make_the_same_bits(
     # What units read and made is the plan's doing, wherever they ran.
     for name in ("unit_read_bytes", "unit_written_bytes"):
         assert [row[name] for row in run.history] == [row[name] for row in local.history]
+    with pytest.raises(StoreError, match="not by a Dask client's workers"):
+        run.report()
 
 
 def test_a_run_may_move_between_process_and_client(

@@ -89,6 +89,6 @@ def test_commands_parse_and_files_are_there() -> None:
 
 def test_the_project_says_what_it_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"torch", "cluster", "mri", "test", "dev"}
+    assert set(project["optional-dependencies"]) == {"torch", "cluster", "mri", "plot", "test", "dev"}
     assert sum(line.startswith("onnxruntime") for line in project["dependencies"]) == 2
     assert project["license"] == "Apache-2.0"

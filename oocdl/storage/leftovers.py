@@ -13,6 +13,8 @@ from oocdl.storage.files import io_error, sync_path
 from oocdl.storage.manifest import Manifest, load_parent
 
 DELETE_THREADS = 16
+_FACTS = ("plan.json", "report.json", "zarr.json")
+"""Files of a run beside its manifests."""
 
 
 def next_epoch(root: Path, committed: int) -> int:
@@ -75,7 +77,7 @@ def clear(root: Path) -> None:
     for path in [path for path in manifests if path.name != named]:
         path.unlink(missing_ok=True)
     (root / "CURRENT").unlink(missing_ok=True)
-    for path in [*manifests, *root.glob("*.partial"), root / "plan.json", root / "zarr.json"]:
+    for path in [*manifests, *root.glob("*.partial"), *(root / name for name in _FACTS)]:
         path.unlink(missing_ok=True)
     for name in ("history", "weights", "state", "kept", "spill"):
         if (root / name).is_dir() and not (root / name).is_symlink():

@@ -1,0 +1,242 @@
+"""A simulated step as a picture: memory over time under the budget, and when each layer runs.
+
+matplotlib is not needed for anything else, may not be installed, and takes tens of MiB of
+memory: it is loaded by the first picture, and draws without its global state.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oocdl.errors import InputError
+from oocdl.storage.files import reporting
+from oocdl.timeline import Moment, Ran, Simulated, layer_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDINGS = (".png", ".svg")
+INCHES_WIDE, MEMORY_INCHES, MARGIN_INCHES = 11.0, 3.0, 1.5
+ROW_INCHES, MOST_GANTT_INCHES, LEAST_GANTT_INCHES = 0.18, 9.0, 1.6
+LABEL_INCHES = 0.15
+"""What a label of a row takes: where rows are lower, some go without."""
+LABEL_LETTERS = 34
+COLUMNS = 1500
+"""Moments that are drawn at most: of those close together the one with the most memory."""
+DOTS_PER_INCH = 110
+MANY_WORKERS = 6
+"""More than so many share a legend's entry."""
+SHORT = 0.004
+"""Part of the step below which a bar has no edge of its own."""
+FEW_LANES = 4
+"""Of a row, from which on edges would hide its bars."""
+GAP = 0.15
+"""Part of a row's height that is left free."""
+
+BASE, TIER, RESERVED, WORK, BUDGET = "#b8bec6", "#4c86c6", "#f2b84b", "#6aa56e", "#d62728"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is drawn."""
+
+    title: str
+    passes: tuple[Simulated, ...]
+    """Of one step, one after another."""
+    base_bytes: int
+    peak_bytes: int
+    """Predicted."""
+    budget_bytes: int
+
+
+def draw(scene: Scene, path: str | Path) -> Path:
+    """Write the picture as PNG or SVG, by the path's ending.
+
+    Raises InputError for another ending and where matplotlib is missing, StoreError if the file
+    cannot be written.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in ENDINGS:
+        raise InputError(f"a picture of a plan is {' or '.join(ENDINGS)}, not '{target.name}'")
+    figure = figure_of(scene)
+    with reporting(target):
+        figure.savefig(target, dpi=DOTS_PER_INCH)
+    return target
+
+
+def figure_of(scene: Scene) -> Figure:
+    """The picture as a matplotlib figure: memory above, layers below, one axis of time."""
+    try:
+        module = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise InputError(
+            "a picture of a plan needs matplotlib, which is not installed; pip install 'oocdl[plot]'"
+        ) from error
+    moments, units, ends = _joined(scene.passes)
+    rows = list(dict.fromkeys(layer_of(ran.label) for ran in sorted(units, key=lambda ran: ran.position)))
+    gantt = min(max(len(rows) * ROW_INCHES, LEAST_GANTT_INCHES), MOST_GANTT_INCHES)
+    figure: Figure = module.Figure(
+        figsize=(INCHES_WIDE, MEMORY_INCHES + gantt + MARGIN_INCHES), layout="constrained"
+    )
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(MEMORY_INCHES, gantt))
+    unit, name = _time_unit(ends[-1])
+    _draw_memory(above, scene, moments, ends[-1], unit)
+    _draw_layers(below, rows, units, unit, gantt)
+    for axes in (above, below):
+        for end in ends[:-1]:
+            axes.axvline(end / unit, color="black", linewidth=0.8, linestyle=":")
+        axes.spines[["top", "right"]].set_visible(False)
+    below.set_xlim(0, ends[-1] / unit)
+    below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
+    figure.suptitle(scene.title, fontsize=12)
+    return figure
+
+
+def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[float]]:
+    """Moments and units of all passes on one clock, and when each pass ends. Positions go on, too."""
+    moments: list[Moment] = []
+    units: list[Ran] = []
+    ends: list[float] = []
+    for one in passes:
+        start = ends[-1] if ends else 0.0
+        first = max((ran.position for ran in units), default=-1) + 1
+        moments += [replace(moment, seconds=moment.seconds + start) for moment in one.moments]
+        units += [
+            replace(
+                ran,
+                position=ran.position + first,
+                begun=ran.begun + start,
+                computing=ran.computing + start,
+                done=ran.done + start,
+            )
+            for ran in one.units
+        ]
+        ends.append(start + one.seconds)
+    return moments, units, ends
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """(its seconds, its name) of a unit in which so long a time is easily read."""
+    if seconds < 1:
+        return 1e-3, "ms"
+    return (1.0, "s") if seconds < 600 else (60.0, "min")
+
+
+def highest(moments: Iterable[Moment], seconds: float, columns: int = COLUMNS) -> list[Moment]:
+    """At most ``columns`` moments: of those in an equal part of the time the one with the most memory."""
+    found: dict[int, Moment] = {}
+    for moment in moments:
+        column = min(int(moment.seconds / seconds * columns), columns - 1)
+        if column not in found or _counted(moment) >= _counted(found[column]):
+            found[column] = moment
+    return [found[column] for column in sorted(found)]
+
+
+def _counted(moment: Moment) -> int:
+    return moment.resident_bytes + moment.reserved_bytes
+
+
+def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float, unit: float) -> None:
+    shown = highest(moments, end)
+    shown = [replace(shown[0], seconds=0.0), *shown[1:], replace(shown[-1], seconds=end)]
+    giga = scene.budget_bytes >= 4 << 30
+    size, name = (2**30, "GiB") if giga else (2**20, "MiB")
+    terms: tuple[tuple[str, str, list[float]], ...] = (
+        ("base process", BASE, [scene.base_bytes / size] * len(shown)),
+        ("chunks in the RAM tier", TIER, [one.resident_bytes / size for one in shown]),
+        ("reserved by units", RESERVED, [(one.reserved_bytes - one.work_bytes) / size for one in shown]),
+        ("work space of programs", WORK, [one.work_bytes / size for one in shown]),
+    )
+    axes.stackplot(
+        [one.seconds / unit for one in shown],
+        *(values for _, _, values in terms),
+        labels=[label for label, _, _ in terms],
+        colors=[color for _, color, _ in terms],
+        step="post",
+        linewidth=0,
+    )
+    budget, peak = scene.budget_bytes / size, scene.peak_bytes / size
+    peak_label, budget_label = (
+        f"{what}, {number:.{2 if giga else 0}f} {name}"
+        for what, number in (("predicted peak", peak), ("budget", budget))
+    )
+    axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
+    axes.axhline(budget, color=BUDGET, linewidth=1.8, label=budget_label)
+    axes.set_ylim(0, 1.05 * max(budget, peak))
+    axes.set_ylabel(f"memory [{name}]")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(  # from top to bottom as the areas and lines are
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False
+    )
+
+
+def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float, inches: float) -> None:
+    workers = sorted({ran.worker for ran in units})
+    shade = {worker: f"C{index % 10}" for index, worker in enumerate(workers)}
+    short = SHORT * max(ran.done for ran in units)
+    of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
+    for ran in units:
+        of_layer[layer_of(ran.label)].append(ran)
+    for row, name in enumerate(rows):
+        lanes = _lanes(of_layer[name])
+        height = (1 - GAP) / len(lanes)
+        for number, lane in enumerate(lanes):
+            place = (row - 0.5 + GAP / 2 + number * height, height)
+            colors = [shade[ran.worker] for ran in lane]
+            waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in lane]
+            works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in lane]
+            # An edge tells wide bars from each other, and keeps the shortest from vanishing.
+            wide = (len(lanes) <= FEW_LANES and ran.done - ran.computing > short for ran in lane)
+            edges = ["white" if w else color for w, color in zip(wide, colors, strict=True)]
+            axes.broken_barh(waits, place, facecolors=colors, alpha=0.3, linewidth=0)
+            axes.broken_barh(works, place, facecolors=colors, edgecolors=edges, linewidth=0.5)
+    for row in range(1, len(rows), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.04, linewidth=0)
+    _label_rows(axes, rows, inches)
+    _name_colors(axes, shade)
+
+
+def _lanes(units: Iterable[Ran]) -> list[list[Ran]]:
+    """The units of a layer; those that run side by side are in different lanes of its row."""
+    lanes: list[list[Ran]] = []
+    for ran in sorted(units, key=lambda ran: ran.begun):
+        lane = next((lane for lane in lanes if lane[-1].done <= ran.begun), None)
+        if lane is None:
+            lanes.append([ran])
+        else:
+            lane.append(ran)
+    return lanes
+
+
+def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
+    """The legend."""
+    if len(shade) <= MANY_WORKERS:
+        for number, color in enumerate(shade.values(), 1):
+            axes.barh([0], [0], color=color, label=f"worker {number}")
+    else:
+        axes.barh([0], [0], color="C0", label=f"computing (colors are those\nof {len(shade)} workers)")
+    axes.barh([0], [0], color="gray", alpha=0.3, label="paler: waits for memory,\ndisk or a thread")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
+
+
+def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
+    """First layer on top; as many labels as can be read."""
+    every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
+    shown = range(0, len(rows), max(every, 1))
+    axes.set_yticks(list(shown), [_short(rows[row]) for row in shown], fontsize=8, parse_math=False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="x", linewidth=0.4, alpha=0.6)
+    axes.set_axisbelow(True)
+    axes.set_ylabel("layer" if every <= 1 else f"layer (of {len(rows)}, every {every}. is named)")
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the picture, without characters that cannot be drawn."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    half = (LABEL_LETTERS - 1) // 2
+    return name if len(name) <= LABEL_LETTERS else f"{name[:half]}…{name[-half:]}"

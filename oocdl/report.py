@@ -1,0 +1,279 @@
+"""After a run: what was measured beside what the plan had predicted, layer by layer.
+
+Tasks say how long they took (``Measured.add``), a session when a pass is over
+(``Measured.end``). What stands in the run's ``report.json`` is of the last session in one
+process, and of whole steps: passes of smaller batches are left out, and so is the first
+pass of each kind, in which programs are compiled, as soon as there are others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oocdl.errors import CorruptError, StoreError
+from oocdl.storage.files import write_text
+from oocdl.timeline import Simulated, combines, layer_of
+
+FILE = "report.json"
+WIDTH = 110
+"""Columns of tables."""
+
+
+@dataclass
+class Spent:
+    """What the tasks of one layer took: seconds one after another, and bytes."""
+
+    units: int = 0
+    wait_seconds: float = 0.0
+    """For memory, and for a compute slot."""
+    gather_seconds: float = 0.0
+    """Reading and putting together inputs."""
+    compute_seconds: float = 0.0
+    read_bytes: int = 0
+    made_bytes: int = 0
+
+    def add(self, other: Spent) -> None:
+        """Add another's numbers to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class PassSums:
+    """All passes of one kind."""
+
+    passes: int = 0
+    seconds: float = 0.0
+    spill_read_bytes: int = 0
+    spill_written_bytes: int = 0
+    layers: dict[str, Spent] = field(default_factory=dict)
+
+
+class Measured:
+    """What a session's tasks took. One lock, taken once a task."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now: dict[str, Spent] = {}
+        self._ended: Counter[str] = Counter()
+        self.read_bytes = 0
+        """Read by units, as the plan counts."""
+        self.made_bytes = 0
+        """Made by units, as the plan counts."""
+        self.kinds: dict[str, PassSums] = {}
+        """By plan id."""
+
+    def add(self, label: str, spent: Spent) -> None:
+        """One task has run; ``label`` is the first part of its key."""
+        layer = layer_of(label)
+        with self._lock:
+            self.read_bytes += spent.read_bytes
+            self.made_bytes += spent.made_bytes
+            self._now.setdefault(layer, Spent()).add(spent)
+
+    def end(self, plan_id: str, seconds: float, spill_read_bytes: int, spill_written_bytes: int) -> None:
+        """A pass is over: its tasks are those since the last one's end."""
+        with self._lock:
+            now, self._now = self._now, {}
+        self._ended[plan_id] += 1
+        if self._ended[plan_id] <= 2:
+            self.kinds[plan_id] = PassSums()
+        sums = self.kinds[plan_id]
+        sums.passes += 1
+        sums.seconds += seconds
+        sums.spill_read_bytes += spill_read_bytes
+        sums.spill_written_bytes += spill_written_bytes
+        for layer, spent in now.items():
+            sums.layers.setdefault(layer, Spent()).add(spent)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer in one step. Seconds are sums over its tasks, which run side by side."""
+
+    name: str
+    units: int
+    predicted_seconds: float
+    seconds: float
+    """Measured, from when a task has its compute slot until it is done."""
+    gather_seconds: float
+    """Measured: reading inputs."""
+    wait_seconds: float
+    """Measured: for memory, and for a compute slot."""
+    read_bytes: float
+    made_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured / predicted."""
+        return self.seconds / self.predicted_seconds
+
+
+@dataclass(frozen=True)
+class Total:
+    """A whole step, predicted or measured."""
+
+    seconds: float
+    peak_bytes: int
+    """Counted: base process, running programs, RAM tier."""
+    spill_read_bytes: float
+    spill_written_bytes: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``Run.report`` gives; ``str(report)`` is a table."""
+
+    steps: int
+    """Measured steps; numbers are means over them."""
+    layers: tuple[LayerReport, ...]
+    predicted: Total
+    measured: Total
+
+    def table(self) -> Table:
+        """A row a layer."""
+        counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        title = f"one step, predicted and measured (mean of {counted})"
+        columns = ("layer", "units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
+        table = table_of(title, *columns)
+        for layer in self.layers:
+            table.add_row(
+                Text(layer.name),
+                str(layer.units),
+                *(f"{number:.4f}" for number in (layer.predicted_seconds, layer.seconds)),
+                f"{layer.ratio:.2f}",
+                *(f"{number:.4f}" for number in (layer.gather_seconds, layer.wait_seconds)),
+            )
+        return table
+
+    def totals(self) -> Table:
+        """The whole step."""
+        table = table_of("", "in total", "predicted", "measured", "ratio")
+        sums = (
+            sum(layer.predicted_seconds for layer in self.layers),
+            sum(layer.seconds for layer in self.layers),
+        )
+        before, after = self.predicted, self.measured
+        rows = (
+            ("computing of all tasks, one after another, s", *sums, 1, 3),
+            ("a step, s", before.seconds, after.seconds, 1, 3),
+            ("peak memory as counted, MiB", before.peak_bytes, after.peak_bytes, 2**20, 0),
+            ("read from the spill, MiB", before.spill_read_bytes, after.spill_read_bytes, 2**20, 1),
+            ("written to the spill, MiB", before.spill_written_bytes, after.spill_written_bytes, 2**20, 1),
+        )
+        for name, expected, found, unit, digits in rows:
+            ratio = f"{found / expected:.2f}" if expected else ""
+            table.add_row(name, f"{expected / unit:.{digits}f}", f"{found / unit:.{digits}f}", ratio)
+        return table
+
+    def __str__(self) -> str:
+        return text_of(self.table(), self.totals())
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table: the first column is of names, the others of numbers."""
+    table = Table(title=Text(title) if title else None, title_justify="left")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def text_of(*parts: Table | str) -> str:
+    """Tables and lines as plain text, no wider than ``WIDTH``; one line break at its end."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, force_terminal=False, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
+    """Predicted seconds by layer: its tasks one after another, in the order in which layers begin."""
+    found: dict[str, float] = {}
+    for one in simulated:
+        for ran in sorted(one.units, key=lambda ran: ran.position):
+            layer = layer_of(ran.label)
+            found[layer] = found.get(layer, 0.0) + ran.done - ran.computing
+    return found
+
+
+def make_report(
+    kinds: Sequence[str],
+    simulated: Sequence[Simulated],
+    predicted_peak_bytes: int,
+    measured: Measured,
+    peak_bytes: int,
+) -> Report | None:
+    """Measured beside predicted, for a step that is these kinds of passes; None before the first."""
+    times = Counter(kinds)
+    if not times.keys() <= measured.kinds.keys():
+        return None
+    sums = {kind: measured.kinds[kind] for kind in times}
+
+    def mean(number: Callable[[PassSums], float]) -> float:
+        return sum(number(sums[kind]) * count / sums[kind].passes for kind, count in times.items())
+
+    def layer(name: str, predicted_seconds: float) -> LayerReport:
+        def spent(number: Callable[[Spent], float]) -> float:
+            return mean(lambda one: number(one.layers.get(name, Spent())))
+
+        return LayerReport(
+            name,
+            units[name],
+            predicted_seconds,
+            spent(lambda one: one.compute_seconds),
+            spent(lambda one: one.gather_seconds),
+            spent(lambda one: one.wait_seconds),
+            spent(lambda one: one.read_bytes),
+            spent(lambda one: one.made_bytes),
+        )
+
+    units = Counter(layer_of(ran.label) for one in simulated for ran in one.units if not combines(ran.label))
+    expected = Total(
+        sum(one.seconds for one in simulated),
+        predicted_peak_bytes,
+        sum(one.read_bytes for one in simulated),
+        sum(one.written_bytes for one in simulated),
+    )
+    found = Total(
+        mean(lambda one: one.seconds),
+        peak_bytes,
+        mean(lambda one: one.spill_read_bytes),
+        mean(lambda one: one.spill_written_bytes),
+    )
+    layers = tuple(layer(name, seconds) for name, seconds in computing_seconds(simulated).items())
+    return Report(sums[kinds[-1]].passes, layers, expected, found)
+
+
+def write_report(folder: Path, report: Report) -> None:
+    """Leave it in a run directory, instead of the one before."""
+    write_text(folder / FILE, json.dumps(asdict(report), indent=1))
+
+
+def read_report(folder: Path) -> Report:
+    """What ``write_report`` left. StoreError if there is none, CorruptError if it is damaged."""
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(
+            f"no report is in {folder}: one is written after a whole step in this process, not by a Dask "
+            "client's workers; train a step without client="
+        )
+    try:
+        stored: Mapping[str, Any] = json.loads(path.read_text())
+        layers = tuple(LayerReport(**layer) for layer in stored["layers"])
+        totals = Total(**stored["predicted"]), Total(**stored["measured"])
+        return Report(int(stored["steps"]), layers, *totals)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CorruptError(f"{path} is damaged ({reason}); delete it, the next commit writes it") from error
