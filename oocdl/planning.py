@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,9 @@ OVERHEAD_BYTES = 48 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted."""
 PLAN_BYTES = 16 << 20
 """Part of it that the plan itself may take."""
-TASK_BYTES = 16 << 10
+LARGEST_TRIED_BYTES = 512 << 20
+SEARCH_SECONDS = 15.0
+TASK_BYTES = 40 << 10
 """Of the plan, for each task."""
 SLACK_BYTES = 8 << 20
 LARGE = 0.25
@@ -73,8 +76,8 @@ class Machine:
         if needed > left:
             budget = self.base_bytes + grown + needed + SLACK_BYTES
             raise BudgetError(
-                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside the "
-                f"process itself ({(self.base_bytes + grown) >> 20} MiB); "
+                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside "
+                f"the process itself ({(self.base_bytes + grown) >> 20} MiB); "
                 f"memory='{-(-(budget + budget // KERNEL_PART) >> 20)}MiB' would do"
             )
         return left
@@ -192,16 +195,20 @@ def _check_room(plan: StepPlan, machine: Machine) -> None:
 
 
 def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
-    """The smallest budget that a plan fits, within a tenth or so."""
+    """The smallest budget that a plan fits, within an eighth; less closely if that takes too long."""
 
     def fits(unit: int) -> bool:
         roomy = replace(machine, capacity_bytes=unit)
         return not isinstance(_cut(draft, settings, roomy, unit), BudgetError)
 
-    low = high = max(machine.capacity_bytes, 1 << 16)
+    high = max(LARGEST_TRIED_BYTES, machine.capacity_bytes)
     while not fits(high):
-        low, high = high, 2 * high
-    for _ in range(4):
+        high *= 2
+    began, low = time.monotonic(), high // 2
+    # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
+    while low > machine.capacity_bytes and time.monotonic() - began < SEARCH_SECONDS and fits(low):
+        low, high = low // 2, low
+    while high - low > high // 8 and time.monotonic() - began < SEARCH_SECONDS:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     # What the process takes by itself differs a little each time.

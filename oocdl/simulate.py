@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from oocdl.graph.axes import region_size
+from oocdl.graph.calls import made_of, parts_of
 from oocdl.graph.cost import itemsize
 from oocdl.graph.memory import footprint
 from oocdl.graph.rates import Rates, program_seconds
@@ -137,7 +138,7 @@ class _Step:
             loads += slot.nbytes
             self.m.books.enter(slot)
         copied = 0
-        for key, nbytes in _parts(call):
+        for key, nbytes in parts_of(call):
             slot = self.chunks[key]
             if slot in unit.pins:
                 continue
@@ -171,7 +172,7 @@ class _Step:
         if self.slot_line:
             self._compute(self.slot_line.popleft())
         books, call = self.m.books, unit.call
-        for key, nbytes, uses in _made(call):
+        for key, nbytes, uses in made_of(call):
             slot = self.chunks[key] = _Slot(nbytes, uses)
             slot.array = slot  # type: ignore[assignment]
             books.enter(slot, from_reserved=slot.room <= unit.reserved, overflow=True)  # type: ignore[arg-type]
@@ -204,7 +205,7 @@ class _Step:
             self.consumers[key] -= 1
             if self.consumers[key] == 0 and key not in self.kept:
                 self.m.drop(self.chunks.pop(key))
-        for key, _, _ in _made(call):
+        for key, _, _ in made_of(call):
             if key not in self.consumers and key not in self.kept:
                 self.m.drop(self.chunks.pop(key))
 
@@ -278,7 +279,7 @@ class _Machine:
     def seconds(self, call: UnitCall | CombineCall) -> float:
         """Of one unit on one thread."""
         if isinstance(call, CombineCall):
-            moved = 3 * len(call.counts) * sum(nbytes for _, nbytes, _ in _made(call))
+            moved = 3 * len(call.counts) * sum(nbytes for _, nbytes, _ in made_of(call))
             return TASK_SECONDS + moved / self.rates.copy_bytes_per_second
         key = call.unit.program.key
         if key not in self._known:
@@ -356,22 +357,6 @@ def _next(machine: _Machine, step: _Step) -> dict[Key, Any]:
     return after
 
 
-def _parts(call: UnitCall | CombineCall) -> list[tuple[Key, int]]:
-    """(chunk, bytes that the call reads of it)."""
-    if isinstance(call, CombineCall):
-        sizes = [nbytes for _, nbytes, _ in _made(call)]
-        return [(key, sizes[n % len(sizes)]) for n, key in enumerate(call.arguments)]
-    found = [
-        (call.arguments[number], region_size(part) * itemsize(read.dtype))
-        for read in call.reads
-        for number, part in read.chunks
-    ]
-    for index, lane in enumerate(call.lanes):
-        if lane is not None:
-            found.append((call.arguments[lane[0]], _made(call)[index][1]))
-    return found
-
-
 def _exact(call: UnitCall | CombineCall, chunks: Mapping[Key, Any]) -> list[Any]:
     """Chunks that are used in place."""
     if isinstance(call, CombineCall):
@@ -384,21 +369,3 @@ def _exact(call: UnitCall | CombineCall, chunks: Mapping[Key, Any]) -> list[Any]
             if part == read.region and slot.nbytes == region_size(part) * itemsize(read.dtype):
                 found.append(slot)
     return found
-
-
-def _made(call: UnitCall | CombineCall) -> list[tuple[Key, int, tuple[int, ...]]]:
-    """(key, bytes, uses) of each result."""
-    if isinstance(call, UnitCall):
-        makes: Sequence[tuple[str, Any]] = call.unit.makes
-        dtypes: Sequence[str] = call.dtypes
-    else:
-        makes, dtypes = [(name, call.region) for name in call.values], call.dtypes
-    single = len(makes) == 1
-    return [
-        (
-            call.key if single else (f"{call.key[0]} > {name}", call.key[1]),
-            region_size(region) * itemsize(dtype),
-            uses,
-        )
-        for (name, region), dtype, uses in zip(makes, dtypes, call.uses, strict=True)
-    ]

@@ -37,6 +37,8 @@ WORTH_CUTTING_FLOPS = 5e7
 """A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
 MOST_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
+MOST_TASKS = 4096
+"""The same for all layers of a step together."""
 LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
 
@@ -295,6 +297,11 @@ def plan_step(factored: Factored, rules: Rules, limits: Limits) -> StepPlan:
             if sum(most) > limits.unit_bytes:
                 break
             fitted.append((cutter, most))
+            if sum(cutter.count for cutter, _ in fitted) > MOST_TASKS:
+                raise BudgetError(
+                    f"a step would be cut into more than {MOST_TASKS} units of at most "
+                    f"{limits.unit_bytes / 2**20:.1f} MiB"
+                )
         else:
             planned = tuple(_finish(cutter, factored, rules, most) for cutter, most in fitted)
             return StepPlan(factored, classes, tuple(cuts), planned)

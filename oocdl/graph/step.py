@@ -164,7 +164,9 @@ def expand_step(
         for number, region in enumerate(regions):
             key = (f"stored/{name}", number)
             inputs.append(key)
-            sizes[key] = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
+            value = plan.factored.graph.values.get(name)
+            # A pass that makes no update has no optimizer state; it only hands it on.
+            sizes[key] = region_size(region) * itemsize(value.dtype) if value is not None else 0
             draft.pieces.setdefault(name, []).append((region, key))
     for planned in plan.layers:
         _expand_layer(draft, plan, planned, rules)
