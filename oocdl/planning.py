@@ -24,8 +24,9 @@ from oocdl.storage.direct import BOUNCE_BYTES
 from oocdl.storage.tier import IO_THREADS
 from oocdl.timeline import Simulated
 
-OVERHEAD_BYTES = 48 << 20
-"""Python objects, compiled kernels and library caches of a run, beyond what is counted."""
+OVERHEAD_BYTES = 80 << 20
+"""Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the
+kernel counts in a cgroup: page tables, shared memory, files being written."""
 PLAN_BYTES = 16 << 20
 """Part of it that the plan itself may take."""
 LARGEST_TRIED_BYTES = 512 << 20
@@ -39,8 +40,6 @@ WORTH = 0.97
 """Smaller units are taken only if they are predicted to save at least this much of the time."""
 SPARE = 1.2
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
-KERNEL_PART = 128
-"""Of the budget, for the kernel: page tables and shared memory count in a cgroup as well."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 
@@ -78,7 +77,7 @@ class Machine:
             raise BudgetError(
                 f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside "
                 f"the process itself ({(self.base_bytes + grown) >> 20} MiB); "
-                f"memory='{-(-(budget + budget // KERNEL_PART) >> 20)}MiB' would do"
+                f"memory='{-(-budget >> 20)}MiB' would do"
             )
         return left
 
@@ -92,7 +91,6 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
     reserved = OVERHEAD_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     base = anonymous_bytes() + reserved
-    base += settings.memory_bytes // KERNEL_PART
     # Nothing left is refused by whoever plans: he can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
     return Machine(engine, threads, base, capacity, reserved)
@@ -154,13 +152,13 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
     rates, found = rates_of(machine.engine), None
     at_once = machine.threads + 1
     for divisor in (at_once, 2 * at_once, 4 * at_once, 8 * at_once):
-        chosen = _chosen(draft, settings, machine, rates, machine.capacity_bytes // divisor)
+        chosen = _chosen(draft, settings, machine, rates, max(machine.capacity_bytes // divisor, 1))
         if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
             break
         found = chosen
     # Where not even that many have room, fewer units run at once.
     for divisor in range(at_once - 1, 0, -1):
-        found = found or _chosen(draft, settings, machine, rates, machine.capacity_bytes // divisor)
+        found = found or _chosen(draft, settings, machine, rates, max(machine.capacity_bytes // divisor, 1))
     return found
 
 
@@ -212,5 +210,4 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     # What the process takes by itself differs a little each time.
-    needed = machine.base_bytes + high + SLACK_BYTES
-    return needed + needed // KERNEL_PART
+    return machine.base_bytes + high + SLACK_BYTES

@@ -20,7 +20,6 @@ import oocdl
 from oocdl import cli, disk
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
-from oocdl.planning import OVERHEAD_BYTES
 from oocdl.storage import files
 from oocdl.storage.spill import own_folders
 from oocdl.zoo import write_unet3d
@@ -52,9 +51,9 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes
 @pytest.fixture
 def tight(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options under which most of a step is spilled. The process is counted as if it were small."""
-    monkeypatch.setattr("oocdl.planning.resident_bytes", lambda: BASE)
-    unit = oocdl.plan(*job, **OPTIONS, memory="4GiB").compiled.plan.peak_unit_bytes
-    return {**OPTIONS, "memory": BASE + OVERHEAD_BYTES + 2 * unit}
+    monkeypatch.setattr("oocdl.planning.anonymous_bytes", lambda: BASE)
+    plan = oocdl.plan(*job, **OPTIONS, memory="4GiB")
+    return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
 
 
 @pytest.fixture
@@ -244,13 +243,14 @@ def test_a_write_that_fails_ends_the_run_at_its_last_commit(
 ) -> None:
     """ENOSPC by hand, in the middle of the third step or of its commit."""
     run, done, tore = tmp_path / "run", 0, 0
-    real = os.write
+    real, real_at = os.write, os.pwrite
 
     def listen(event: Any) -> None:
         nonlocal done
         done = event.step if isinstance(event, Committed) else done
 
-    def write(handle: int, data: Any) -> int:
+    def tear(handle: int, data: Any) -> Any:
+        """What of ``data`` is written."""
         nonlocal tore
         path = os.readlink(f"/proc/self/fd/{handle}")
         if done == 2 and ("/spill/" in path) == (part == "spill") and path.startswith(str(run)):
@@ -258,11 +258,12 @@ def test_a_write_that_fails_ends_the_run_at_its_last_commit(
             if tore > 3:
                 raise OSError(errno.ENOSPC, "No space left on device")
             if tore == 3:
-                return real(handle, data[: len(data) // 2])
-        return real(handle, data)
+                return data[: len(data) // 2 // 4096 * 4096]
+        return data
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError, match="no space left") as caught:
-        patch.setattr(os, "write", write)
+        patch.setattr(os, "write", lambda handle, data: real(handle, tear(handle, data)))
+        patch.setattr(os, "pwrite", lambda handle, data, at: real_at(handle, tear(handle, data), at))
         oocdl.fit(*job, workdir=run, callbacks=[listen], **tight)
     assert tore > 3 and one_line(caught.value)
     go_on(job, run, tight, whole, committed=2)
@@ -271,16 +272,16 @@ def test_a_write_that_fails_ends_the_run_at_its_last_commit(
 def test_a_full_disk_in_a_step(
     job: Job, tight: dict[str, Any], small_disk: Path, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """The spill has its own disk, which fills up while the run is at it."""
+    """The spill has its own disk, which fills up before the first step (later ones find their files there)."""
     run, options = tmp_path / "run", {**tight, "spill": small_disk / "spill"}
-    filler = Filler(small_disk, 1 << 20, lambda event: isinstance(event, Committed) and event.step == 2)
+    filler = Filler(small_disk, 1 << 20, lambda event: isinstance(event, Committed) and event.step == 0)
     with pytest.raises(ResourceError, match=f"no space left for {small_disk}/spill") as caught:
         oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
     assert "free some or choose another folder" in one_line(caught.value) and not spilled(small_disk)
     with pytest.raises(ResourceError, match="not enough disk: the run needs .* for spill"):
         oocdl.fit(*job, workdir=run, **options)
     filler.make_room()
-    go_on(job, run, options, whole, committed=2)
+    go_on(job, run, options, whole, committed=0)
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["before it", "in the middle"])
