@@ -156,6 +156,8 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
         if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
             break
         found = chosen
+        if found.simulated.read_bytes + found.simulated.written_bytes == 0:
+            break  # all of it fits: smaller units would only read more halos
     # Where not even that many have room, fewer units run at once.
     for divisor in range(at_once - 1, 0, -1):
         found = found or _chosen(draft, settings, machine, rates, max(machine.capacity_bytes // divisor, 1))
