@@ -27,11 +27,11 @@ from oocdl.timeline import Simulated
 OVERHEAD_BYTES = 80 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the
 kernel counts in a cgroup: page tables, shared memory, files being written."""
-PLAN_BYTES = 16 << 20
+PLAN_BYTES = 32 << 20
 """Part of it that the plan itself may take."""
 LARGEST_TRIED_BYTES = 512 << 20
 SEARCH_SECONDS = 15.0
-TASK_BYTES = 40 << 10
+TASK_BYTES = 16 << 10
 """Of the plan, for each task."""
 SLACK_BYTES = 8 << 20
 LARGE = 0.25
