@@ -38,6 +38,7 @@ LARGE = 0.25
 """Part of the capacity from which on weights and state are given up piece by piece."""
 WORTH = 0.97
 """Smaller units are taken only if they are predicted to save at least this much of the time."""
+SPARE_BYTES = 8 << 20
 SPARE = 1.2
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 CODEC_COPIES = 3

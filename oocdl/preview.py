@@ -20,7 +20,7 @@ from oocdl.graph.rates import NOMINAL
 from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
-from oocdl.planning import SPARE, Machine, gives_up, rates_of
+from oocdl.planning import SPARE, SPARE_BYTES, Machine, gives_up, rates_of
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
 from oocdl.simulate import simulate
@@ -107,7 +107,7 @@ class Plan:
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
         peak = max(one.peak_tier_bytes for one in self.simulated)
-        return min(self.room_bytes, int(SPARE * peak) + piece)
+        return min(self.room_bytes, int(SPARE * peak) + piece + SPARE_BYTES)
 
     @property
     def peak_bytes(self) -> int:

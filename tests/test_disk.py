@@ -272,7 +272,7 @@ def test_a_write_that_fails_ends_the_run_at_its_last_commit(
 def test_a_full_disk_in_a_step(
     job: Job, tight: dict[str, Any], small_disk: Path, tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """The spill has its own disk, which fills up before the first step (later ones find their files there)."""
+    """The spill has its own disk, full before the first step: later ones find their files there."""
     run, options = tmp_path / "run", {**tight, "spill": small_disk / "spill"}
     filler = Filler(small_disk, 1 << 20, lambda event: isinstance(event, Committed) and event.step == 0)
     with pytest.raises(ResourceError, match=f"no space left for {small_disk}/spill") as caught:
