@@ -185,7 +185,7 @@ def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.Capture
         (["fit", "{}/net.onnx"], 2, "dataset"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--steps", "many"], 2, "--steps"),
         (["train"], 2, "train"),
-        (["plan", "{}/net.onnx", "{}/data.zarr", "--memory", "1MiB"], 4, "give more memory"),
+        (["plan", "{}/net.onnx", "{}/data.zarr", "--memory", "1MiB"], 4, "would do"),
         (["predict", "{}/data.zarr", "{}/data.zarr", "{}/o.zarr"], 3, "is not a run"),
         (["export", "{}/nothing.run", "{}/o.onnx"], 3, "is not a run"),
         (["info", "{}/nothing"], 2, "nothing"),
