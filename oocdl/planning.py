@@ -14,6 +14,7 @@ from oocdl.engines.engine import get_engine, resolve
 from oocdl.errors import BudgetError
 from oocdl.graph.plan import Limits, StepPlan
 from oocdl.graph.rates import NOMINAL, Rates
+from oocdl.graph.step import StepGraph
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
@@ -29,11 +30,14 @@ OVERHEAD_BYTES = 80 << 20
 kernel counts in a cgroup: page tables, shared memory, files being written."""
 PLAN_BYTES = 32 << 20
 """Part of it that the plan itself may take."""
-LARGEST_TRIED_BYTES = 512 << 20
-SEARCH_SECONDS = 15.0
 TASK_BYTES = 16 << 10
 """Of the plan, for each task."""
+LARGEST_TRIED_BYTES = 512 << 20
+"""Where the search for the smallest budget begins, if the budget itself is not larger."""
+SEARCH_SECONDS = 15.0
+"""After so long it ends with what it has found."""
 SLACK_BYTES = 8 << 20
+"""What the same process may take more the next time; named budgets have it on top."""
 LARGE = 0.25
 """Part of the capacity from which on weights and state are given up piece by piece."""
 WORTH = 0.97
@@ -58,10 +62,15 @@ class Machine:
     reserved_bytes: int = 0
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
 
-    def limits(self, settings: Settings, unit_bytes: int | None = None) -> Limits:
-        """What each unit may take: by default so that ``threads`` run while inputs of another are read."""
+    @property
+    def unit_bytes(self) -> int:
+        """What each unit may take if ``threads`` of them run while inputs of another are read."""
+        return max(self.capacity_bytes // (self.threads + 1), 1)
+
+    def limits(self, settings: Settings, unit_bytes: int) -> Limits:
+        """What a plan has to keep where a unit may take so much."""
         parallel = None if settings.parallel == "auto" else settings.parallel
-        return Limits(unit_bytes or self.capacity_bytes // (self.threads + 1), self.threads, parallel)
+        return Limits(unit_bytes, self.threads, parallel)
 
     def room_bytes(self, plans: Iterable[StepPlan]) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
@@ -116,12 +125,15 @@ def rates_of(engine: str) -> Rates:
     return load_rates(engine) or NOMINAL
 
 
-def simulated(compiled: Compiled, machine: Machine, rates: Rates) -> Simulated:
-    """One step after another has been."""
-    grown = max(compiled.plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
-    keeps_old = not gives_up(compiled.plan, machine)
-    room = machine.capacity_bytes - grown
-    return simulate(compiled.graph, room, machine.threads, machine.threads + 1, rates, RULES, keeps_old)
+def grown_bytes(plan: StepPlan) -> int:
+    """What a plan itself takes of the capacity."""
+    return max(plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
+
+
+def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
+    """How a step goes, after another has been, where arrays and programs have so much room."""
+    rates = rates_of(machine.engine)
+    return simulate(graph, room_bytes, machine.threads, machine.threads + 1, rates, RULES, keeps_old)
 
 
 def compile_within(
@@ -134,7 +146,10 @@ def compile_within(
     """
     if frozen is not None:
         compiled = draft.recut(RULES, frozen)
-        _check_room(compiled.plan, machine)
+        try:
+            _check_room(compiled.plan, machine)
+        except BudgetError as error:
+            raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
         return compiled
     found = _best(draft, settings, machine)
     if found is None:
@@ -150,10 +165,10 @@ def compile_within(
 
 def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
     """The fastest way to cut, by simulation."""
-    rates, found = rates_of(machine.engine), None
+    found = None
     at_once = machine.threads + 1
     for divisor in (at_once, 2 * at_once, 4 * at_once, 8 * at_once):
-        chosen = _chosen(draft, settings, machine, rates, max(machine.capacity_bytes // divisor, 1))
+        chosen = _chosen(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
         if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
             break
         found = chosen
@@ -161,17 +176,17 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
             break  # all of it fits: smaller units would only read more halos
     # Where not even that many have room, fewer units run at once.
     for divisor in range(at_once - 1, 0, -1):
-        found = found or _chosen(draft, settings, machine, rates, max(machine.capacity_bytes // divisor, 1))
+        found = found or _chosen(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
     return found
 
 
-def _chosen(
-    draft: Draft, settings: Settings, machine: Machine, rates: Rates, unit_bytes: int
-) -> Chosen | None:
+def _chosen(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Chosen | None:
     compiled = _cut(draft, settings, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
-    return Chosen(compiled, simulated(compiled, machine, rates))
+    plan = compiled.plan
+    room = machine.capacity_bytes - grown_bytes(plan)
+    return Chosen(compiled, expected(compiled.graph, machine, room, not gives_up(plan, machine)))
 
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Compiled | BudgetError:
@@ -186,12 +201,12 @@ def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) ->
 
 def _check_room(plan: StepPlan, machine: Machine) -> None:
     """BudgetError if the largest unit finds no room beside the plan itself."""
-    left = machine.capacity_bytes - max(plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
+    left = machine.capacity_bytes - grown_bytes(plan)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
     if worst.peak_bytes > left:
         raise BudgetError(
             f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
-            f"{max(left, 0) / 2**20:.2f} MiB; give more memory (or, if the run has a plan, pass replan=True)"
+            f"{max(left, 0) / 2**20:.2f} MiB"
         )
 
 

@@ -17,13 +17,11 @@ from oocdl.graph.ir import Role
 from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.rates import NOMINAL
-from oocdl.ops import RULES
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
-from oocdl.planning import SPARE, SPARE_BYTES, Machine, gives_up, rates_of
+from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
-from oocdl.simulate import simulate
 from oocdl.storage.dataset import Dataset
 from oocdl.timeline import Simulated, layer_of
 
@@ -88,17 +86,11 @@ class Plan:
     @cached_property
     def simulated(self) -> tuple[Simulated, ...]:
         """Each pass of a step, as it is expected to go once the run is under way."""
-        rates, known = rates_of(self.machine.engine), {}
-        for plan_id in dict.fromkeys(self.pass_ids):
-            known[plan_id] = simulate(
-                self.kinds[plan_id].graph,
-                self.room_bytes,
-                self.machine.threads,
-                self.machine.threads + 1,
-                rates,
-                RULES,
-                not gives_up(self.compiled.plan, self.machine),
-            )
+        keeps_old = not gives_up(self.compiled.plan, self.machine)
+        known = {
+            plan_id: expected(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
+            for plan_id in dict.fromkeys(self.pass_ids)
+        }
         return tuple(known[plan_id] for plan_id in self.pass_ids)
 
     @property

@@ -251,7 +251,7 @@ class _Inference:
         self.machine: Machine = machine_for(self.settings, self.dataset)
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
-        limits = self.machine.limits(self.settings)
+        limits = self.machine.limits(self.settings, self.machine.unit_bytes)
         self.compiled: dict[str, Compiled] = {
             f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits, {})
             for size in sorted(sizes)

@@ -62,7 +62,6 @@ class _Step:
         self.number = {call.key: n for n, call in enumerate(self.calls)}
         self.chunks: dict[Key, Any] = dict(held)
         self.consumers: dict[Key, int] = {}
-        self.maker: dict[Key, int] = {}
         self.waiting: list[int] = []
         self.dependents: list[list[int]] = [[] for _ in self.calls]
         self.kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced}

@@ -25,8 +25,8 @@ from measure import failure, folder, gb, limit_of, measure_rates, mib, one_run, 
 from table import markdown
 
 from oocdl.config import parse_bytes
+from oocdl.graph.memory import PAGE_BYTES
 from oocdl.storage.direct import direct_flag, read_box, write_array
-from oocdl.storage.pool import PAGE_BYTES
 
 THREADS = (1, 2, 3, 4)
 LONG_SECONDS = 1e9

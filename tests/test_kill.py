@@ -187,6 +187,7 @@ def test_killed_before_the_first_commit(job: tuple[Path, Path], tmp_path: Path, 
     if left != "plan.json":
         (run / "plan.json").unlink()
     if left == "nothing":
+        (run / "report.json").unlink()
         for path in [run / "run.json", *run.glob("state/t*"), *run.glob("weights/t*"), run / "spill"]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     else:

@@ -235,12 +235,23 @@ class _Fitter:
 
     def fit(self, layer: Layer) -> tuple[LayerCutter, tuple[int, int]]:
         """The coarsest grid whose units fit, and (arrays, work) of the largest unit."""
+        order = [cut for cut in self.order if cut in layer.touched]
+        order = by_waste(order, [layer], self.factored, self.classes)
+        for turn in range(max(len(order), 1)):
+            cutter, most = self.fit_in(layer, order[turn:] + order[:turn])
+            if sum(most) <= self.limits.unit_bytes or 2 * cutter.count <= MOST_SHARDS:
+                break
+            # Fine pieces of one class left no shards for another, which may be the one that helps.
+        return cutter, most
+
+    def fit_in(self, layer: Layer, order: Sequence[int]) -> tuple[LayerCutter, tuple[int, int]]:
+        """The same, where classes are cut to the end in the given order."""
         grid = {cut: self.asked.get(cut, 1) for cut in layer.touched}
         cutter = LayerCutter(self.factored, self.classes, self.rules, layer, grid)
         peak, flops = self.peak(cutter)
         pieces = cutter.count
         if pieces < self.limits.threads and flops > WORTH_CUTTING_FLOPS:
-            step = self.grow(cutter, self.limits.threads / pieces)
+            step = self.grow(cutter, self.limits.threads / pieces, order)
             if step is not None:
                 cutter = step
                 peak, flops = self.peak(cutter)
@@ -251,15 +262,14 @@ class _Fitter:
                 peak = sum(most)
                 if peak <= self.limits.unit_bytes:
                     return cutter, most
-            step = self.grow(cutter, peak / self.limits.unit_bytes)
+            step = self.grow(cutter, peak / self.limits.unit_bytes, order)
             if step is None:
                 return cutter, largest(cutter, self.factored, self.rules)
             cutter = step
             peak, _ = self.peak(cutter)
 
-    def grow(self, cutter: LayerCutter, factor: float) -> LayerCutter | None:
+    def grow(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:
         """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""
-        order = by_waste(self.order, [cutter.layer], self.factored, self.classes)
         for thin in (THIN_SLAB, 1):
             for cut in order:
                 count, base = cutter.grid.get(cut, 0), cutter.base.get(cut, 0)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.axes import Region, region_shape, within
-from oocdl.storage.pool import footprint
+from oocdl.graph.memory import footprint
 from oocdl.storage.spill import SpillFile
 
 Array = npt.NDArray[Any]

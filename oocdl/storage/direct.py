@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from oocdl.errors import StoreError
 from oocdl.graph.axes import Region
+from oocdl.graph.memory import PAGE_BYTES
 from oocdl.storage.files import as_bytes, io_error
-from oocdl.storage.pool import PAGE_BYTES
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.memory import PAGE_BYTES, SMALL_BYTES, footprint
-
-__all__ = ["PAGE_BYTES", "Pool", "footprint"]
+from oocdl.graph.memory import SMALL_BYTES, footprint
 
 Array = npt.NDArray[Any]
 

@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from oocdl.errors import BudgetError
 from oocdl.graph.axes import Region
+from oocdl.graph.memory import footprint
 from oocdl.storage.chunk import Array, Chunk, Slot, Uses, set_home
 from oocdl.storage.ledger import Ledger, TierStats
 from oocdl.storage.mover import Mover
-from oocdl.storage.pool import Pool, footprint
+from oocdl.storage.pool import Pool
 from oocdl.storage.spill import SpillStore
 
 IO_THREADS = 2

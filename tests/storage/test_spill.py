@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from oocdl.errors import StoreError
 from oocdl.graph.axes import region_shape, whole
+from oocdl.graph.memory import PAGE_BYTES
 from oocdl.storage import direct, files
-from oocdl.storage.pool import PAGE_BYTES
 from oocdl.storage.spill import SpillStore
 
 
