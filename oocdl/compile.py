@@ -12,9 +12,10 @@ from oocdl.errors import InputError
 from oocdl.graph.axes import Region
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
-from oocdl.graph.factorize import Factored, factorize
+from oocdl.graph.factorize import factorize
+from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Graph, Role
-from oocdl.graph.plan import Limits, StepPlan, plan_step, replan_step
+from oocdl.graph.plan import StepPlan, plan_step, replan_step
 from oocdl.graph.read_onnx import Imported, OnnxModel
 from oocdl.graph.rule import Builder, Rules
 from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
@@ -174,21 +175,21 @@ class Draft:
     """A training step, or the first ``part`` of one, that can be cut in many ways."""
 
     made: TrainingGraph
-    factored: Factored
+    layering: Layering
     part: Part
     pieces: Mapping[str, tuple[Region, ...]] | None = None
     """How weights are stored, if another plan has decided that already."""
 
-    def cut(self, rules: Rules, limits: Limits) -> Compiled:
+    def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
-        return self._expanded(rules, plan_step(self.factored, rules, limits))
+        return self._expanded(plan_step(self.layering, limits))
 
-    def recut(self, rules: Rules, frozen: Frozen) -> Compiled:
+    def recut(self, frozen: Frozen) -> Compiled:
         """Repeat the cuts of an earlier plan."""
-        return self._expanded(rules, replan_step(self.factored, rules, frozen))
+        return self._expanded(replan_step(self.layering, frozen))
 
-    def _expanded(self, rules: Rules, plan: StepPlan) -> Compiled:
-        made = self.made
+    def _expanded(self, plan: StepPlan) -> Compiled:
+        made, rules = self.made, self.layering.rules
         pieces = self.pieces or versioned_pieces(plan)
         sums = versioned_pieces(plan, (Role.SUM,)) if self.part is Part.EARLIER else {}
         return Compiled(
@@ -216,7 +217,7 @@ def draft_training(
 ) -> Draft:
     """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
-    return Draft(made, factorize(made.graph, rules), part, pieces)
+    return Draft(made, Layering(factorize(made.graph, rules), rules), part, pieces)
 
 
 def going_on(compiled: Compiled, rules: Rules, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
@@ -257,7 +258,7 @@ def compile_inference(
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
     factored = factorize(graph, rules)
-    plan = plan_step(factored, rules, limits)
+    plan = plan_step(Layering(factored, rules), limits)
     needed = versioned_pieces(plan)
     held = {name: pieces.get(name, regions) for name, regions in needed.items()}
     return Compiled(imported, plan, expand_step(plan, rules, held), held, loss, parts, outputs, feeds, {})

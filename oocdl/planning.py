@@ -12,7 +12,8 @@ from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve
 from oocdl.errors import BudgetError
-from oocdl.graph.plan import Limits, StepPlan
+from oocdl.graph.fitting import Limits
+from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import NOMINAL, Rates
 from oocdl.graph.step import StepGraph
 from oocdl.heap import give_back_freed_memory
@@ -145,7 +146,7 @@ def compile_within(
     as may be, of half that size and so on, those with the fewest predicted seconds are taken.
     """
     if frozen is not None:
-        compiled = draft.recut(RULES, frozen)
+        compiled = draft.recut(frozen)
         try:
             _check_room(compiled.plan, machine)
         except BudgetError as error:
@@ -192,7 +193,7 @@ def _chosen(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int)
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Compiled | BudgetError:
     """Units of at most so much; or why there are none."""
     try:
-        compiled = draft.cut(RULES, machine.limits(settings, unit_bytes))
+        compiled = draft.cut(machine.limits(settings, unit_bytes))
         _check_room(compiled.plan, machine)
         return compiled
     except BudgetError as error:

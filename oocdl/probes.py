@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oocdl.graph.factorize import factorize
+from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Role, Shape
-from oocdl.graph.plan import Limits, plan_step
+from oocdl.graph.plan import plan_step
 from oocdl.graph.program import Program
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
@@ -65,7 +66,7 @@ def _program(probe: Probe) -> Program:
 def _planned(build: Builder, *outputs: str) -> Program:
     """All of a graph as one program."""
     build.outputs = list(outputs)
-    plan = plan_step(factorize(build.graph(), RULES), RULES, Limits(1 << 50))
+    plan = plan_step(Layering(factorize(build.graph(), RULES), RULES), Limits(1 << 50))
     [unit] = [unit for layer in plan.layers for unit in layer.units]
     return unit.program
 

@@ -21,8 +21,9 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import Factored, factorize
+from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Array, Graph, Role, Shape
-from oocdl.graph.plan import Limits, StepPlan, plan_step
+from oocdl.graph.plan import StepPlan, plan_step
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import expand_step, versioned_pieces
 from oocdl.heap import Heap
@@ -109,7 +110,7 @@ def run_graph(
     small = expand(graph, rules)
     factored = factorize(small, rules)
     limits = Limits(unit_bytes, threads, parallel, cuts)
-    plan = plan_step(factored, rules, limits)
+    plan = plan_step(Layering(factored, rules), limits)
     pieces = versioned_pieces(plan)
     step_graph = expand_step(plan, rules, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)

@@ -18,13 +18,10 @@ from typing import Any
 from oocdl.errors import UnsupportedError
 from oocdl.graph.axes import (
     Around,
-    Index,
     Inverse,
     Plain,
     Range,
     Region,
-    Whole,
-    clip,
     hull,
     is_empty,
     pieces,
@@ -35,6 +32,7 @@ from oocdl.graph.axes import (
 from oocdl.graph.classes import Classes
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.ir import Shape
+from oocdl.graph.operands import Operands, OwnAxis
 from oocdl.graph.program import Instruction, Operand, Program, make_program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
@@ -81,6 +79,7 @@ class LayerCutter:
         self.factored, self.classes, self.rules, self.layer = factored, classes, rules, layer
         self.made = set(layer.stores) | set(layer.partials)
         self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
+        self.operands = Operands(factored)
         self._units: dict[tuple[int, ...], Unit] = {}
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
@@ -117,6 +116,7 @@ class LayerCutter:
         wanted: dict[str, Region] = {}
         makes: dict[str, Region] = {}
         ranges: dict[str, dict[str, Range]] = {}
+        operands: dict[str, list[list[OwnAxis]]] = {}
         counts: dict[str, int] = {}
         for cell in reversed(self.layer.cells):
             letters = {letter: (0, extent) for letter, extent in cell.extents.items()}
@@ -138,43 +138,35 @@ class LayerCutter:
             for view in cell.outputs:
                 wanted[view.value] = out
                 counts[view.value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
-            for view in cell.inputs:
-                wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, letters))
+            axes = operands[cell.node.name] = [
+                self.operands.axes(cell, number, letters) for number in range(len(cell.inputs))
+            ]
+            for view, own in zip(cell.inputs, axes, strict=True):
+                wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, own))
         order = [*self.layer.stores, *self.layer.partials]
         reads = tuple(
             (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
         )
-        program = self._program(reads, wanted, ranges, [(name, makes[name]) for name in order])
+        program = self._program(reads, wanted, ranges, operands, [(name, makes[name]) for name in order])
         sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
         return Unit(self.layer.index, shard, reads, program, tuple((n, makes[n]) for n in order), sizes)
 
-    def _input_region(self, cell: Cell, view: View, letters: Mapping[str, Range]) -> Region:
+    def _input_region(self, cell: Cell, view: View, axes: Sequence[OwnAxis]) -> Region:
         region: list[Range] = [(0, 0)] * len(self.factored.shapes[view.value])
-        for positions, wants, extents in self._axes(cell, view, letters):
-            for position, want, extent in zip(positions, wants, extents, strict=False):
-                region[position] = clip(want, extent)
+        for axis in axes:
+            for position, inside in zip(axis.positions, axis.clipped, strict=False):
+                region[position] = inside
         if is_empty(tuple(region)) and not self.rules[cell.node.op].joins:
             # Only padding is wanted; one element is read so that there is an array to pad.
             return tuple(r if r[0] < r[1] else (0, 1) for r in region)
         return tuple(region)
-
-    def _axes(
-        self, cell: Cell, view: View, letters: Mapping[str, Range]
-    ) -> list[tuple[tuple[int, ...], list[Range], list[int]]]:
-        """For each own axis: stored positions, wanted ranges (not clipped), extents."""
-        shape = self.factored.shapes[view.value]
-        found = []
-        for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True):
-            extents = [shape[p] for p in positions] or [own]
-            wants = [_needs(index, letters, extent) for index, extent in zip(indices, extents, strict=True)]
-            found.append((positions, wants, extents))
-        return found
 
     def _program(
         self,
         reads: Sequence[tuple[str, Region]],
         regions: Mapping[str, Region],
         ranges: Mapping[str, Mapping[str, Range]],
+        operands: Mapping[str, Sequence[Sequence[OwnAxis]]],
         outputs: Sequence[tuple[str, Region]],
     ) -> Program:
         slots: dict[str, int] = {name: number for number, (name, _) in enumerate(reads)}
@@ -185,7 +177,8 @@ class LayerCutter:
                 continue
             for view in cell.outputs:
                 slots[view.value] = len(slots)
-            instructions.append(self._instruction(cell, ranges[cell.node.name], regions, slots))
+            axes = operands[cell.node.name]
+            instructions.append(self._instruction(cell, ranges[cell.node.name], axes, regions, slots))
         tails = tuple(
             Operand(slots[name], _crop(region, regions[name]), region_shape(region), None)
             for name, region in outputs
@@ -202,6 +195,7 @@ class LayerCutter:
         self,
         cell: Cell,
         letters: Mapping[str, Range],
+        axes: Sequence[Sequence[OwnAxis]],
         regions: Mapping[str, Region],
         slots: Mapping[str, int],
     ) -> Instruction:
@@ -209,9 +203,9 @@ class LayerCutter:
         operands: list[Operand] = []
         crop = [0] * len(cell.outputs[0].shape)
         own_ranges: list[Region] = []
-        for view in cell.inputs:
-            operand, own = self._operand(cell, view, letters, regions, slots)
-            own_ranges.append(own)
+        for view, own in zip(cell.inputs, axes, strict=True):
+            operand = self._operand(cell, view, own, regions, slots)
+            own_ranges.append(tuple(axis.own for axis in own))
             if operand is not None:
                 operands.append(operand)
             _find_crop(cell, view, letters, crop)
@@ -237,34 +231,22 @@ class LayerCutter:
         self,
         cell: Cell,
         view: View,
-        letters: Mapping[str, Range],
+        axes: Sequence[OwnAxis],
         regions: Mapping[str, Region],
         slots: Mapping[str, int],
-    ) -> tuple[Operand | None, Region]:
-        """The operand as the kernel sees it (None: nothing of it is inside), and its own ranges."""
-        joins = self.rules[cell.node.op].joins
+    ) -> Operand | None:
+        """The operand as the kernel sees it; None: nothing of it is inside."""
         held = regions[view.value]
         part: list[Range] = [(0, 0)] * len(held)
-        pads: list[tuple[int, int]] = []
-        own: list[Range] = []
         nothing = False
-        for positions, wants, extents in self._axes(cell, view, letters):
-            clipped = [clip(want, extent) for want, extent in zip(wants, extents, strict=True)]
-            for position, inside in zip(positions, clipped, strict=False):
+        for axis in axes:
+            nothing |= axis.nothing
+            for position, inside in zip(axis.positions, axis.clipped, strict=False):
                 part[position] = inside
-            inner = prod(stop - start for start, stop in clipped[1:])
-            (start, stop), (low, high) = clipped[0], wants[0]
-            if start == stop:
-                nothing = True
-                start = stop = min(max(low, 0), extents[0])
-            pads.append(((start - low) * inner, (high - stop) * inner))
-            own.append((start * inner, stop * inner))
-        if joins:
-            if nothing:
-                return None, tuple(own)
-            pads = [(0, 0)] * len(pads)
-        shape = tuple(stop - start for start, stop in own)
-        padded = tuple(pads) if any(low or high for low, high in pads) else None
+        joins = self.rules[cell.node.op].joins
+        if joins and nothing:
+            return None
+        padded = not joins and any(axis.pads != (0, 0) for axis in axes)
         if nothing:
             if not part:
                 raise UnsupportedError(
@@ -273,14 +255,9 @@ class LayerCutter:
             # Any empty axis makes an array without elements, which then becomes all padding.
             part = [r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True)]
             part[0] = (part[0][0], part[0][0])
-        return Operand(slots[view.value], _crop(tuple(part), held), shape, padded), tuple(own)
-
-
-def _needs(index: Index | None, letters: Mapping[str, Range], extent: int) -> Range:
-    """The range of a stored axis that is wanted, not clipped."""
-    if index is None:
-        return 0, extent
-    return index.needs((0, 1) if isinstance(index, Whole) else letters[index.letter])
+        shape = tuple(axis.own[1] - axis.own[0] for axis in axes)
+        pads = tuple(axis.pads for axis in axes) if padded else None
+        return Operand(slots[view.value], _crop(tuple(part), held), shape, pads)
 
 
 def _letters(view: View, region: Region) -> dict[str, Range]:

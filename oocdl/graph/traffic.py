@@ -46,8 +46,10 @@ class _Search:
     def __init__(self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]) -> None:
         self.factored, self.grouping = factored, grouping
         self.classes, self.cuts = classes, cuts
-        self.values = factored.graph.values
+        self.nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
         self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
+        self.sources = {name: tuple(v.value for v in cell.inputs) for name, cell in self.maker.items()}
+        self.anchored = {name for name, cell in self.maker.items() if self.is_anchor(cell)}
         self.home: dict[str, int] = {}
         """Stored cheap value -> the layer that stores it."""
         self.finals = set(final_values(factored))
@@ -74,18 +76,18 @@ class _Search:
             value = pending.pop()
             if value in computed or value in reads:
                 continue
-            maker = self.maker.get(value)
-            if maker is None:
+            sources = self.sources.get(value)
+            if sources is None:
                 reads.add(value)
-            elif self.is_anchor(maker):
-                inside = layer_of[value] == group.index and maker.node.name not in partial
+            elif value in self.anchored:
+                inside = layer_of[value] == group.index and self.maker[value].node.name not in partial
                 if not inside:
                     reads.add(value)
             elif self.home.get(value, group.index) < group.index:
                 reads.add(value)
             else:
                 computed.add(value)
-                pending.extend(view.value for view in maker.inputs)
+                pending.extend(sources)
         return reads, computed
 
     def _set(self, index: int, reads: set[str], computed: set[str]) -> None:
@@ -102,9 +104,9 @@ class _Search:
     def cost(self, layers: Iterable[int], extra: Iterable[str]) -> int:
         """Bytes read by ``layers``, and written for the values they read and ``extra``."""
         layers = list(layers)
-        read = sum(self.values[value].nbytes for index in layers for value in self.reads[index])
+        read = sum(self.nbytes[value] for index in layers for value in self.reads[index])
         touched = {value for index in layers for value in self.reads[index]} | set(extra)
-        return read + sum(self.values[value].nbytes for value in touched if self.is_written(value))
+        return read + sum(self.nbytes[value] for value in touched if self.is_written(value))
 
     def is_written(self, value: str) -> bool:
         """Whether some layer has to write the value."""
@@ -138,7 +140,7 @@ class _Search:
         for value in values:
             others = self.readers.get(value, set()) - set(state)
             if value in self.maker and (value in self.finals or others):
-                total += self.values[value].nbytes
+                total += self.nbytes[value]
         return total
 
     def _move(self, value: str, old: int | None, new: int | None) -> None:

@@ -11,9 +11,10 @@ from oocdl.errors import BudgetError
 from oocdl.graph.classes import find_classes
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
-from oocdl.graph.factorize import Factored, factorize
+from oocdl.graph.factorize import factorize
+from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Graph, Role
-from oocdl.graph.plan import Limits, StepPlan, frozen_cuts, plan_step, replan_step
+from oocdl.graph.plan import StepPlan, frozen_cuts, plan_step, replan_step
 from oocdl.graph.read_onnx import inspect_onnx
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
@@ -39,27 +40,28 @@ def training(path: Path, shapes: dict[str, tuple[int, ...]], target: tuple[int, 
 
 
 def planned(graph: Graph, unit_bytes: int, threads: int = 2) -> StepPlan:
-    return plan_step(factorize(graph, RULES), RULES, Limits(unit_bytes, threads))
+    return plan_step(Layering(factorize(graph, RULES), RULES), Limits(unit_bytes, threads))
 
 
 @pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> Factored:
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Layering:
     """The base-16 U-Net at 128 cubed."""
     path = tmp_path_factory.mktemp("unet") / "unet.onnx"
     write_unet3d(path, classes=4, base=16, depth=4)
-    return factorize(training(path, {"image": (1, 1, 128, 128, 128)}, (1, 128, 128, 128)), RULES)
+    graph = training(path, {"image": (1, 1, 128, 128, 128)}, (1, 128, 128, 128))
+    return Layering(factorize(graph, RULES), RULES)
 
 
-def test_unet_moves_six_gigabytes(unet: Factored) -> None:
+def test_unet_moves_six_gigabytes(unet: Layering) -> None:
     """4.9 V read and 2.0 V written, V = 0.9 GB: 6.3 GB, worked out by hand in the design."""
-    plan = plan_step(unet, RULES, Limits(140_000_000, 2))
+    plan = plan_step(unet, Limits(140_000_000, 2))
     total = plan.read_bytes + plan.written_bytes
     assert abs(total / 6.3e9 - 1) < 0.10
 
 
-def test_a_block_stores_its_convolution_only(unet: Factored) -> None:
+def test_a_block_stores_its_convolution_only(unet: Layering) -> None:
     """conv -> norm -> relu -> conv: the norm's and relu's results are recomputed, not stored."""
-    plan = plan_step(unet, RULES, Limits(100_000_000, 2))
+    plan = plan_step(unet, Limits(100_000_000, 2))
     forward = next(p for p in plan.layers if p.layer.name == "down1.conv2")
     operators = [cell.node.op for cell in forward.layer.cells]
     assert forward.layer.stores == ("down1.conv2/add",)
@@ -67,30 +69,30 @@ def test_a_block_stores_its_convolution_only(unet: Factored) -> None:
     assert len(forward.layer.partials) == 2  # mean and variance
 
 
-def test_both_gradients_of_a_convolution_share_a_layer(unet: Factored) -> None:
-    plan = plan_step(unet, RULES, Limits(100_000_000, 2))
+def test_both_gradients_of_a_convolution_share_a_layer(unet: Layering) -> None:
+    plan = plan_step(unet, Limits(100_000_000, 2))
     for planned_layer in plan.layers:
         operators = [cell.node.op for cell in planned_layer.layer.cells]
         if "ConvWeightGrad" in operators and planned_layer.layer.name != "grad/down1.conv1.weight":
             assert "ConvTranspose" in operators or "Conv" in operators
 
 
-def test_smaller_units_where_less_is_allowed(unet: Factored) -> None:
-    plans = [plan_step(unet, RULES, Limits(size, 2)) for size in (400_000_000, 100_000_000, 30_000_000)]
+def test_smaller_units_where_less_is_allowed(unet: Layering) -> None:
+    plans = [plan_step(unet, Limits(size, 2)) for size in (400_000_000, 100_000_000, 30_000_000)]
     assert [plan.peak_unit_bytes <= size for plan, size in zip(plans, (4e8, 1e8, 3e7), strict=True)] == [
         True
     ] * 3
     assert plans[0].tasks < plans[1].tasks < plans[2].tasks
 
 
-def test_an_impossible_budget_names_the_layer(unet: Factored) -> None:
+def test_an_impossible_budget_names_the_layer(unet: Layering) -> None:
     with pytest.raises(BudgetError, match="no cut of layer '.*' fits"):
-        plan_step(unet, RULES, Limits(1000, 2))
+        plan_step(unet, Limits(1000, 2))
 
 
-def test_a_frozen_plan_is_the_same_plan(unet: Factored) -> None:
-    plan = plan_step(unet, RULES, Limits(100_000_000, 2))
-    assert replan_step(unet, RULES, frozen_cuts(plan)).numerics() == plan.numerics()
+def test_a_frozen_plan_is_the_same_plan(unet: Layering) -> None:
+    plan = plan_step(unet, Limits(100_000_000, 2))
+    assert replan_step(Layering(unet.factored, RULES), frozen_cuts(plan)).numerics() == plan.numerics()
 
 
 def gpt(folder: Path, layers: int) -> Graph:
