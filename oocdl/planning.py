@@ -78,7 +78,6 @@ class Machine:
 
         Raises BudgetError if the largest unit would not find room.
         """
-        gc.collect()  # plans that were not taken are full of cycles
         give_back_freed_memory()
         grown = max(anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
         left = self.capacity_bytes - grown
@@ -161,6 +160,7 @@ def compile_within(
             f"{worst} beside the process itself ({machine.base_bytes >> 20} MiB with engine "
             f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
         ) from None
+    gc.collect()  # what was tried and not taken is large, and full of cycles
     return found.compiled
 
 
