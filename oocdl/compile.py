@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
@@ -15,14 +16,15 @@ from oocdl.graph.expand import expand
 from oocdl.graph.factorize import factorize
 from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Graph, Role
-from oocdl.graph.plan import StepPlan, plan_step, replan_step
+from oocdl.graph.plan import StepPlan, look_at_step, plan_step, replan_step
 from oocdl.graph.read_onnx import Imported, OnnxModel
+from oocdl.graph.rounded import rounded
 from oocdl.graph.rule import Builder, Rules
 from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 
-Frozen = Mapping[str, object]
+Frozen = Mapping[str, Any]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""
 
 
@@ -55,6 +57,8 @@ class Compiled:
     """Value of role INPUT or TARGET -> dataset array."""
     kept: Mapping[str, str]
     """Name that ``keep`` gives -> value."""
+    rounded: frozenset[str] = frozenset()
+    """Values that are stored in 16 bits."""
     sums: Mapping[str, tuple[Region, ...]] = field(default_factory=dict)
     """How the sums of gradients that it makes are stored; they go from pass to pass, never to the run."""
 
@@ -179,10 +183,22 @@ class Draft:
     part: Part
     pieces: Mapping[str, tuple[Region, ...]] | None = None
     """How weights are stored, if another plan has decided that already."""
+    rounded: frozenset[str] = frozenset()
+    """Values that are stored in 16 bits."""
+
+    def rounding(self, names: Collection[str]) -> Draft:
+        """The same step with these values stored in 16 bits."""
+        rules = self.layering.rules
+        graph = rounded(self.made.graph, names)
+        return replace(self, layering=Layering(factorize(graph, rules), rules), rounded=frozenset(names))
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
         return self._expanded(plan_step(self.layering, limits))
+
+    def look(self, limits: Limits) -> tuple[int, int]:
+        """(tasks, bytes of the largest unit) of what ``cut`` would make, closely; BudgetError as there."""
+        return look_at_step(self.layering, limits)
 
     def recut(self, frozen: Frozen) -> Compiled:
         """Repeat the cuts of an earlier plan."""
@@ -202,6 +218,7 @@ class Draft:
             dict(made.imported.outputs),
             made.feeds,
             made.kept,
+            self.rounded,
             sums,
         )
 

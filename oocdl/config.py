@@ -214,6 +214,7 @@ class Settings:
     allow_missing_chunks: bool = False
     memory_bytes: int = field(default_factory=default_budget_bytes)
     spill: str | None = None
+    spill_dtype: str | None = None
     disk_bytes: int | None = None
     parallel: Any = "auto"
     threads: int | None = None
@@ -262,6 +263,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "logits": _one_of("strict", "auto"),
     "allow_missing_chunks": _flag,
     "spill": lambda name, value: str(value) if isinstance(value, Path) else value,
+    "spill_dtype": lambda name, value: None if value is None else _one_of("bfloat16")(name, value),
     "parallel": _parallel,
     "threads": lambda name, value: None if value is None else _whole(name, value),
     "engine": _text,

@@ -11,10 +11,11 @@ from oocdl.calibrate import load_rates
 from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve
-from oocdl.errors import BudgetError
+from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import NOMINAL, Rates
+from oocdl.graph.rounded import roundable
 from oocdl.graph.step import StepGraph
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
@@ -96,6 +97,8 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here."""
     engine = resolve(settings.engine)
     get_engine(engine)
+    if settings.spill_dtype is not None and engine != "torch":
+        raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
     threads = settings.threads or cores()
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
@@ -125,9 +128,9 @@ def rates_of(engine: str) -> Rates:
     return load_rates(engine) or NOMINAL
 
 
-def grown_bytes(plan: StepPlan) -> int:
-    """What a plan itself takes of the capacity."""
-    return max(plan.tasks * TASK_BYTES - PLAN_BYTES, 0)
+def grown_bytes(tasks: int) -> int:
+    """What a plan of so many tasks takes of the capacity itself."""
+    return max(tasks * TASK_BYTES - PLAN_BYTES, 0)
 
 
 def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
@@ -145,13 +148,17 @@ def compile_within(
     as may be, of half that size and so on, those with the fewest predicted seconds are taken.
     """
     if frozen is not None:
-        compiled = draft.recut(frozen)
+        compiled = draft.rounding(frozen.get("rounded", ())).recut(frozen)
         try:
             _check_room(compiled.plan, machine)
         except BudgetError as error:
             raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
         return compiled
     found = _best(draft, settings, machine)
+    if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
+        names = roundable(found.compiled.plan.factored.graph, (p.layer for p in found.compiled.plan.layers))
+        other = _best(draft.rounding(names), settings, machine)
+        found = min((found, other or found), key=lambda chosen: chosen.simulated.seconds)
     if found is None:
         worst = _cut(draft, settings, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
@@ -173,7 +180,7 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
         if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
             break
         found = chosen
-        if found.simulated.read_bytes + found.simulated.written_bytes == 0:
+        if found.simulated.moved_bytes == 0:
             break  # all of it fits: smaller units would only read more halos
     # Where not even that many have room, fewer units run at once.
     for divisor in range(at_once - 1, 0, -1):
@@ -186,7 +193,7 @@ def _chosen(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
-    room = machine.capacity_bytes - grown_bytes(plan)
+    room = machine.capacity_bytes - grown_bytes(plan.tasks)
     return Chosen(compiled, expected(compiled.graph, machine, room, not gives_up(plan, machine)))
 
 
@@ -202,7 +209,7 @@ def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) ->
 
 def _check_room(plan: StepPlan, machine: Machine) -> None:
     """BudgetError if the largest unit finds no room beside the plan itself."""
-    left = machine.capacity_bytes - grown_bytes(plan)
+    left = machine.capacity_bytes - grown_bytes(plan.tasks)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
     if worst.peak_bytes > left:
         raise BudgetError(
@@ -212,9 +219,16 @@ def _check_room(plan: StepPlan, machine: Machine) -> None:
 
 
 def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
-    """The smallest budget that a plan fits, within an eighth; less closely if that takes too long."""
+    """The smallest budget that a plan fits, closely (less so if that takes too long)."""
 
     def fits(unit: int) -> bool:
+        try:
+            tasks, most = draft.look(machine.limits(settings, unit))
+        except BudgetError:
+            return False
+        return most <= unit - grown_bytes(tasks)
+
+    def really_fits(unit: int) -> bool:
         roomy = replace(machine, capacity_bytes=unit)
         return not isinstance(_cut(draft, settings, roomy, unit), BudgetError)
 
@@ -222,11 +236,18 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     while not fits(high):
         high *= 2
     began, low = time.monotonic(), high // 2
-    # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
-    while low > machine.capacity_bytes and time.monotonic() - began < SEARCH_SECONDS and fits(low):
+
+    def goes_on() -> bool:
+        # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
+        close = max(high // 8, (machine.base_bytes + high) // 64)
+        return high - low > close and time.monotonic() - began < SEARCH_SECONDS
+
+    while low > machine.capacity_bytes and goes_on() and fits(low):
         low, high = low // 2, low
-    while high - low > high // 8 and time.monotonic() - began < SEARCH_SECONDS:
+    while goes_on():
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
+    while not really_fits(high):
+        high += high // 8
     # What the process takes by itself differs a little each time.
     return machine.base_bytes + high + SLACK_BYTES

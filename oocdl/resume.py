@@ -85,7 +85,8 @@ def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:
 
 def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
     """The facts of a plan that a user chooses."""
-    return {"engine": engine, "parallel": plain(settings.parallel), "keep": plain(settings.keep)}
+    chosen = ("parallel", "keep", "spill_dtype")
+    return {"engine": engine, **{name: plain(getattr(settings, name)) for name in chosen}}
 
 
 def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -48,6 +48,11 @@ class Simulated:
     moments: tuple[Moment, ...]
     units: tuple[Ran, ...]
 
+    @property
+    def moved_bytes(self) -> int:
+        """From and to the spill."""
+        return self.read_bytes + self.written_bytes
+
 
 def layer_of(label: str) -> str:
     """The layer that a task belongs to, by the first part of its key.

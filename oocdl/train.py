@@ -133,6 +133,8 @@ def fit(
         ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
         ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit
         of spill and run directory together; more than is free is refused in any case.
+        ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers, where that is
+        predicted to be faster.
         ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
         ``threads``, ``engine``, ``precision`` ("float32", "float64"), ``freeze`` (patterns),
         ``keep`` (names), ``commit_seconds``.
@@ -192,10 +194,13 @@ def _open_store(
         frozen = None if replan else resuming.read_plan(store, facts)
         made = _plan(job, frozen)
         check_start(made, folder, spills)
-    plans = {name: compiled.plan for name, compiled in planned(made.kinds).items()}
-    numerics = {name: one.numerics() for name, one in plans.items()}
+    kinds = planned(made.kinds)
+    numerics = {name: compiled.plan.numerics() for name, compiled in kinds.items()}
     if frozen is None:
-        cuts = {name: frozen_cuts(one) for name, one in plans.items()}
+        cuts = {
+            name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.rounded)}
+            for name, compiled in kinds.items()
+        }
         resuming.write_plan(store, facts, {**cuts, "numerics": numerics})
     elif frozen["numerics"] != numerics:
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")

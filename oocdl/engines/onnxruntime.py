@@ -26,6 +26,8 @@ _SCATTERS = frozenset({"GatherGrad", "MaxPoolGrad"})
 
 def _check_dtypes(program: Program) -> None:
     dtypes = {dtype for item in program.instructions for dtype in item.dtypes}
+    if "bfloat16" in dtypes | set(program.input_dtypes):
+        raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
     if "float64" in dtypes | set(program.input_dtypes):
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 

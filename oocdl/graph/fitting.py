@@ -186,9 +186,8 @@ class Fitter:
     asked: Mapping[int, int]
 
     def fit(self, layer: Layer) -> tuple[LayerCutter, int]:
-        """The coarsest grid whose units fit, and memory of its largest unit."""
-        order = [cut for cut in self.layering.order if cut in layer.touched]
-        order = self.layering.by_waste(order, [layer])
+        """The coarsest grid whose telling units fit, and memory of the largest of these."""
+        order = self.order(layer)
         for turn in range(max(len(order), 1)):
             cutter, most = self.fit_in(layer, order[turn:] + order[:turn])
             if most <= self.limits.unit_bytes or 2 * cutter.count <= MOST_SHARDS:
@@ -206,17 +205,28 @@ class Fitter:
             if step is not None:
                 cutter = step
                 peak, _ = self.layering.telling(cutter)
-        while True:
-            if peak <= self.limits.unit_bytes:
-                # A ragged shard elsewhere may be the largest after all.
-                peak = sum(self.layering.largest(cutter))
-                if peak <= self.limits.unit_bytes:
-                    return cutter, peak
+        while peak > self.limits.unit_bytes:
             step = self.grow(cutter, peak / self.limits.unit_bytes, order)
             if step is None:
-                return cutter, peak
+                break
             cutter = step
             peak, _ = self.layering.telling(cutter)
+        return cutter, peak
+
+    def settle(self, cutter: LayerCutter) -> tuple[LayerCutter, int]:
+        """The same or a finer grid all of whose units fit: a ragged shard may be the largest after all."""
+        order = self.order(cutter.layer)
+        while (peak := sum(self.layering.largest(cutter))) > self.limits.unit_bytes:
+            step = self.grow(cutter, peak / self.limits.unit_bytes, order)
+            if step is None:
+                break
+            cutter = step
+        return cutter, peak
+
+    def order(self, layer: Layer) -> list[int]:
+        """The classes that the layer may be cut along, those that are best to cut first."""
+        touched = [cut for cut in self.layering.order if cut in layer.touched]
+        return self.layering.by_waste(touched, [layer])
 
     def grow(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:
         """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""

@@ -13,9 +13,11 @@ from enum import StrEnum
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+assert ml_dtypes.bfloat16  # importing it has told NumPy the name
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
@@ -43,7 +45,7 @@ class Value:
     name: str
     shape: Shape
     dtype: str
-    """A NumPy dtype name: ``float32``, ``float64``, ``int64``, ``bool``."""
+    """A NumPy dtype name: ``float32``, ``float64``, ``bfloat16`` (stored only), ``int64``, ``bool``."""
     role: Role = Role.ACTIVATION
 
     @property

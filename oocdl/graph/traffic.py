@@ -184,8 +184,12 @@ def choose_stored(
     for cell in factored.cells:
         for view in cell.inputs:
             uses[view.value] = uses.get(view.value, 0) + 1
+    wide = _widened(factored)
+    for value, narrow in wide.items():
+        uses[narrow] += uses.pop(value, 0)
     _seed(search, uses)
     cheap = [v.value for c in factored.cells if not search.is_anchor(c) for v in c.outputs]
+    cheap = [value for value in cheap if value not in wide]
     for _ in range(PASSES):
         changed = False
         for value in cheap:
@@ -198,6 +202,17 @@ def choose_stored(
         if not changed:
             break
     return tuple(_finish(search, found) for found in grouping.groups)
+
+
+def _widened(factored: Factored) -> dict[str, str]:
+    """Values that are others in a wider type -> those: to read the narrow one always costs less."""
+    values, found = factored.graph.values, {}
+    for cell in factored.cells:
+        if cell.node.op == "Cast":
+            source, made = cell.inputs[0].value, cell.outputs[0].value
+            if values[source].nbytes < values[made].nbytes:
+                found[made] = source
+    return found
 
 
 def _may_pay(search: _Search, value: str, home: int) -> bool:

@@ -52,7 +52,7 @@ class Pool:
 
     >>> pool = Pool(1 << 20)
     >>> first = pool.empty((256, 256), np.float32)
-    >>> first.ctypes.data % PAGE_BYTES, pool.mapped_bytes
+    >>> first.ctypes.data % 4096, pool.mapped_bytes
     (0, 262144)
     >>> del first
     >>> pool.empty((65536,), np.float32).nbytes, pool.mapped_bytes
