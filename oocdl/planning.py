@@ -21,7 +21,7 @@ from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
 from oocdl.simulate import simulate
-from oocdl.sources import BLOCK_BYTES
+from oocdl.sources import BLOCK_BYTES, KEPT_BYTES
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.direct import BOUNCE_BYTES
 from oocdl.storage.tier import IO_THREADS
@@ -102,7 +102,7 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     threads = settings.threads or cores()
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
-    reserved = OVERHEAD_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
+    reserved = OVERHEAD_BYTES + KEPT_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     base = anonymous_bytes() + reserved
     # Nothing left is refused by whoever plans: he can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)

@@ -23,7 +23,8 @@ from oocdl.graph.ir import Array, Role, Shape
 
 BLOCK_BYTES = 1 << 20
 """What is read or generated at once, where chunks are not larger."""
-
+KEPT_BYTES = 8 << 20
+"""Of a batch, read already."""
 
 _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
@@ -107,11 +108,37 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
     return found
 
 
+class _Kept:
+    """What was last read of a dataset, for the pass it was read for: ``KEPT_BYTES`` at most.
+
+    Each shard of a perceptron's layer reads the same whole batch.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, Region], Array] = {}
+        self._info: StepInfo | None = None
+
+    def get(self, key: tuple[str, Region], info: StepInfo) -> Array | None:
+        """What was read of a box of a value, if it is there."""
+        return self._arrays.get(key) if info == self._info else None
+
+    def add(self, key: tuple[str, Region], info: StepInfo, array: Array) -> None:
+        """Keep a copy if it is small, at the cost of what has been there longest."""
+        if info != self._info:
+            self._arrays, self._info = {}, info
+        if array.nbytes > KEPT_BYTES // 2:
+            return
+        while self._arrays and sum(a.nbytes for a in self._arrays.values()) + array.nbytes > KEPT_BYTES:
+            del self._arrays[next(iter(self._arrays))]
+        self._arrays[key] = array.copy()
+
+
 class Sources:
     """Everything a plan reads that is not a chunk."""
 
     def __init__(self, factored: Factored, feeds: Mapping[str, Feed]) -> None:
         self.factored, self.feeds = factored, feeds
+        self._kept, self._reading = _Kept(), threading.Lock()
 
     def read(self, name: str, region: Region, info: StepInfo, out: Array) -> None:
         """Put a region of value ``name``, in its stored shape, into ``out``."""
@@ -129,9 +156,15 @@ class Sources:
             for block in _blocks(region, (1,) * len(shape), 8):
                 out[within(block, region)] = uniform(info.seed, info.number, name, shape, block, value.dtype)
         else:
-            for box, place in own_regions(self.factored.factors[name], region):
-                where: tuple[Any, ...] = (..., *place)  # a view for rank 0, too
-                self._rows(name, box, info, out[where])
+            with self._reading:
+                kept = self._kept.get((name, region), info)
+                if kept is not None:
+                    out[...] = kept
+                    return
+                for box, place in own_regions(self.factored.factors[name], region):
+                    where: tuple[Any, ...] = (..., *place)  # a view for rank 0, too
+                    self._rows(name, box, info, out[where])
+                self._kept.add((name, region), info, out)
 
     def _rows(self, name: str, box: Region, info: StepInfo, out: Array) -> None:
         """A box of a batch, sample by sample: the rows of a batch may lie anywhere."""
