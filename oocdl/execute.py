@@ -8,7 +8,7 @@ processor have their inputs read already, while others compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
-from oocdl.graph.ir import Array
+from oocdl.graph.ir import Array, Shape
 from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
 from oocdl.report import Measured, Spent
@@ -92,7 +92,8 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
             for (name, region), array in zip(call.unit.makes, results, strict=True):
                 if name in context.watched:
                     context.deliver(plan_id, name, region, array, info)
-        made = _put(held, call.unit.makes, results, call.uses)
+        shapes = [context.sources[plan_id].factored.shapes[name] for name, _ in call.unit.makes]
+        made = _put(held, call.unit.makes, results, call.uses, [*map(_cut_axis, call.unit.makes, shapes)])
     waited = reserved - begun + computing - gathered
     spent = Spent(1, waited, gathered - reserved, perf_counter() - computing, read, made_bytes)
     context.measured.add(call.key[0], spent)
@@ -120,7 +121,7 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
                     context.deliver(plan_id, name, call.region, array, info)
         del arrays
         makes = tuple((name, call.region) for name in call.values)
-        made = _put(held, makes, total, call.uses)
+        made = _put(held, makes, total, call.uses, [0] * len(makes))
     context.measured.add(call.key[0], Spent(0, reserved - begun, 0.0, perf_counter() - reserved))
     return made[0] if len(made) == 1 else made
 
@@ -215,10 +216,18 @@ def _put(
     makes: Sequence[tuple[str, Region]],
     results: list[Array],
     uses: Sequence[tuple[int, ...]],
+    outers: Iterable[int],
 ) -> tuple[Chunk, ...]:
     return tuple(
-        held.put(array, region, used) for (_, region), array, used in zip(makes, results, uses, strict=True)
+        held.put(array, region, used, outer)
+        for (_, region), array, used, outer in zip(makes, results, uses, outers, strict=True)
     )
+
+
+def _cut_axis(make: tuple[str, Region], shape: Shape) -> int:
+    """The axis that a value is cut along: others will read strips of it."""
+    spans = zip(make[1], shape, strict=True)
+    return next((axis for axis, (span, extent) in enumerate(spans) if span != (0, extent)), 0)
 
 
 def pick(made: Sequence[Chunk], number: int) -> Chunk:

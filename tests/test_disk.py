@@ -20,7 +20,7 @@ import oocdl
 from oocdl import cli, disk
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
-from oocdl.storage import files
+from oocdl.storage import direct, files
 from oocdl.storage.spill import own_folders
 from oocdl.zoo import write_unet3d
 from tests import nets
@@ -124,15 +124,16 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
         for name, found in {"spill": own_folders(tmp_path / "run" / "spill"), "store": stored}.items():
             most[name] = max(most[name], sum(disk._bytes_in(folder) for folder in found))
 
-    real = files.write_array
+    def watched(real: Callable[..., None]) -> Callable[..., None]:
+        def write(*args: Any, **options: Any) -> None:
+            real(*args, **options)
+            watch()
 
-    def write(path: Path, array: Any, sync: bool = False) -> None:
-        real(path, array, sync)
-        watch()
+        return write
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oocdl.storage.spill.write_array", write)
-        patch.setattr("oocdl.storage.commit.write_array", write)
+        patch.setattr("oocdl.storage.spill.write_array", watched(direct.write_array))
+        patch.setattr("oocdl.storage.commit.write_array", watched(files.write_array))
         oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
     assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
 

@@ -24,10 +24,11 @@ class Slot:
     """Where the bytes of one chunk are. Every field is guarded by the lock of its tier."""
 
     __slots__ = (
-        "array", "busy", "dropped", "dtype", "file", "nbytes", "pins", "readers", "room", "shape", "uses",
+        "array", "busy", "dropped", "dtype", "file", "nbytes", "outer", "pins", "readers", "room", "shape",
+        "uses",
     )  # fmt: skip
 
-    def __init__(self, array: Array, uses: Uses) -> None:
+    def __init__(self, array: Array, uses: Uses, outer: int = 0) -> None:
         self.array: Array | None = array
         self.file: SpillFile | None = None  # set: the spill has it, RAM may be dropped
         self.shape = array.shape
@@ -35,6 +36,7 @@ class Slot:
         self.nbytes = array.nbytes
         self.room = footprint(array.nbytes)  # what it takes in RAM
         self.uses = uses
+        self.outer = outer  # the axis that is outermost in the spill
         self.pins = 0  # reservations that need it in RAM
         self.readers = 0  # threads that copy from RAM now
         self.busy = False  # an I/O thread writes or loads it now

@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import threading
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ Bytes = npt.NDArray[np.uint8]
 BOUNCE_BYTES = 1 << 20
 LONG_BYTES = 64 << 10
 """Bytes of a run that is worth a system call of its own."""
+MOST_RUNS = 1024
+"""Of one system call, as POSIX has it."""
 MOST_BYTES = 64 << 20
 """Of one system call."""
 _local = threading.local()
@@ -54,16 +57,26 @@ def direct_flag(folder: Path) -> int:
         probe.unlink(missing_ok=True)
 
 
-def write_array(path: Path, array: Array, flag: int) -> None:
+def can_be_outer(array: Array, axis: int) -> bool:
+    """Whether an array can be written with ``axis`` outermost: what follows it has to be whole pages."""
+    run = prod(array.shape[axis + 1 :]) * array.dtype.itemsize
+    return run > 0 and run % PAGE_BYTES == 0 and _aligned(as_bytes(array))
+
+
+def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
     """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
 
-    Raises ResourceError if the disk is full, StoreError for any other failure.
+    With axis ``outer`` outermost, if that is not the first (see ``can_be_outer``). Raises
+    ResourceError if the disk is full, StoreError for any other failure.
     """
     view = as_bytes(array)
     whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o644)
         try:
+            if outer:
+                _gather(handle, np.moveaxis(array, outer, 0))
+                return
             _write(handle, 0, view[:whole])
             bounce = _bounce()
             for start in range(whole, view.size, BOUNCE_BYTES):
@@ -88,16 +101,59 @@ def _write(handle: int, start: int, view: Bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int) -> int:
+def _runs(array: Array) -> list[memoryview]:
+    """The memory of ``array`` in the order of its axes, as its longest contiguous runs."""
+    inner = array.ndim
+    while inner and array[(0,) * (inner - 1)].flags.c_contiguous:
+        inner -= 1
+    return [as_bytes(array[index]).data for index in np.ndindex(array.shape[:inner])]
+
+
+def _gather(handle: int, array: Array) -> None:
+    """Write an array whose runs are whole aligned pages."""
+    runs, start = _runs(array), 0
+    for first in range(0, len(runs), MOST_RUNS):
+        group = runs[first : first + MOST_RUNS]
+        size = sum(run.nbytes for run in group)
+        if os.pwritev(handle, group, start) != size:
+            for run in group:  # the disk took a part; one by one, an error tells why
+                _write(handle, start, np.frombuffer(run, np.uint8))
+                start += run.nbytes
+        else:
+            start += size
+
+
+def _scatter(handle: int, start: int, out: Array) -> bool:
+    """Read one run of the file into the runs of ``out``; False if these are not whole aligned pages."""
+    runs = _runs(out)
+    if start % PAGE_BYTES or any(run.nbytes % PAGE_BYTES for run in runs[:1]):
+        return False
+    if not all(_aligned(np.frombuffer(run, np.uint8)) for run in runs):
+        return False
+    for first in range(0, len(runs), MOST_RUNS):
+        group = runs[first : first + MOST_RUNS]
+        size = sum(run.nbytes for run in group)
+        if os.preadv(handle, group, start) != size:
+            raise OSError(errno.EIO, "the file is shorter than it was written")
+        start += size
+    return True
+
+
+def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int = 0) -> int:
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
-    ``out`` may be strided. Runs that are contiguous in both are read in place; small
-    strips are read together through one fixed buffer. Returns the bytes read.
+    ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are
+    contiguous in both are read in place; small strips are read together through one fixed buffer.
+    Returns the bytes read.
 
     Raises StoreError if the file is missing or too short.
     """
     if out.size == 0:
         return 0
+    if outer:
+        shape = (shape[outer], *shape[:outer], *shape[outer + 1 :])
+        box = (box[outer], *box[:outer], *box[outer + 1 :])
+        out = np.moveaxis(out, outer, 0)
     strides = _strides(shape, out.dtype.itemsize)
     start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
     try:
@@ -118,9 +174,12 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
-    if out.flags.c_contiguous and _is_run(out.shape, strides, out.dtype.itemsize):
-        _fill(handle, start, as_bytes(out))
-        return out.nbytes
+    if _is_run(out.shape, strides, out.dtype.itemsize):
+        if out.flags.c_contiguous:
+            _fill(handle, start, as_bytes(out))
+            return out.nbytes
+        if out.nbytes >= LONG_BYTES and _scatter(handle, start, out):
+            return out.nbytes
     span: int = out.dtype.itemsize + sum(
         (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
     )

@@ -129,7 +129,7 @@ class Mover:
         array, file, error = slot.array, None, None
         if array is not None and not slot.dropped and not self._closed:
             try:
-                file = self.spill.write(array)
+                file = self.spill.write(array, slot.outer)
             except Exception as failure:  # kept for those who wait: this thread must live on
                 error = failure
         del array

@@ -26,12 +26,14 @@ import numpy.typing as npt
 
 from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.axes import Region
-from oocdl.storage.direct import direct_flag, read_box, write_array
+from oocdl.storage.direct import can_be_outer, direct_flag, read_box, write_array
 from oocdl.storage.files import filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
 
+_Kind = tuple[tuple[int, ...], np.dtype[Any], int]
+"""Shape, dtype and outermost axis of a file."""
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -44,6 +46,8 @@ class SpillFile:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
+    outer: int = 0
+    """The axis that lies outermost in the file; the others follow in order."""
 
 
 class SpillStore:
@@ -68,26 +72,29 @@ class SpillStore:
         except OSError as error:
             raise _unusable(root, error) from error
         self._names = count()
-        self._free: dict[tuple[tuple[int, ...], np.dtype[Any]], list[SpillFile]] = {}
+        self._free: dict[_Kind, list[SpillFile]] = {}
         self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
         self._gate = threading.Lock()
 
-    def write(self, array: Array) -> SpillFile:
+    def write(self, array: Array, outer: int = 0) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
 
-        Raises ResourceError if the disk is full; then nothing is left behind.
+        Where whole pages allow it, axis ``outer`` becomes the outermost: strips along it can then be
+        read in one go. Raises ResourceError if the disk is full; then nothing is left behind.
         """
+        if outer and not can_be_outer(array, outer):
+            outer = 0
         try:
-            return self._write(array)
+            return self._write(array, outer)
         except ResourceError:
             if not self._drop_free():
                 raise
-            return self._write(array)
+            return self._write(array, outer)
 
-    def _write(self, array: Array) -> SpillFile:
-        file = self._take(array.shape, array.dtype)
+    def _write(self, array: Array, outer: int) -> SpillFile:
+        file = self._take((array.shape, array.dtype, outer))
         try:
-            write_array(file.data, array, self._flag)
+            write_array(file.data, array, self._flag, outer)
         except BaseException:
             with self._gate:
                 self._live -= file.nbytes
@@ -95,9 +102,10 @@ class SpillStore:
             raise
         return file
 
-    def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SpillFile:
+    def _take(self, kind: _Kind) -> SpillFile:
         """A file to write over: steps are alike, so the blocks of the last one are there already."""
-        kind, nbytes = (shape, dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        shape, dtype, outer = kind
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         old: list[SpillFile] = []
         with self._gate:
             self._live += nbytes
@@ -115,11 +123,11 @@ class SpillStore:
         folder = self.folder / f"s{next(self._names):08d}"
         try:
             folder.mkdir()
-            (folder / "zarr.json").write_text(_metadata(shape, dtype))
+            (folder / "zarr.json").write_text(_metadata(shape, dtype, outer))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise io_error(error, folder, 0) from error
-        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype, nbytes)
+        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype, nbytes, outer)
 
     def _drop_free(self) -> bool:
         """Delete the files kept for use; whether there were any."""
@@ -132,14 +140,14 @@ class SpillStore:
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read."""
-        return read_box(file.data, file.shape, box, out, self._flag)
+        return read_box(file.data, file.shape, box, out, self._flag, file.outer)
 
     def remove(self, file: SpillFile) -> None:
         """The chunk is gone; its file is kept for the next of its shape."""
         with self._gate:
             self._live -= file.nbytes
             self._kept += file.nbytes
-            self._free.setdefault((file.shape, file.dtype), []).append(file)
+            self._free.setdefault((file.shape, file.dtype, file.outer), []).append(file)
 
     def close(self) -> None:
         """Delete everything. May be called twice."""
@@ -156,8 +164,9 @@ class SpillStore:
 
 
 @lru_cache(maxsize=4096)
-def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    return array_json(shape, shape, dtype)
+def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
+    order = (outer, *(axis for axis in range(len(shape)) if axis != outer)) if outer else None
+    return array_json(shape, shape, dtype, order=order)
 
 
 def _prefix() -> str:

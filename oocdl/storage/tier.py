@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from oocdl.errors import BudgetError
 from oocdl.graph.axes import Region
-from oocdl.graph.memory import footprint
 from oocdl.storage.chunk import Array, Chunk, Slot, Uses, set_home
 from oocdl.storage.ledger import Ledger, TierStats
 from oocdl.storage.mover import Mover
@@ -46,13 +45,14 @@ class Reservation:
         """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large."""
         return self._tier._pool.empty(shape, dtype)
 
-    def put(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
+    def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
         """Turn ``footprint(array.nbytes)`` of the reservation into a chunk that the tier owns.
 
         The array is taken over, not copied: it must be C-contiguous (best one of ``empty``)
-        and must not change any more. Raises BudgetError if so much is not left.
+        and must not change any more. Where it is spilled, strips along axis ``outer`` are best
+        to read. Raises BudgetError if so much is not left.
         """
-        return self._tier._put(self, array, region, uses)
+        return self._tier._put(self, Slot(_checked(array), uses, outer), region)
 
     def release(self) -> None:
         """Give back the pins and what is left. May be called twice."""
@@ -222,14 +222,13 @@ class Tier:
         """The handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
-    def _put(self, held: Reservation, array: Array, region: Region, uses: Uses) -> Chunk:
-        made = Chunk(self, Slot(_checked(array), uses), region)
+    def _put(self, held: Reservation, slot: Slot, region: Region) -> Chunk:
+        made = Chunk(self, slot, region)
         with self._changed:
-            room = footprint(array.nbytes)
-            if room > held.left:
-                raise BudgetError(f"put of {room} bytes, {held.left} are left reserved")
-            held.left -= room
-            self._books.enter(made.slot, from_reserved=True)
+            if slot.room > held.left:
+                raise BudgetError(f"put of {slot.room} bytes, {held.left} are left reserved")
+            held.left -= slot.room
+            self._books.enter(slot, from_reserved=True)
             self._mover.settle()
         return made
 

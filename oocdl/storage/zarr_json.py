@@ -29,11 +29,14 @@ def array_json(
     chunks: tuple[int, ...],
     dtype: np.dtype[Any],
     attributes: Attributes | None = None,
+    order: tuple[int, ...] | None = None,
 ) -> str:
-    """The ``zarr.json`` of an array."""
+    """The ``zarr.json`` of an array; ``order``: its axes as they lie in a chunk's file, outermost first."""
     document = copy.deepcopy(_template(dtype))
     document["shape"] = list(shape)
     document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
+    if order is not None:
+        document["codecs"].insert(0, {"name": "transpose", "configuration": {"order": list(order)}})
     document["attributes"] = {**document["attributes"], **(attributes or {})}
     return json.dumps(document)
 

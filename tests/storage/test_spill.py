@@ -1,5 +1,6 @@
 """The spill: Zarr on disk, boxes read by strips, clearing up, refusals."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from oocdl.errors import StoreError
 from oocdl.graph.axes import region_shape, whole
 from oocdl.graph.memory import PAGE_BYTES
 from oocdl.storage import direct, files
+from oocdl.storage.pool import Pool
 from oocdl.storage.spill import SpillStore
 
 
@@ -34,6 +36,65 @@ def test_any_zarr_reader_opens_a_spilled_chunk(tmp_path: Path, dtype: str, shape
         spill.remove(file)
         assert spill.write(array).folder == file.folder, "blocks that are there are used again"
     assert list(tmp_path.glob("spill-*")) == []
+
+
+def paged(shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers in page-aligned memory, as chunks have it."""
+    array = Pool(1 << 30).empty(shape, np.float32)
+    array[...] = np.arange(array.size).reshape(shape)
+    return array
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 32, 64]), st.just(32)),
+    outer=st.integers(0, 3),
+    corner=st.tuples(*[st.tuples(st.integers(0, 63), st.integers(1, 64))] * 4),
+    owned=st.booleans(),
+    runs=st.sampled_from([3, 1024]),
+)
+def test_any_axis_may_be_outermost(
+    tmp_path: Path,
+    shape: tuple[int, ...],
+    outer: int,
+    corner: tuple[tuple[int, int], ...],
+    owned: bool,
+    runs: int,
+) -> None:
+    array = paged(shape)
+    lows = [min(low, extent - 1) for (low, _), extent in zip(corner, shape, strict=True)]
+    box = tuple(
+        (low, min(low + size, extent)) for low, (_, size), extent in zip(lows, corner, shape, strict=True)
+    )
+    # Part of a larger array, as a strip of a slab is; or one of its own.
+    whole_out = paged(shape) if not owned else paged(region_shape(box))
+    out = whole_out if owned else whole_out[tuple(slice(0, n) for n in region_shape(box))]
+    with pytest.MonkeyPatch.context() as patch, SpillStore(tmp_path) as spill:
+        patch.setattr(direct, "MOST_RUNS", runs)
+        file = spill.write(array, outer)
+        out[...] = -1
+        assert spill.read(file, box, out) >= out.nbytes
+        assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+        assert np.array_equal(zarr.open_array(file.folder, mode="r")[...], array)
+        run_bytes = 4 * int(np.prod(shape[outer + 1 :]))
+        assert file.outer == (outer if run_bytes % PAGE_BYTES == 0 else 0)
+
+
+def test_a_strip_along_the_outermost_axis_is_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, real = list[int](), os.preadv
+    array, out = paged((8, 16, 64, 64)), paged((8, 20, 64, 64))
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array, 1)
+
+        def preadv(handle: int, buffers: list[memoryview], start: int) -> int:
+            calls.append(len(buffers))
+            return real(handle, buffers, start)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        spill.read(file, ((0, 8), (3, 7), (0, 64), (0, 64)), out[:, 10:14])
+    assert calls == [32] and np.array_equal(out[:, 10:14], array[:, 3:7])
 
 
 def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
