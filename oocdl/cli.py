@@ -58,6 +58,9 @@ Memory = Annotated[
 Spill = Annotated[
     str | None, typer.Option(help="Folder for what does not fit; default: $OOCDL_SPILL, or in the run.")
 ]
+SpillDtype = Annotated[
+    str | None, typer.Option(help="bfloat16: activations may be rounded to 16 bits between layers.")
+]
 Disk = Annotated[
     str | None, typer.Option(help="Limit of spill and run directory, such as 50GiB; default: what is free.")
 ]
@@ -94,6 +97,7 @@ def fit(
     memory: Memory = None,
     spill: Spill = None,
     disk: Disk = None,
+    spill_dtype: SpillDtype = None,
     inputs: Inputs = None,
     targets: Targets = None,
     dims: Dims = None,
@@ -140,6 +144,7 @@ def plan(
     memory: Memory = None,
     spill: Spill = None,
     disk: Disk = None,
+    spill_dtype: SpillDtype = None,
     inputs: Inputs = None,
     targets: Targets = None,
     dims: Dims = None,
@@ -252,6 +257,7 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
         "memory",
         "spill",
         "disk",
+        "spill_dtype",
         "logits",
         "allow_missing_chunks",
         "threads",
