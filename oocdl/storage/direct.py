@@ -101,12 +101,21 @@ def _write(handle: int, start: int, view: Bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _runs(array: Array) -> list[memoryview]:
-    """The memory of ``array`` in the order of its axes, as its longest contiguous runs."""
-    inner = array.ndim
-    while inner and array[(0,) * (inner - 1)].flags.c_contiguous:
-        inner -= 1
-    return [as_bytes(array[index]).data for index in np.ndindex(array.shape[:inner])]
+def _runs(array: Array) -> list[Any]:
+    """The memory of ``array`` in the order of its axes, as its longest contiguous runs; all of them
+    whole aligned pages, or an empty list."""
+    leading, run_bytes = array.ndim, array.dtype.itemsize
+    while leading and (array.shape[leading - 1] == 1 or array.strides[leading - 1] == run_bytes):
+        leading -= 1
+        run_bytes *= array.shape[leading]
+    address = array.__array_interface__["data"][0]
+    if any(offset % PAGE_BYTES for offset in (address, run_bytes, *array.strides[:leading])):
+        return []
+    # System calls take arrays as they are, of types that Python knows.
+    runs = [array.view(f"u{array.dtype.itemsize}")]
+    for _ in range(leading):
+        runs = [part for run in runs for part in run]
+    return runs
 
 
 def _gather(handle: int, array: Array) -> None:
@@ -115,20 +124,18 @@ def _gather(handle: int, array: Array) -> None:
     for first in range(0, len(runs), MOST_RUNS):
         group = runs[first : first + MOST_RUNS]
         size = sum(run.nbytes for run in group)
-        if os.pwritev(handle, group, start) != size:
-            for run in group:  # the disk took a part; one by one, an error tells why
-                _write(handle, start, np.frombuffer(run, np.uint8))
-                start += run.nbytes
-        else:
+        if os.pwritev(handle, group, start) == size:
             start += size
+            continue
+        for run in group:  # the disk took a part; one by one, an error tells why
+            _write(handle, start, as_bytes(run))
+            start += run.nbytes
 
 
 def _scatter(handle: int, start: int, out: Array) -> bool:
     """Read one run of the file into the runs of ``out``; False if these are not whole aligned pages."""
     runs = _runs(out)
-    if start % PAGE_BYTES or any(run.nbytes % PAGE_BYTES for run in runs[:1]):
-        return False
-    if not all(_aligned(np.frombuffer(run, np.uint8)) for run in runs):
+    if start % PAGE_BYTES or not runs:
         return False
     for first in range(0, len(runs), MOST_RUNS):
         group = runs[first : first + MOST_RUNS]
