@@ -4,7 +4,8 @@
 
 - ``volume``: one step of a U-Net on the whole ``ch2better`` of mricron-data, padded to 304x384x320,
   within 2 GiB (needs nibabel and ``apt-get install mricron-data``; else a made-up head of that size).
-- ``cube``: one step on a cube of noise, within 4 GiB. If the disk has no room for it, that is told.
+- ``cube``: one step on a cube of noise, within 4 GiB. If the disk has no room for it, that is told;
+  ``--spill-dtype bfloat16`` halves what it needs.
 - ``params``: a perceptron of 1 G parameters with Adam, 12 GB of weights and state, within 1 GiB.
 - ``stream``: 200 steps on a dataset of 100 GB whose chunks are missing, and read as zeros.
 
@@ -135,6 +136,7 @@ def measure(name: str, large: Large, args: argparse.Namespace) -> Found:
         model, data = large.case.write(place / "model.onnx"), place / "data.zarr"
         large.write(large.case, data)
         options = {"engine": args.engine, "optimizer": "adam", **large.case.options(), **large.options}
+        options |= {"spill_dtype": args.spill_dtype} if args.spill_dtype else {}
         planned = one_run(model, data, None, args.timeout, plan=True, memory=budget, **options)
         why, facts = failure(planned), planned.result.get("planned", {})
         if why:
@@ -211,6 +213,7 @@ def main() -> None:
     made.add_argument("--size", type=int, help="of the cube; default: 512 (in a toy 16)")
     made.add_argument("--memory", help="budget, instead of the case's own")
     made.add_argument("--steps", type=int, help="instead of the case's own")
+    made.add_argument("--spill-dtype", help="bfloat16: activations between layers in 16 bits")
     made.add_argument("--plan", action="store_true", help="plan only")
     args = made.parse_args()
     args.size = args.size or (16 if args.toy else 512)
