@@ -145,6 +145,7 @@ class _Step:
                 copied += nbytes
             elif not self.line and self.m.books.promote(slot):
                 slot.busy = False
+                self.m.books.offer(slot)
                 loads += slot.nbytes
                 copied += nbytes
             else:
