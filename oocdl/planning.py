@@ -32,7 +32,7 @@ OVERHEAD_BYTES = 80 << 20
 kernel counts in a cgroup: page tables, shared memory, files being written."""
 PLAN_BYTES = 32 << 20
 """Part of it that the plan itself may take."""
-TASK_BYTES = 16 << 10
+TASK_BYTES = 32 << 10
 """Of the plan, for each task."""
 LARGEST_TRIED_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
@@ -45,7 +45,7 @@ LARGE = 0.25
 WORTH = 0.97
 """Smaller units are taken only if they are predicted to save at least this much of the time."""
 SPARE_BYTES = 8 << 20
-SPARE = 1.2
+SPARE = 1.15
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""

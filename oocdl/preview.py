@@ -102,9 +102,14 @@ class Plan:
         return min(self.room_bytes, int(SPARE * peak) + piece + SPARE_BYTES)
 
     @property
+    def process_bytes(self) -> int:
+        """The process itself, with a plan that may be large."""
+        return self.machine.base_bytes + self.machine.capacity_bytes - self.room_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """Predicted peak of the process: base, arrays and running programs."""
-        return self.machine.base_bytes + self.most_bytes
+        """Predicted peak of the process: itself, arrays and running programs."""
+        return self.process_bytes + self.most_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -199,7 +204,7 @@ class Plan:
             Scene(
                 f"{self._title()}, predicted {self.seconds:.3g} s",
                 self.simulated,
-                self.machine.base_bytes,
+                self.process_bytes,
                 self.peak_bytes,
                 self.settings.memory_bytes,
             ),
@@ -251,7 +256,7 @@ class Plan:
         simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
         table = table_of("", "memory", "MiB")
         for name, nbytes, ends in (
-            ("base process", self.machine.base_bytes, False),
+            ("base process", self.process_bytes, False),
             ("arrays and programs, simulated", simulated, False),
             ("to spare for them", self.most_bytes - simulated, True),
             ("predicted peak", self.peak_bytes, False),

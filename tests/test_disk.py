@@ -42,18 +42,25 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 32))
 
 
-@pytest.fixture(scope="module")
-def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What comes out where nothing is short."""
-    return nets.files_of(oocdl.fit(*job, workdir=tmp_path_factory.mktemp("whole") / "run", **OPTIONS))
-
-
 @pytest.fixture
 def tight(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options under which most of a step is spilled. The process is counted as if it were small."""
     monkeypatch.setattr("oocdl.planning.anonymous_bytes", lambda: BASE)
     plan = oocdl.plan(*job, **OPTIONS, memory="4GiB")
     return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
+
+
+WHOLE: dict[int, dict[str, bytes]] = {}
+"""By budget: equal budgets are cut equally here."""
+
+
+@pytest.fixture
+def whole(job: Job, tight: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What comes out of the same plan where nothing is short."""
+    if tight["memory"] not in WHOLE:
+        run = oocdl.fit(*job, workdir=tmp_path_factory.mktemp("whole") / "run", **tight)
+        WHOLE[tight["memory"]] = nets.files_of(run)
+    return WHOLE[tight["memory"]]
 
 
 @pytest.fixture
