@@ -33,7 +33,7 @@ from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_
 from oocdl.machine import check_budget
 from oocdl.planning import machine_for
 from oocdl.session import Held, Moved, scalar_outputs
-from oocdl.sources import Feed, Sources, StepInfo, own_regions
+from oocdl.sources import Feed, Kept, Sources, StepInfo, own_regions
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.commit import Writer
 from oocdl.storage.dataset import Dataset, DatasetSpec, open_dataset
@@ -76,11 +76,12 @@ class WorkerSetup(WorkerPlugin):
         self.tier = Tier(room, SpillStore(folder), before_mapping=heap.before_mapping)
         use(self.tier)
         arrays = dataset.arrays
-        scale = known.settings.scale or {}
+        scale, kept = known.settings.scale or {}, Kept()
         sources = {
             name: Sources(
                 known.factored[name],
                 {value: Feed(arrays[array], scale.get(array)) for value, array in feeds.items()},
+                kept,
             )
             for name, feeds in known.feeds.items()
         }

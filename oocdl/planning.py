@@ -38,6 +38,8 @@ LARGEST_TRIED_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
 SEARCH_SECONDS = 15.0
 """After so long it ends with what it has found."""
+LARGEST_UNIT_BYTES = 1 << 30
+"""Larger units are no faster, and what they reserve is more than they come to take."""
 SLACK_BYTES = 8 << 20
 """What the same process may take more the next time; named budgets have it on top."""
 LARGE = 0.25
@@ -175,8 +177,9 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
     """The fastest way to cut, by simulation."""
     found = None
     at_once = machine.threads + 1
-    for divisor in (at_once, 2 * at_once, 4 * at_once, 8 * at_once):
-        chosen = _chosen(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
+    largest = min(machine.unit_bytes, LARGEST_UNIT_BYTES)
+    for share in (1, 2, 4, 8):
+        chosen = _chosen(draft, settings, machine, max(largest // share, 1))
         if chosen is None or (found and chosen.simulated.seconds > WORTH * found.simulated.seconds):
             break
         found = chosen

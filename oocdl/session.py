@@ -28,7 +28,7 @@ from oocdl.graph.step import Key
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get
-from oocdl.sources import Feed, Reader, Sources, StepInfo
+from oocdl.sources import Feed, Kept, Reader, Sources, StepInfo
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore
@@ -100,11 +100,11 @@ class Session(Held[Chunk]):
         keep_freed_memory()
         heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes)
         self.tier = Tier(self.room_bytes, SpillStore(self.spill), before_mapping=heap.before_mapping)
-        self.before = current()
+        self.before, kept = current(), Kept()
         use(self.tier)
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
-            {name: self._sources(compiled) for name, compiled in self.compiled.items()},
+            {name: self._sources(compiled, kept) for name, compiled in self.compiled.items()},
             get_engine(self.machine.engine),
             self.tier,
             heap,
@@ -121,12 +121,12 @@ class Session(Held[Chunk]):
         self.tier.close()
         give_back_freed_memory()
 
-    def _sources(self, compiled: Compiled) -> Sources:
+    def _sources(self, compiled: Compiled, kept: Kept) -> Sources:
         feeds: dict[str, Feed] = {}
         for value, array in compiled.feeds.items():
             reader: Reader = self.dataset.arrays[array]
             feeds[value] = Feed(reader, self.scale.get(array))
-        return Sources(compiled.plan.factored, feeds)
+        return Sources(compiled.plan.factored, feeds, kept)
 
     def load(self, plan_id: str, read: weights.Read) -> None:
         """Take weights and state from ``read``."""

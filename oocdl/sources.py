@@ -108,13 +108,14 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
     return found
 
 
-class _Kept:
+class Kept:
     """What was last read of a dataset, for the pass it was read for: ``KEPT_BYTES`` at most.
 
-    Each shard of a perceptron's layer reads the same whole batch.
+    Each shard of a perceptron's layer reads the same whole batch. All plans of a run share one.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._arrays: dict[tuple[str, Region], Array] = {}
         self._info: StepInfo | None = None
 
@@ -136,9 +137,8 @@ class _Kept:
 class Sources:
     """Everything a plan reads that is not a chunk."""
 
-    def __init__(self, factored: Factored, feeds: Mapping[str, Feed]) -> None:
-        self.factored, self.feeds = factored, feeds
-        self._kept, self._reading = _Kept(), threading.Lock()
+    def __init__(self, factored: Factored, feeds: Mapping[str, Feed], kept: Kept | None = None) -> None:
+        self.factored, self.feeds, self._kept = factored, feeds, kept or Kept()
 
     def read(self, name: str, region: Region, info: StepInfo, out: Array) -> None:
         """Put a region of value ``name``, in its stored shape, into ``out``."""
@@ -156,7 +156,7 @@ class Sources:
             for block in _blocks(region, (1,) * len(shape), 8):
                 out[within(block, region)] = uniform(info.seed, info.number, name, shape, block, value.dtype)
         else:
-            with self._reading:
+            with self._kept.lock:
                 kept = self._kept.get((name, region), info)
                 if kept is not None:
                     out[...] = kept

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from oocdl.sources import own_regions, uniform
+from oocdl.sources import KEPT_BYTES, Kept, StepInfo, own_regions, uniform
 
 
 def test_random_numbers_do_not_depend_on_the_region() -> None:
@@ -44,3 +44,19 @@ def test_own_boxes_make_up_the_stored_region(factors: tuple[tuple[int, ...], ...
             piece = data[tuple(slice(a, b) for a, b in box)]
             out[place] = piece.reshape(out[place].shape)
         assert np.array_equal(out, view[tuple(slice(a, b) for a, b in region)])
+
+
+def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
+    kept, info, other = Kept(), StepInfo(0, 1, (2,)), StepInfo(1, 1, (2,))
+    arrays = [np.full(KEPT_BYTES // 3, number, np.uint8) for number in range(4)]
+    for number, array in enumerate(arrays):
+        kept.add((f"x{number}", ()), info, array)
+    found = [kept.get((f"x{number}", ()), info) for number in range(4)]
+    assert [array is not None for array in found] == [False, True, True, True]
+    assert all(np.array_equal(array, arrays[n]) for n, array in enumerate(found) if array is not None)
+    arrays[3][...] = 7
+    last = kept.get(("x3", ()), info)
+    assert last is not None and last[0] == 3  # a copy: the array is the unit's own
+    assert kept.get(("x3", ()), other) is None
+    kept.add(("large", ()), info, np.zeros(KEPT_BYTES, np.uint8))
+    assert kept.get(("large", ()), info) is None
