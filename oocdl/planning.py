@@ -40,7 +40,7 @@ SEARCH_SECONDS = 15.0
 """After so long it ends with what it has found."""
 LARGEST_UNIT_BYTES = 1 << 30
 """Larger units are no faster, and what they reserve is more than they come to take."""
-SLACK_BYTES = 8 << 20
+SLACK_BYTES = 16 << 20
 """What the same process may take more the next time; named budgets have it on top."""
 LARGE = 0.25
 """Part of the capacity from which on weights and state are given up piece by piece."""
