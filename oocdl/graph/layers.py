@@ -25,6 +25,8 @@ from oocdl.graph.rule import Rules
 
 HEAVY_FLOP_PER_BYTE = 10.0
 """From here on a node is run once and never recomputed."""
+READS_MUCH_BYTES = 8 << 20
+"""A product that reads so much, and makes little of it, is not recomputed: its matrix would be read again."""
 SMALL_BYTES = 1 << 20
 """Final values up to this size share layers, so that tasks are worth their overhead."""
 
@@ -74,6 +76,14 @@ def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
     return rules[cell.node.op].flops(cell.node, inputs, outputs) / max(moved, 1)
 
 
+def _reads_much(cell: Cell, factored: Factored) -> bool:
+    """Whether a product is mostly the reading of a matrix, as one of few rows with large weights is."""
+    values = factored.graph.values
+    read = sum(values[view.value].nbytes for view in cell.inputs)
+    made = sum(values[view.value].nbytes for view in cell.outputs)
+    return cell.node.op == "Einsum" and read >= READS_MUCH_BYTES and read > 4 * made
+
+
 class _Grouper:
     """Walks the cells in order and gives each anchor its layer."""
 
@@ -81,7 +91,11 @@ class _Grouper:
         self.factored, self.classes = factored, classes
         self.cuts = tuple(cuts)
         cells = factored.cells
-        self.heavy = {c.node.name for c in cells if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE}
+        self.heavy = {
+            c.node.name
+            for c in cells
+            if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE or _reads_much(c, factored)
+        }
         self.partial = {c.node.name for c in cells if classes.is_partial(c, self.cuts)}
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}
         self.groups: list[Group] = []
