@@ -146,10 +146,8 @@ def measure_rates(
         if time.monotonic() - begun < AGAIN_SECONDS:
             arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
-        give_back_freed_memory()
-        load = next(probe for kind, _, probe in convolutions(scale) if kind == "Conv 3d window")
-        with bench.busy(load.program()):
-            written, read = disk_rates(folder or Path.cwd(), disk_bytes)
+    give_back_freed_memory()
+    written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(arithmetic, memory, copied, bench.instruction_seconds, bench.program_seconds, read, written)
 
 
@@ -207,24 +205,6 @@ class _Bench:
         taken = self._median([partial(run, arrays) for arrays in given])
         self.best[program.key] = min(taken, self.best.get(program.key, taken))
         return self.best[program.key]
-
-    @contextmanager
-    def busy(self, program: Program) -> Iterator[None]:
-        """All threads compute meanwhile, as in a run: moving bytes takes time of the processor, too."""
-        run, done = self.engine.compile(program), threading.Event()
-
-        def work(arrays: list[Array]) -> None:
-            while not done.is_set():
-                run(arrays)
-
-        given = [self._arrays(program) for _ in range(self.threads)]
-        working = [self.pool.submit(work, arrays) for arrays in given]
-        try:
-            yield
-        finally:
-            done.set()
-            for future in working:
-                future.result()
 
     def net_seconds(self, program: Program) -> float:
         """``seconds`` without the overhead of the call; never less than a tenth of them."""
