@@ -140,9 +140,12 @@ def _scatter(handle: int, start: int, out: Array) -> bool:
     for first in range(0, len(runs), MOST_RUNS):
         group = runs[first : first + MOST_RUNS]
         size = sum(run.nbytes for run in group)
-        if os.preadv(handle, group, start) != size:
-            raise OSError(errno.EIO, "the file is shorter than it was written")
-        start += size
+        if os.preadv(handle, group, start) == size:
+            start += size
+            continue
+        for run in group:  # the disk gave a part; one by one, an error tells why
+            _fill(handle, start, as_bytes(run))
+            start += run.nbytes
     return True
 
 

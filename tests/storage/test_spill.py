@@ -97,6 +97,20 @@ def test_a_strip_along_the_outermost_axis_is_one_call(
     assert calls == [32] and np.array_equal(out[:, 10:14], array[:, 3:7])
 
 
+def test_a_read_that_gives_a_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives at most 2 GiB at once."""
+    array, real = paged((8, 16, 64, 64)), os.preadv
+    out = paged((8, 20, 64, 64))[:, 10:14]
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array, 1)
+        monkeypatch.setattr(os, "preadv", lambda handle, buffers, start: real(handle, buffers[:3], start))
+        spill.read(file, ((0, 8), (3, 7), (0, 64), (0, 64)), out)
+        assert np.array_equal(out, array[:, 3:7])
+        os.truncate(file.data, array.nbytes // 2)
+        with pytest.raises(StoreError, match="shorter than it was written"):
+            spill.read(file, ((0, 8), (7, 11), (0, 64), (0, 64)), out)
+
+
 def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
     array = np.arange(6).astype(ml_dtypes.bfloat16)
     with SpillStore(tmp_path) as spill:
