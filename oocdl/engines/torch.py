@@ -52,12 +52,18 @@ class _Writable:
 def to_torch(array: Array) -> Tensor:
     """The same memory as a tensor; a copy where PyTorch cannot have it as it lies."""
     array = aligned(array)
-    if array.dtype == _BFLOAT16:  # NumPy's name for it is a library's, which PyTorch does not know
-        return to_torch(array.view(np.int16)).view(torch.bfloat16)
     if any(stride < 0 for stride in array.strides):
         array = np.array(array, order="C")
     if not array.flags.writeable:
-        array = np.asarray(_Writable(array))
+        bits = np.dtype(f"i{array.itemsize}") if array.dtype == _BFLOAT16 else array.dtype
+        array = np.asarray(_Writable(array.view(bits))).view(array.dtype)
+    return shared(array)
+
+
+def shared(array: Array) -> Tensor:
+    """The same memory as a tensor, never a copy; the array is writable."""
+    if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
@@ -167,7 +173,7 @@ def _direct(program: Program, stages: Sequence[_Stage]) -> dict[int, int]:
 
 def _put(tensor: Tensor, operand: Operand, out: Array) -> None:
     """Put an output where it belongs."""
-    to_torch(out).copy_(crop(tensor, operand.crop).reshape(operand.shape))
+    shared(out).copy_(crop(tensor, operand.crop).reshape(operand.shape))
 
 
 class TorchEngine:
@@ -206,7 +212,7 @@ class TorchEngine:
                     slot: to_torch(np.asarray(array))
                     for slot, array in zip(program.inputs, arrays, strict=True)
                 }
-                places = {slot: to_torch(outs[number]) for slot, number in direct.items()}
+                places = {slot: shared(outs[number]) for slot, number in direct.items()}
 
                 def put(numbers: Iterable[int]) -> None:
                     for number in numbers:
