@@ -188,6 +188,8 @@ class Draft:
 
     def rounding(self, names: Collection[str]) -> Draft:
         """The same step with these values stored in 16 bits."""
+        if not names:
+            return self
         rules = self.layering.rules
         graph = rounded(self.made.graph, names)
         return replace(self, layering=Layering(factorize(graph, rules), rules), rounded=frozenset(names))

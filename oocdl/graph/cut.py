@@ -32,7 +32,7 @@ from oocdl.graph.axes import (
 from oocdl.graph.classes import Classes
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.ir import Shape
-from oocdl.graph.operands import Operands, OwnAxis
+from oocdl.graph.own_axes import Operands, OwnAxis
 from oocdl.graph.program import Instruction, Operand, Program, make_program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer

@@ -107,21 +107,6 @@ def uncut_bytes(layer: Layer, factored: Factored, classes: Classes, cut: int) ->
     return uncut, every
 
 
-def by_waste(
-    order: Sequence[int], layers: Sequence[Layer], factored: Factored, classes: Classes
-) -> list[int]:
-    """``order``, with classes last whose cuts leave most of what the layers read to be read by each piece.
-
-    Cutting the batch of a layer that is mostly weights reads all weights once for each sample.
-    """
-
-    def wasteful(cut: int) -> bool:
-        found = [uncut_bytes(layer, factored, classes, cut) for layer in layers]
-        return 2 * sum(uncut for uncut, _ in found) > sum(every for _, every in found)
-
-    return sorted(order, key=wasteful)
-
-
 class Layering:
     """A step's graph with its cut classes, and the layers that each choice of cuts makes.
 
@@ -150,8 +135,16 @@ class Layering:
         return LayerCutter(self.factored, self.classes, self.rules, layer, grid)
 
     def by_waste(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
-        """``order``, with classes last whose cuts leave most of what the layers read to be read again."""
-        return by_waste(order, layers, self.factored, self.classes)
+        """``order``, with classes last whose cuts leave most of what layers read to be read by each piece.
+
+        Cutting the batch of a layer that is mostly weights reads all weights once for each sample.
+        """
+
+        def wasteful(cut: int) -> bool:
+            found = [uncut_bytes(layer, self.factored, self.classes, cut) for layer in layers]
+            return 2 * sum(uncut for uncut, _ in found) > sum(every for _, every in found)
+
+        return sorted(order, key=wasteful)
 
     def telling(self, cutter: LayerCutter) -> tuple[int, int]:
         """Memory and total work of the layer by a few telling shards: first, middle, last."""
