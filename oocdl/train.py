@@ -111,19 +111,14 @@ def fit(
         A missing channel axis of size one is added.
     workdir
         The run directory; default ``<model>.run`` beside the model.
-    resume
-        True: go on with the run that is there (or return it if it is finished).
-        False: refuse if there is one. ``"restart"``: start anew.
-    replan
-        Make a new plan on resume, although it changes rounding.
-    client
-        A ``distributed.Client``; None: this process.
-    scheduler
-        A Dask ``get`` such as ``dask.threaded.get``; None: oocdl's own.
-    callbacks
-        Callables that take one event (``oocdl.events``).
-    progress
-        Show progress on a terminal, plain lines elsewhere.
+    resume, replan
+        True: go on with the run that is there (or return it if it is finished). False: refuse if there
+        is one. ``"restart"``: start anew. ``replan``: make a new plan, although it changes rounding.
+    client, scheduler
+        A ``distributed.Client``; None: this process. Then a Dask ``get`` such as ``dask.threaded.get``;
+        None: oocdl's own.
+    callbacks, progress
+        Callables that take one event (``oocdl.events``). Progress on a terminal, plain lines elsewhere.
     options
         ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", a loss object, or a mapping
         output -> (loss, weight). ``optimizer``: "sgd", "adam", "adamw" or an ``oocdl.optim`` object;
@@ -133,15 +128,10 @@ def fit(
         ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
         ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit
         of spill and run directory together; more than is free is refused in any case.
-        ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers, where that is
-        predicted to be faster.
+        ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers if that is faster.
         ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
         ``threads``, ``engine``, ``precision`` ("float32", "float64"), ``freeze`` (patterns),
         ``keep`` (names), ``commit_seconds``.
-
-    Returns
-    -------
-    Run
 
     Raises
     ------
