@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.engine import Engine, get_engine, resolve
+from oocdl.engines.engine import CHANNELS_LAST, Engine, get_engine, resolve
 from oocdl.errors import ResourceError
 from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import ordered
 from oocdl.graph.program import Program
 from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Points, Rates, moved_bytes
 from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
@@ -40,7 +41,7 @@ from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
 from oocdl.storage.pool import Pool
 
-FORMAT = 1
+FORMAT = 2
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
 FILE_BYTES = 8 << 20
 """Of the files that the disk is measured with, as chunks have it."""
@@ -156,7 +157,7 @@ def _arithmetic(bench: _Bench, scale: float) -> dict[str, Points]:
     found: dict[str, dict[int, list[float]]] = {}
     for source in (convolutions, products, pools):
         for kind, size, probe in source(scale):
-            program = probe.program()
+            program = probe.program(bench.last)
             each = found.setdefault(kind, {}).setdefault(size, [])
             each.append(bench.net_seconds(program) / program_flops(program, RULES))
     return {
@@ -184,6 +185,7 @@ class _Bench:
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self.engine, self.threads = engine, threads
+        self.last = "float32" in CHANNELS_LAST.get(engine.name, ())
         self.random = np.random.default_rng(0)
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}
@@ -219,14 +221,16 @@ class _Bench:
 
     def _arrays(self, program: Program) -> list[Array]:
         """Random numbers from 0 to 1, for integers from 0 to 7."""
-        made = []
-        for shape, dtype in zip(program.input_shapes, program.input_dtypes, strict=True):
+        made, orders = [], dict(program.orders)
+        for slot, shape, dtype in zip(
+            program.inputs, program.input_shapes, program.input_dtypes, strict=True
+        ):
             # A period of odd length: as random as an operator can tell, and made in no time.
             period = self.random.random(min(prod(shape), 65521), dtype=np.float32)
             array = np.resize(period, shape)
-            made.append(
-                (array > 0.5 if dtype == "bool" else array * (8 if dtype == "int64" else 1)).astype(dtype)
-            )
+            values = array > 0.5 if dtype == "bool" else array * (8 if dtype == "int64" else 1)
+            made.append(ordered(np.empty, shape, dtype, orders.get(slot, ())))
+            made[-1][...] = values
         return made
 
     def _median(self, calls: Sequence[Callable[[], object]]) -> float:

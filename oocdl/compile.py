@@ -9,13 +9,15 @@ from typing import Any
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
+from oocdl.engines.engine import CHANNELS_LAST, resolve
 from oocdl.errors import InputError
 from oocdl.graph.axes import Region
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
-from oocdl.graph.factorize import factorize
+from oocdl.graph.factorize import Factored, factorize
 from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Graph, Role
+from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import StepPlan, look_at_step, plan_step, replan_step
 from oocdl.graph.read_onnx import Imported, OnnxModel
 from oocdl.graph.rounded import rounded
@@ -69,6 +71,16 @@ def _imported(
     dims = settings.dims or {}
     shapes = {port.name: binding.input_shape(port, batch, dims) for port in model.inputs}
     return model.bind(rules, shapes, precision=settings.precision, training=training, freeze=settings.freeze)
+
+
+def _wants_channels_last(settings: Settings) -> bool:
+    return settings.precision in CHANNELS_LAST.get(resolve(settings.engine), ())
+
+
+def _factored(graph: Graph, rules: Rules, last: bool) -> Factored:
+    """The graph over stored factors, laid out as the engine likes it."""
+    factored = factorize(graph, rules)
+    return channels_last(factored) if last else factored
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +197,8 @@ class Draft:
     """How weights are stored, if another plan has decided that already."""
     rounded: frozenset[str] = frozenset()
     """Values that are stored in 16 bits."""
+    last: bool = False
+    """Whether values of convolutions have their channels last."""
 
     def rounding(self, names: Collection[str]) -> Draft:
         """The same step with these values stored in 16 bits."""
@@ -192,7 +206,8 @@ class Draft:
             return self
         rules = self.layering.rules
         graph = rounded(self.made.graph, names)
-        return replace(self, layering=Layering(factorize(graph, rules), rules), rounded=frozenset(names))
+        layering = Layering(_factored(graph, rules, self.last), rules)
+        return replace(self, layering=layering, rounded=frozenset(names))
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
@@ -236,7 +251,8 @@ def draft_training(
 ) -> Draft:
     """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
-    return Draft(made, Layering(factorize(made.graph, rules), rules), part, pieces)
+    last = _wants_channels_last(settings)
+    return Draft(made, Layering(_factored(made.graph, rules, last), rules), part, pieces, last=last)
 
 
 def going_on(compiled: Compiled, rules: Rules, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
@@ -276,7 +292,7 @@ def compile_inference(
         parts = dict(zip(parts, others, strict=True))
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
-    factored = factorize(graph, rules)
+    factored = _factored(graph, rules, _wants_channels_last(settings))
     plan = plan_step(Layering(factored, rules), limits)
     needed = versioned_pieces(plan)
     held = {name: pieces.get(name, regions) for name, regions in needed.items()}

@@ -19,6 +19,7 @@ from dask._task_spec import Task, TaskRef
 from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array, Shape
+from oocdl.graph.memory import ordered
 from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
 from oocdl.report import Measured, Spent
@@ -78,8 +79,10 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
         reserved = perf_counter()
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [
-            held.empty(region_shape(region), dtype)
-            for (_, region), dtype in zip(call.unit.makes, call.dtypes, strict=True)
+            held.empty(region_shape(region), dtype, order)
+            for (_, region), dtype, order in zip(
+                call.unit.makes, call.dtypes, call.unit.program.output_orders, strict=True
+            )
         ]
         gathered = perf_counter()
         with context.heap.program(call.work_bytes):
@@ -128,14 +131,14 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
 
 def _copy(held: Reservation, chunk: Chunk) -> Array:
     """All of a chunk, in reserved memory."""
-    out = held.empty(chunk.shape, chunk.dtype)
+    out = held.empty(chunk.shape, chunk.dtype, chunk.order)
     chunk.read(chunk.region, out)
     return out
 
 
 def run_strip(region: Region, chunk: Chunk) -> Chunk:
     """Part of a chunk, for a unit on another worker."""
-    out = np.empty(region_shape(region), chunk.dtype)
+    out = ordered(np.empty, region_shape(region), chunk.dtype, chunk.order)
     chunk.read(region, out)
     return home().adopt(out, region, ())
 
@@ -179,8 +182,9 @@ def _add_lanes(held: Reservation, call: UnitCall, results: list[Array], chunks: 
             position = call.lanes[member]
             assert position is not None
             region = call.unit.makes[member][1]
-            buffer = held.empty(region_shape(region), results[member].dtype)
-            chunks[position[0]].read(region, buffer)
+            lane_chunk = chunks[position[0]]
+            buffer = held.empty(region_shape(region), lane_chunk.dtype, lane_chunk.order)
+            lane_chunk.read(region, buffer)
             before.append(buffer)
         combine(how, before, lane[1], own, call.unit.counts[index])
         for member, array in zip(members, before, strict=True):
@@ -202,7 +206,7 @@ def _gather(
     """One input of a program as one array."""
     if read.chunks and _is_exact(read, chunks):
         return chunks[read.chunks[0][0]].array()
-    out = held.empty(region_shape(read.region), read.dtype)
+    out = held.empty(region_shape(read.region), read.dtype, read.order)
     if not read.chunks:
         context.sources[plan_id].read(read.value, read.region, info, out)
     for number, part in read.chunks:

@@ -15,6 +15,7 @@ from typing import Any
 from oocdl.graph.factorize import factorize
 from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Role, Shape
+from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import plan_step
 from oocdl.graph.program import Program
 from oocdl.graph.rule import Builder
@@ -40,9 +41,9 @@ class Probe:
     chained: bool = False
     """Whether it is measured before a Neg."""
 
-    def program(self) -> Program:
-        """The operator alone, or before a Neg."""
-        return _program(self)
+    def program(self, last: bool = False) -> Program:
+        """The operator alone, or before a Neg; ``last``: what is of a convolution has its channels last."""
+        return _program(self, last)
 
     def rest(self) -> Program | None:
         """The Neg alone, where it is part of ``program``."""
@@ -54,19 +55,21 @@ class Probe:
         return _program(Probe("Neg", ((build.shape(made), build.dtype(made)),)))
 
 
-def _program(probe: Probe) -> Program:
+def _program(probe: Probe, last: bool = False) -> Program:
     build = Builder(RULES)
     inputs = [build.value(f"x{i}", *given, Role.INPUT) for i, given in enumerate(probe.inputs)]
     made = build.node(probe.op, inputs, dict(probe.attrs))
     if probe.chained:
         made = (build("Neg", made[0]),)
-    return _planned(build, *made)
+    return _planned(build, *made, last=last)
 
 
-def _planned(build: Builder, *outputs: str) -> Program:
+def _planned(build: Builder, *outputs: str, last: bool = False) -> Program:
     """All of a graph as one program."""
     build.outputs = list(outputs)
-    plan = plan_step(Layering(factorize(build.graph(), RULES), RULES), Limits(1 << 50))
+    factored = factorize(build.graph(), RULES)
+    layering = Layering(channels_last(factored) if last else factored, RULES)
+    plan = plan_step(layering, Limits(1 << 50))
     [unit] = [unit for layer in plan.layers for unit in layer.units]
     return unit.program
 

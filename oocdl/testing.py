@@ -18,6 +18,7 @@ from dask._task_spec import DataNode
 
 from oocdl import execute
 from oocdl.engines.engine import get_engine
+from oocdl.graph import layout
 from oocdl.graph.axes import Region
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import Factored, factorize
@@ -100,15 +101,18 @@ def run_graph(
     step: int = 0,
     scalars: Mapping[str, float] | None = None,
     scheduler: Any = None,
+    channels_last: bool = False,
 ) -> Ran:
     """Plan and run ``graph`` once.
 
     ``arrays`` holds the values of roles INPUT, TARGET, WEIGHT and STATE by name.
-    ``cuts`` asks for pieces by class number, ``parallel`` by name. Returns the
-    graph's outputs and updated values, whole, by name.
+    ``cuts`` asks for pieces by class number, ``parallel`` by name. ``channels_last``: what is of a
+    convolution lies so. Returns the graph's outputs and updated values, whole, by name.
     """
     small = expand(graph, rules)
     factored = factorize(small, rules)
+    if channels_last:
+        factored = layout.channels_last(factored)
     limits = Limits(unit_bytes, threads, parallel, cuts)
     plan = plan_step(Layering(factored, rules), limits)
     pieces = versioned_pieces(plan)

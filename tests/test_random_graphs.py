@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import UnsupportedError
+from oocdl.graph import layout
 from oocdl.graph.classes import find_classes
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
@@ -28,6 +30,17 @@ SEARCH = "OOCDL_EXAMPLES" in os.environ
 """Look for so many, other ones each time; else always the same hundred."""
 EXAMPLES = int(os.environ.get("OOCDL_EXAMPLES", "100"))
 MOST_ELEMENTS = 1500
+
+
+@contextmanager
+def all_channels_last() -> Iterator[None]:
+    """``channels_last`` takes whatever has axes of space, however few channels it has."""
+    before = layout.CHANNELS, layout.WINDOWED
+    layout.CHANNELS, layout.WINDOWED = 1, frozenset(RULES)
+    try:
+        yield
+    finally:
+        layout.CHANNELS, layout.WINDOWED = before
 
 
 @dataclass
@@ -331,12 +344,14 @@ def test_a_random_graph_cut_is_whole_and_its_gradients_are_autograds(data: st.Da
     roomy = [number for number, extent in classes.extents.items() if extent > 1]
     counts = {number: data.draw(st.sampled_from((2, 3, 1, 4))) for number in roomy}
     cuts = {number: count for number, count in counts.items() if count > 1}
+    last = data.draw(st.booleans())
     if os.environ.get("OOCDL_SHOW"):
         print(text(graph), f"\ncuts={cuts}\n")
     given_arrays = maker.arrays
     try:
         whole = run_graph(graph, RULES, given_arrays).outputs
-        cut = run_graph(graph, RULES, given_arrays, cuts=cuts).outputs
+        with all_channels_last():
+            cut = run_graph(graph, RULES, given_arrays, cuts=cuts, channels_last=last).outputs
     except UnsupportedError as error:
         assert "pads a single number" in str(error), text(graph)
         reject()

@@ -8,9 +8,10 @@ equal programs give equal bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from oocdl.engines.operands import pads_of
 from oocdl.graph.ir import Shape
@@ -25,9 +26,45 @@ class Chain:
     domain: Shape
     block: Shape
     """Extents of a block; those at the end of an axis may be smaller."""
+    last: bool = False
+    """Whether the members are ``turned``."""
 
 
 Group = Chain | Instruction
+
+
+def moved(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """What is of each axis, in the order that has the channels last.
+
+    >>> moved((1, 16, 2, 3, 4))
+    (1, 2, 3, 4, 16)
+    """
+    return (shape[0], *shape[2:], shape[1])
+
+
+def unmoved(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Undo ``moved``."""
+    return (shape[0], shape[-1], *shape[1:-1])
+
+
+def turned(item: Instruction) -> Instruction:
+    """The instruction on operands and results whose axis of channels is the last."""
+    rank = len(item.kernel_shapes[0])
+    attrs = dict(item.attrs)
+    if "axes" in attrs:
+        places = unmoved(range(rank))
+        attrs["axes"] = tuple(sorted(places[axis % rank] for axis in attrs["axes"]))
+    operands = tuple(replace(o, shape=moved(o.shape)) if len(o.shape) == rank else o for o in item.operands)
+    shapes = tuple(moved(shape) for shape in item.kernel_shapes)
+    return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)
+
+
+def _is_last(item: Instruction, reductions: frozenset[str], ordered: Collection[int]) -> bool:
+    """Whether an instruction runs over something that has its channels last."""
+    slots = [operand.slot for operand in item.operands] if item.op in reductions else item.outputs
+    rank = len(item.kernel_shapes[0])
+    alike = all(len(o.shape) == rank or prod(o.shape) == 1 for o in item.operands)
+    return rank in (4, 5) and alike and any(slot in ordered for slot in slots)
 
 
 def domain_of(instruction: Instruction, reductions: Iterable[str]) -> Shape:
@@ -65,6 +102,7 @@ class _Draft:
 
     elements: int
     reductions: frozenset[str]
+    last: bool = False
     before: list[Instruction] = field(default_factory=list)
     members: list[Instruction] = field(default_factory=list)
     after: list[Instruction] = field(default_factory=list)
@@ -129,7 +167,7 @@ class _Draft:
             shapes = [domain_of(member, self.reductions) for member in self.members]
             uncut = self._uncut(self.domain, shapes, self.whole)
             block = block_of(self.domain, uncut, self.elements)
-            chain = [Chain(tuple(self.members), self.domain, block)]
+            chain = [Chain(tuple(self.members), self.domain, block, self.last)]
         return [*self.before, *chain, *self.after]
 
 
@@ -156,17 +194,22 @@ def arrange(
     not worth a place in a chain, and runs before or after it.
     """
     groups: list[Group] = []
+    ordered = frozenset(slot for slot, _ in program.orders)
     draft = _Draft(elements, reductions)
     for item in program.instructions:
         if _is_small(item, elements):
             draft.add_small(item)
-        elif not _fits(item, pointwise, reductions):
+            continue
+        if not _fits(item, pointwise, reductions):
             groups += [*draft.groups(), item]
             draft = _Draft(elements, reductions)
-        elif not draft.add(item):
+            continue
+        last = _is_last(item, reductions, ordered)
+        member = turned(item) if last else item
+        if draft.last != last or not draft.add(member):
             groups += draft.groups()
-            draft = _Draft(elements, reductions)
-            if not draft.add(item):
+            draft = _Draft(elements, reductions, last)
+            if not draft.add(member):
                 groups.append(item)
     return groups + draft.groups()
 

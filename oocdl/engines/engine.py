@@ -24,8 +24,9 @@ class Compiled(Protocol):
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
         """Arrays of ``Program.inputs`` in order -> arrays of ``Program.outputs`` in order.
 
-        ``outs`` are C-contiguous arrays of the outputs' shapes and dtypes to put them into;
-        None: new ones.
+        ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in
+        memory as ``Program.output_orders`` has it; None: new ones. ``arrays`` may lie in any way,
+        and are best as ``Program.orders`` has it.
         """
         ...
 
@@ -51,6 +52,9 @@ _INSTALL = {
 _SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
 """Environment of a runtime, read when it is first used, where the user has not set it.
 Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
+
+CHANNELS_LAST = {"torch": frozenset({"float32"})}
+"""Engines, and precisions, whose convolutions are faster where values lie with their channels last."""
 
 _engines: dict[tuple[str, int], Engine] = {}
 _lock = threading.Lock()

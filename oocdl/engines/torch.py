@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,10 @@ from oocdl.engines.operands import (
 from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
 from oocdl.engines.torch_kernels import KERNELS
+from oocdl.engines.torch_layout import channels_last
 from oocdl.engines.torch_windows import pad
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Operand, Program
 
 Prepare = Callable[[Tensor], Tensor]
@@ -74,8 +76,8 @@ def use_threads(count: int) -> None:
         _thread.count = count
 
 
-def _preparation(instruction: Instruction, index: int) -> Prepare:
-    """How slot becomes operand: crop, reshape, pad."""
+def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
+    """How slot becomes operand: crop, reshape, order, pad."""
     operand = instruction.operands[index]
     fill = fill_of(instruction, index)
     pads = None if instruction.op in PAD_THEMSELVES else pads_of(operand)
@@ -84,6 +86,8 @@ def _preparation(instruction: Instruction, index: int) -> Prepare:
         tensor = crop(tensor, operand.crop)
         if tensor.shape != operand.shape:
             tensor = tensor.reshape(operand.shape)
+        if last:
+            tensor = channels_last(tensor)
         return tensor if pads is None else pad(tensor, pads, fill)
 
     return prepare
@@ -92,12 +96,15 @@ def _preparation(instruction: Instruction, index: int) -> Prepare:
 class _Step:
     """One instruction, with all that can be decided before it runs."""
 
-    def __init__(self, instruction: Instruction) -> None:
+    def __init__(self, instruction: Instruction, ordered: Collection[int]) -> None:
+        """``ordered``: slots that have their channels last."""
         self.instruction = instruction
         self.kernel = KERNELS[instruction.op]
         self.slots = [operand.slot for operand in instruction.operands]
-        self.prepare = [_preparation(instruction, i) for i in range(len(instruction.operands))]
+        last = _operands_last(instruction, ordered)
+        self.prepare = [_preparation(instruction, i, last[i]) for i in range(len(instruction.operands))]
         self.dtypes = [getattr(torch, dtype) for dtype in instruction.dtypes]
+        self.arrange = [_arrangement(instruction, i, ordered) for i in range(len(instruction.outputs))]
 
     def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
         """Read operands from ``slots``, put results there."""
@@ -110,7 +117,26 @@ class _Step:
                     f"{item.op} gave {result.dtype} {tuple(result.shape)}, "
                     f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
                 )
-            slots[item.outputs[index]] = result.reshape(item.shapes[index])
+            slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
+
+
+def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
+    """Which operands the kernel is given with their channels last."""
+    last = [o.slot in ordered and len(o.shape) in (4, 5) for o in instruction.operands]
+    data = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}.get(instruction.op, ())
+    if any(last) or any(slot in ordered for slot in instruction.outputs):
+        for index in data:  # a kernel of both kinds would sort the other
+            last[index] = True
+    return last
+
+
+def _arrangement(instruction: Instruction, index: int, ordered: Collection[int]) -> Prepare:
+    """How a kernel's result is made to lie as its slot does."""
+    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in (4, 5):
+        return channels_last
+    if instruction.op in _FRESH:
+        return Tensor.contiguous
+    return lambda result: result
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +168,7 @@ def _overwritable(groups: Sequence[Group]) -> frozenset[int]:
 
 def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
+    turned = frozenset(slot for slot, _ in program.orders)
     groups = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
     last = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
@@ -155,7 +182,7 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
             needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
             step: _Step | ChainStep = ChainStep(group, needed, ending & own & reads_of(group))
         else:
-            step = _Step(group)
+            step = _Step(group, turned)
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
         stages.append(_Stage(step, done, tuple(sorted(ending))))
     return stages
@@ -204,7 +231,8 @@ class TorchEngine:
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
             if outs is None:
                 outs = [
-                    np.empty(item.shape, dtype) for item, dtype in zip(program.outputs, dtypes, strict=True)
+                    ordered(np.empty, item.shape, dtype, order)
+                    for item, dtype, order in zip(program.outputs, dtypes, program.output_orders, strict=True)
                 ]
             use_threads(self.threads_per_kernel)
             with torch.inference_mode():

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oocdl.engines.chains import Chain
+from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
@@ -197,7 +197,7 @@ class ChainStep:
         for key, column in self.columns.items():
             if isinstance(key, tuple):
                 slot, box, shape = key
-                columns[column] = self.blocks.pieces(crop(slots[slot], box).reshape(shape))
+                columns[column] = self.blocks.pieces(self._seen(crop(slots[slot], box), shape))
         buffers = [self._buffer(kind) for kind in self.registers]
         for column, register in self.register_of.items():
             columns[column] = self.blocks.of_buffer(buffers[register], self.kinds[column][0])
@@ -233,13 +233,21 @@ class ChainStep:
     ) -> Tensor:
         """Memory of a result: where it is wanted, that of an operand which ends here, or new."""
         if slot in places:
-            return places[slot].view(kind[0])
+            place = self._seen(places[slot], kind[0])
+            assert place.data_ptr() == places[slot].data_ptr(), "a result would go to a copy of its place"
+            return place
         dtype = getattr(torch, kind[1])
         if slot in self.reuse:
-            old = slots[self.reuse[slot]]
+            old = self._seen(slots[self.reuse[slot]], kind[0])
             if old.is_contiguous() and old.dtype == dtype:
-                return old.view(kind[0])
+                return old
         return torch.empty(kind[0], dtype=dtype)
+
+    def _seen(self, tensor: Tensor, shape: Shape) -> Tensor:
+        """What lies in a slot, in a shape of the chain."""
+        if not self.chain.last or len(shape) != self.blocks.rank:
+            return tensor.reshape(shape)
+        return tensor.reshape(unmoved(shape)).movedim(1, -1)
 
     def _keep(self, item: Instruction, results: dict[int, Tensor], slots: dict[int, Tensor]) -> None:
         """Put a member's results into ``slots``, blocks of reductions put together."""
@@ -251,4 +259,5 @@ class ChainStep:
             results |= dict(zip(item.outputs, made, strict=True))
         for slot, shape in zip(item.outputs, item.shapes, strict=True):
             if slot in results:
-                slots[slot] = results[slot].view(shape)
+                result = results[slot].movedim(-1, 1) if self.chain.last else results[slot]
+                slots[slot] = result.view(shape)

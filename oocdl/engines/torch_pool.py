@@ -1,29 +1,26 @@
 """Max pooling one axis after the other, in strided slices: vectorised, where PyTorch's is not.
 
-On 32 x 32 x 64 x 64 and 2^3 windows it takes 1.5 ms instead of 14 (one core). Planes
-are taken some at a time, so that what lies between stays in the cache.
+On 32 x 32 x 64 x 64 and 2^3 windows it takes 1.5 ms instead of 14 (one core). Some of it
+is taken at a time, so that what lies between stays in the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from oocdl.engines.torch_layout import has_channels_last
 
 aten = torch.ops.aten
 
 Window = tuple[int, int, int]
 """Kernel, stride, dilation."""
+Index = tuple[slice, ...]
 
 CHUNK = 1 << 18
 """Elements of the operand that are pooled at a time."""
-
-
-def _rows(x: Tensor) -> int:
-    """How many planes are taken at a time."""
-    plane = max(x[0].numel(), 1) if x.shape[0] else 1
-    return max(CHUNK // plane, 1)
 
 
 def _seen(x: Tensor, axis: int, window: Window, count: int) -> list[Tensor]:
@@ -68,20 +65,46 @@ def _unpool_axis(x: Tensor, dy: Tensor, axis: int, window: Window) -> Tensor:
     return dx
 
 
+def _flat(x: Tensor) -> tuple[Tensor, bool]:
+    """``x[n, c, *spatial]`` as planes, or, where channels lie last, as samples with channels at the end."""
+    last = has_channels_last(x) and x.shape[1] > 1
+    return (x.movedim(1, -1), True) if last else (x.flatten(0, 1), False)
+
+
+def _portions(x: Tensor, last: bool, window: Window, count: int) -> Iterator[tuple[Index, Index]]:
+    """What is taken at a time, so that it stays in the cache: parts of ``x``, and of what it is pooled to.
+
+    Some planes; or of one sample the places that ``count`` windows along the outermost axis see.
+    """
+    if not last:
+        step = max(CHUNK // max(x[0].numel() if x.shape[0] else 1, 1), 1)
+        for start in range(0, x.shape[0], step):
+            yield (slice(start, start + step),), (slice(start, start + step),)
+        return
+    kernel, stride, dilation = window
+    span, extent = dilation * (kernel - 1) + 1, x.shape[1]
+    step = max(CHUNK // max(stride * x[0, 0].numel(), 1), 1) if span <= stride else count
+    for sample in range(x.shape[0]):
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            end = extent if stop == count else max(stop * stride, (stop - 1) * stride + span)
+            one = slice(sample, sample + 1)
+            yield (one, slice(start * stride, end)), (one, slice(start, stop))
+
+
 def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
     """Max pooling of ``x[n, c, *spatial]`` without padding."""
     rank = len(windows)
     spatial = [(n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)]
-    planes = x.flatten(0, 1)
-    result = x.new_empty((planes.shape[0], *spatial))
-    step = _rows(planes)
-    for start in range(0, planes.shape[0], step):
-        part = planes[start : start + step]
+    flat, last = _flat(x)
+    result = x.new_empty((flat.shape[0], *spatial, *flat.shape[rank + 1 :]))
+    for seen, made in _portions(flat, last, windows[0], spatial[0]):
+        part = flat[seen]
         # Outermost first: the slices of the rest are shorter, and those of it are whole rows.
         for axis in range(rank):
             part = _pool_axis(part, axis + 1, windows[axis])
-        result[start : start + step] = part
-    return result.reshape(*x.shape[:2], *spatial)
+        result[made] = part
+    return result.movedim(-1, 1) if last else result.reshape(*x.shape[:2], *spatial)
 
 
 def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window]) -> Tensor:
@@ -90,17 +113,17 @@ def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window]) -> Tensor:
     So the innermost axis is pooled first and the outermost decides first.
     """
     rank = len(windows)
-    planes, grads = x.flatten(0, 1), dy.flatten(0, 1)
-    result = x.new_empty(planes.shape)
-    step = _rows(planes)
+    flat, last = _flat(x)
+    grads = dy.movedim(1, -1) if last else dy.flatten(0, 1)
+    result = x.new_empty(flat.shape)
     bounds = torch.finfo(x.dtype)
-    for start in range(0, planes.shape[0], step):
+    for seen, given in _portions(flat, last, windows[0], dy.shape[2]):
         # Finite, since the difference of two infinities would be no tie.
-        stages = [planes[start : start + step].clamp(bounds.min, bounds.max)]
+        stages = [flat[seen].clamp(bounds.min, bounds.max)]
         for axis in range(rank - 1, 0, -1):
             stages.append(_pool_axis(stages[-1], axis + 1, windows[axis]))
-        part = grads[start : start + step]
+        part = grads[given]
         for axis in range(rank):
             part = _unpool_axis(stages.pop(), part, axis + 1, windows[axis])
-        result[start : start + step] = part
-    return result.reshape(x.shape)
+        result[seen] = part
+    return result.movedim(-1, 1) if last else result.reshape(x.shape)

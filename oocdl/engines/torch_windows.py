@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.engines.torch_layout import has_channels_last
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
+from oocdl.graph.layout import CHANNELS
 from oocdl.graph.program import Instruction
 
 aten = torch.ops.aten
@@ -94,12 +96,59 @@ def _convolve(
     return result
 
 
+def _slide(
+    x: Tensor, w: Tensor, strides: Sequence[int], pads: Sequence[tuple[int, int]], dilations: Sequence[int]
+) -> Tensor:
+    """A convolution with ``pads`` (before, after) of the axes of space.
+
+    Where the outermost is padded on one side more than on the other, as at the ends of a volume, both
+    sides are padded alike and what that makes too much of is cut off: no copy of the operand is made.
+    """
+    before, after = pads[0]
+    most = max(before, after)
+    reach = dilations[0] * (w.shape[2] - 1)
+    extent = x.shape[2] + before + after - reach
+    cut = before != after and strides[0] == 1 and 2 * most - before - after <= extent // 8
+    both = [(most, most), *pads[1:]] if cut else pads
+    common = [min(pair) for pair in both]
+    rest = [(b - c, a - c) for (b, a), c in zip(both, common, strict=True)]
+    result = _convolve(pad(x, [(0, 0), (0, 0), *rest], 0.0), w, strides, common, dilations)
+    return result.narrow(2, most - before, extent) if cut else result
+
+
+def _is_point(w: Tensor, strides: Sequence[int], x: Tensor) -> bool:
+    """Whether a convolution is a matrix product of what lies side by side.
+
+    oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8).
+    """
+    return w.shape[2:].numel() == 1 and set(strides) == {1} and x.numel() > 0 and has_channels_last(x)
+
+
+def _places(x: Tensor) -> Tensor:
+    """``x[n, c, *space]`` as [n, places, c]."""
+    return x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])
+
+
+def _point(x: Tensor, w: Tensor) -> Tensor:
+    """The product with ``w[c, d]`` for each place; few channels are made as planes, as they are kept."""
+    shape = (x.shape[0], *x.shape[2:])
+    if w.shape[1] % CHANNELS:
+        return torch.matmul(w.t(), _places(x).transpose(1, 2)).reshape(shape[0], w.shape[1], *shape[1:])
+    return torch.matmul(_places(x), w).reshape(*shape, w.shape[1]).movedim(-1, 1)
+
+
 def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
-    x, padding = _halves(args[0], instruction)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    return [_convolve(x, w, strides, padding, dilations)]
+    operand = instruction.operands[0]
+    if instruction.fill or args[0].numel() == 0 or (operand.pads and any(map(any, operand.pads[:2]))):
+        x, padding = _halves(args[0], instruction)
+        return [_convolve(x, w, strides, padding, dilations)]
+    pads = spatial_pads(operand)
+    if _is_point(w, strides, args[0]) and not any(map(any, pads)):
+        return [_point(args[0], w.flatten(1).t())]
+    return [_slide(args[0], w, strides, pads, dilations)]
 
 
 def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Sequence[int]) -> Tensor:
@@ -109,7 +158,7 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
     16 to 16 channels, 3^3: 6.5, not 8.0), and it makes the wanted box alone.
     """
     shape, crop = instruction.kernel_shapes[0], crop_of(instruction)
-    paddings, rest = [], [(0, 0), (0, 0)]
+    pads = []
     for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0]), start=2):
         start, extent = crop[axis] - before, x.shape[axis]
         # Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
@@ -119,13 +168,14 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
         if last <= first:
             return x.new_zeros(shape)
         x = x.narrow(axis, first, last - first)
-        left, right = max(left, 0), max(right, 0)
-        common = min(left, right)
-        paddings.append(common)
-        rest.append((left - common, right - common))
-    turned = w.transpose(0, 1).flip(tuple(range(2, w.dim()))).contiguous()
-    result = _convolve(pad(x, rest, 0.0), turned, (1,) * len(paddings), paddings, dilations)
-    return take(result, (*crop[:2], *(0,) * len(paddings)), shape)
+        pads.append((max(left, 0), max(right, 0)))
+    ones = (1,) * len(pads)
+    if _is_point(w, ones, x) and not any(map(any, pads)):
+        result = _point(x, w.flatten(1))
+    else:
+        turned = w.transpose(0, 1).flip(tuple(range(2, w.dim()))).contiguous()
+        result = _slide(x, turned, ones, pads, dilations)
+    return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
 def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -162,16 +212,67 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor
 
 def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     dy = _padded(args, instruction, 1)
-    rank = dy.dim() - 2
-    x, padding = _halves(args[0], instruction)
-    strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    # Only the shape of the weights matters; their memory is never touched.
-    w = x.new_empty(instruction.kernel_shapes[0])
-    mask = [False, True, False]
-    if _is_thin(x, w.shape[2:]):
-        dy, x = dy.to_mkldnn(), x.to_mkldnn()
-    grads = aten.convolution_backward(dy, x, w, None, strides, padding, dilations, False, [0] * rank, 1, mask)
-    return [grads[1]]
+    strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
+    shape, x = instruction.kernel_shapes[0], args[0]
+    if _is_point(x.new_empty(shape), strides, x) and x.shape[2:] == dy.shape[2:] and has_channels_last(dy):
+        grad = torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1))
+        return [grad.reshape(shape)]
+
+    def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
+        if _is_thin(x, shape[2:]):
+            dy, x = dy.to_mkldnn(), x.to_mkldnn()
+        # Only the shape of the weights matters; their memory is never touched.
+        w, none = torch.empty(tuple(shape), dtype=dy.dtype), [0] * len(strides)
+        made: Tensor = aten.convolution_backward(
+            dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
+        )[1]
+        return made
+
+    pads = spatial_pads(instruction.operands[0])
+    if _ends_apart(instruction, pads, strides, dilations, dy):
+        return [_with_ends(gradient, dy, x, shape, pads)]
+    x, padding = _halves(x, instruction)
+    return [gradient(dy, x, shape, padding)]
+
+
+def _ends_apart(
+    instruction: Instruction,
+    pads: Sequence[tuple[int, int]],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    dy: Tensor,
+) -> bool:
+    """Whether the outermost axis of space, and it alone, is padded on one side more than on the other."""
+    operand = instruction.operands[0]
+    if operand.pads is None or any(map(any, operand.pads[:2])) or 0 in operand.shape:
+        return False
+    uneven = [before != after for before, after in pads]
+    plain = strides[0] == dilations[0] == 1 and dy.numel() > 0
+    return plain and uneven == [True] + [False] * (len(pads) - 1) and dy.shape[2] >= 8 * max(pads[0])
+
+
+def _with_ends(
+    gradient: Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor],
+    dy: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+) -> Tensor:
+    """The gradient of the weights without a padded copy of ``x``: the few rows of ``dy`` that see more
+    of the padding than the other end does are taken by themselves, with those taps that see ``x``."""
+    (before, after), *others = pads
+    more, low = abs(before - after), min(before, after)
+    padding, taps, rows = [pair[0] for pair in others], shape[2], dy.shape[2]
+    first = before > after
+    inner = dy.narrow(2, more if first else 0, rows - more)
+    total = gradient(inner, x, shape, [low, *padding])
+    for place in range(more):
+        row = place if first else rows - 1 - place
+        seen = taps - (before - row) if first else x.shape[2] - row + before
+        part = x.narrow(2, 0 if first else x.shape[2] - seen, seen)
+        made = gradient(dy.narrow(2, row, 1), part, [*shape[:2], seen, *shape[3:]], [0, *padding])
+        total.narrow(2, taps - seen if first else 0, seen).add_(made)
+    return total
 
 
 def _windows(instruction: Instruction, rank: int) -> list[Window]:

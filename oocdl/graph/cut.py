@@ -32,6 +32,7 @@ from oocdl.graph.axes import (
 from oocdl.graph.classes import Classes
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.ir import Shape
+from oocdl.graph.layout import slot_orders
 from oocdl.graph.own_axes import Operands, OwnAxis
 from oocdl.graph.program import Instruction, Operand, Program, make_program
 from oocdl.graph.rule import Rules
@@ -189,6 +190,7 @@ class LayerCutter:
             tuple(values[name].dtype for name, _ in reads),
             tuple(instructions),
             tails,
+            slot_orders(slots, self.factored.orders),
         )
 
     def _instruction(

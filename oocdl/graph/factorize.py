@@ -11,7 +11,7 @@ ordinary node whose split axes are never cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
@@ -64,6 +64,8 @@ class Factored:
     """Any value -> the factors of its own axes."""
     alias: Mapping[str, str]
     """Value -> the value that is stored in its place."""
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Stored value -> its axes from outermost to innermost in memory, where they do not lie as numbered."""
 
 
 class _Splits:

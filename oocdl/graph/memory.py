@@ -1,6 +1,16 @@
-"""What arrays take in memory: the one rule that plans and the RAM tier share."""
+"""What arrays take in memory, and how they lie there: rules that plans, engines and the RAM tier share."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Order = tuple[int, ...]
+"""Axes from outermost to innermost in memory; empty: as they are numbered."""
 
 PAGE_BYTES = 4096
 SMALL_BYTES = 32 << 10
@@ -14,3 +24,28 @@ def footprint(nbytes: int) -> int:
     (100, 102400)
     """
     return nbytes if nbytes < SMALL_BYTES else -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order) -> Array:
+    """An array of ``shape`` whose memory, from ``make(shape, dtype)``, has its axes in ``order``.
+
+    >>> ordered(np.empty, (2, 3, 4), np.uint8, (1, 2, 0)).strides
+    (1, 8, 2)
+    """
+    if not order:
+        return make(shape, dtype)
+    return make(tuple(shape[axis] for axis in order), dtype).transpose(np.argsort(order))
+
+
+def in_memory_order(array: Array) -> tuple[Array, Order]:
+    """The same memory as a C-contiguous array, and the order of axes that makes it one.
+
+    Raises ValueError if the array has gaps.
+    """
+    if array.flags.c_contiguous:
+        return array, ()
+    order = tuple(sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis)))
+    stored = array.transpose(order)
+    if not stored.flags.c_contiguous:
+        raise ValueError("a chunk needs an array without gaps; copy it into reserved memory first")
+    return stored, order

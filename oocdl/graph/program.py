@@ -64,6 +64,14 @@ class Program:
     """Cropped to the owned region; ``shape`` is that of the cropped array (no pads)."""
     key: str
     """Equal for equal programs; engines cache by it."""
+    orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(slot, its axes from outermost to innermost in memory) of slots that do not lie as numbered."""
+
+    @property
+    def output_orders(self) -> tuple[tuple[int, ...], ...]:
+        """The order of each output; empty: as its axes are numbered."""
+        orders = dict(self.orders)
+        return tuple(orders.get(item.slot, ()) for item in self.outputs)
 
 
 _programs: WeakValueDictionary[str, Program] = WeakValueDictionary()
@@ -75,10 +83,11 @@ def make_program(
     dtypes: tuple[str, ...],
     instructions: tuple[Instruction, ...],
     outputs: tuple[Operand, ...],
+    orders: tuple[tuple[int, tuple[int, ...]], ...] = (),
 ) -> Program:
     """A program with its key: a digest of everything that the arithmetic depends on."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((inputs, shapes, dtypes, outputs)).encode())
+    digest.update(repr((inputs, shapes, dtypes, outputs, orders)).encode())
     for step in instructions:
         fields = (
             step.op,
@@ -95,4 +104,4 @@ def make_program(
             digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
     key = digest.hexdigest()
     # Thousands of shards have a few programs between them: one of each is enough.
-    return _programs.setdefault(key, Program(inputs, shapes, dtypes, instructions, outputs, key))
+    return _programs.setdefault(key, Program(inputs, shapes, dtypes, instructions, outputs, key, orders))

@@ -10,7 +10,7 @@ to what is fixed by the plan, never by who was first.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes, unit_buffer_bytes
@@ -39,6 +39,8 @@ class Read:
     dtype: str
     chunks: tuple[tuple[int, Region], ...]
     """(argument number, part of it) that together make the region; empty for a source."""
+    order: tuple[int, ...] = ()
+    """Its axes from outermost to innermost in memory; empty: as they are numbered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,8 +308,9 @@ def _made_key(unit: Unit, key: Key, index: int) -> Key:
 def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
     value = plan.factored.graph.values[name]
     if value.role in SOURCES and name not in draft.pieces:
-        return Read(name, region, value.dtype, ())
-    return _parts(name, region, value.dtype, draft.pieces[name], arguments)
+        return Read(name, region, value.dtype, (), plan.factored.orders.get(name, ()))
+    read = _parts(name, region, value.dtype, draft.pieces[name], arguments)
+    return replace(read, order=plan.factored.orders.get(name, ()))
 
 
 def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], arguments: list[Key]) -> Read:

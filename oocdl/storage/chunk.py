@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.axes import Region, region_shape, within
-from oocdl.graph.memory import footprint
+from oocdl.graph.memory import Order, footprint, in_memory_order, ordered
 from oocdl.storage.spill import SpillFile
 
 Array = npt.NDArray[Any]
@@ -21,7 +21,7 @@ Uses = tuple[int, ...]
 
 
 class Slot:
-    """Where the bytes of one chunk are. Every field is guarded by the lock of its tier."""
+    """Where the bytes of one chunk are, axes as they lie in memory. The tier's lock guards every field."""
 
     __slots__ = (
         "array", "busy", "dropped", "dtype", "file", "nbytes", "outer", "pins", "readers", "room", "shape",
@@ -41,6 +41,12 @@ class Slot:
         self.readers = 0  # threads that copy from RAM now
         self.busy = False  # an I/O thread writes or loads it now
         self.dropped = False  # the handle is gone
+
+
+def outermost(stored: Array, order: Order, axis: int) -> int:
+    """Where ``axis`` is in ``stored``; 0 if only axes of one element are outside of it."""
+    place = order.index(axis) if order else axis
+    return 0 if stored.shape[:place] == (1,) * place else place
 
 
 class Home(Protocol):
@@ -70,7 +76,8 @@ class Plain:
         slot.array = None
 
     def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
-        return Chunk(self, Slot(array, uses), region)
+        stored, order = in_memory_order(array)
+        return Chunk(self, Slot(stored, uses), region, order)
 
 
 _home: Home = Plain()
@@ -97,19 +104,21 @@ class Chunk:
     ([[4.0, 5.0]], 48, (7,))
     """
 
-    __slots__ = ("__weakref__", "home", "region", "slot")
+    __slots__ = ("__weakref__", "home", "order", "region", "slot")
 
-    def __init__(self, home: Home, slot: Slot, region: Region) -> None:
-        if region_shape(region) != slot.shape:
-            raise ValueError(f"region {region} does not have the shape {slot.shape}")
+    def __init__(self, home: Home, slot: Slot, region: Region, order: Order = ()) -> None:
+        shape = region_shape(region)
+        if (tuple(shape[axis] for axis in order) if order else shape) != slot.shape:
+            raise ValueError(f"region {region} does not have the shape {slot.shape} in order {order}")
         self.home = home
         self.slot = slot
         self.region = region
+        self.order = order
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents; those of ``region``."""
-        return self.slot.shape
+        return region_shape(self.region)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -139,24 +148,27 @@ class Chunk:
                 raise ValueError(f"region {region} is not inside the chunk {self.region}")
         if out.shape != region_shape(region) or out.dtype != self.dtype:
             raise ValueError(f"out is {out.dtype} {out.shape}, region {region} is {self.dtype}")
+        if self.order:
+            box, out = tuple(box[axis] for axis in self.order), out.transpose(self.order)
         self.home.read(self.slot, box, out)
 
     def array(self) -> Array:
         """The array in RAM, read-only and not copied; only while a reservation pins the chunk."""
         view = self.home.view(self.slot).view()
         view.flags.writeable = False
-        return view
+        return view.transpose(np.argsort(self.order)) if self.order else view
 
     def copy(self) -> Array:
         """A new array with all of the chunk, wherever it is; its memory is the caller's to plan."""
-        out = np.empty(self.shape, self.dtype)
+        out = ordered(np.empty, self.shape, self.dtype, self.order)
         self.read(self.region, out)
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In RAM the array itself is handed to the pickler, which can send it without a copy.
         array = self.slot.array
-        return _restore, (self.copy() if array is None else array, self.region, self.uses)
+        stored = in_memory_order(self.copy())[0] if array is None else array
+        return _restore, (stored, self.region, self.uses, self.order)
 
     def __del__(self) -> None:
         # The collector may run this inside a tier's lock: drop() takes none.
@@ -167,5 +179,6 @@ class Chunk:
         return f"Chunk({self.dtype}, {self.region})"
 
 
-def _restore(array: Array, region: Region, uses: Uses) -> Chunk:
+def _restore(stored: Array, region: Region, uses: Uses, order: Order) -> Chunk:
+    array = stored.transpose(np.argsort(order)) if order else stored
     return _home.adopt(array, region, uses)

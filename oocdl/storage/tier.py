@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from oocdl.errors import BudgetError
 from oocdl.graph.axes import Region
-from oocdl.storage.chunk import Array, Chunk, Slot, Uses, set_home
+from oocdl.graph.memory import Order, in_memory_order, ordered
+from oocdl.storage.chunk import Array, Chunk, Slot, Uses, outermost, set_home
 from oocdl.storage.ledger import Ledger, TierStats
 from oocdl.storage.mover import Mover
 from oocdl.storage.pool import Pool
@@ -41,18 +42,22 @@ class Reservation:
         self.left = nbytes
         """Bytes not yet turned into chunks."""
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large."""
-        return self._tier._pool.empty(shape, dtype)
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
+        """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large.
+
+        ``order``: its axes from outermost to innermost in memory; empty: as they are numbered.
+        """
+        return ordered(self._tier._pool.empty, shape, dtype, order)
 
     def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
         """Turn ``footprint(array.nbytes)`` of the reservation into a chunk that the tier owns.
 
-        The array is taken over, not copied: it must be C-contiguous (best one of ``empty``)
+        The array is taken over, not copied: it must have no gaps (best one of ``empty``)
         and must not change any more. Where it is spilled, strips along axis ``outer`` are best
         to read. Raises BudgetError if so much is not left.
         """
-        return self._tier._put(self, Slot(_checked(array), uses, outer), region)
+        stored, order = in_memory_order(array)
+        return self._tier._put(self, Slot(stored, uses, outermost(stored, order, outer)), region, order)
 
     def release(self) -> None:
         """Give back the pins and what is left. May be called twice."""
@@ -147,7 +152,8 @@ class Tier:
         Never waits. If it does not fit, something is evicted in the background; until
         then the capacity is exceeded by at most what was adopted.
         """
-        made = Chunk(self, Slot(_checked(array), uses), region)
+        stored, order = in_memory_order(array)
+        made = Chunk(self, Slot(stored, uses), region, order)
         with self._changed:
             self._books.enter(made.slot, overflow=True)
             self._mover.settle()
@@ -222,8 +228,8 @@ class Tier:
         """The handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
-    def _put(self, held: Reservation, slot: Slot, region: Region) -> Chunk:
-        made = Chunk(self, slot, region)
+    def _put(self, held: Reservation, slot: Slot, region: Region, order: Order) -> Chunk:
+        made = Chunk(self, slot, region, order)
         with self._changed:
             if slot.room > held.left:
                 raise BudgetError(f"put of {slot.room} bytes, {held.left} are left reserved")
@@ -290,9 +296,3 @@ def use(tier: Tier | None) -> None:
 def current() -> Tier | None:
     """The tier that takes chunks unpickled in this process."""
     return _current
-
-
-def _checked(array: Array) -> Array:
-    if not array.flags.c_contiguous:
-        raise ValueError("a chunk needs a C-contiguous array; copy it into reserved memory first")
-    return array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Program
 from tests.engines import cases
 from tests.engines.cases import Case, noise
@@ -77,6 +79,37 @@ def test_float64(case: Case) -> None:
     if case.attrs.get("to") == "float32":
         pytest.skip("casts to float32")
     check(get_engine("torch"), case, "float64", 1e-12)
+
+
+def turned(program: Program) -> Program:
+    """The same with everything that has axes of space lying with its channels last."""
+    shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
+    for item in program.instructions:
+        shapes |= dict(zip(item.outputs, item.shapes, strict=True))
+    orders = {slot: (0, *range(2, len(s)), 1) for slot, s in shapes.items() if len(s) in (4, 5)}
+    return replace(program, orders=tuple(orders.items()), key=f"{program.key} last")
+
+
+@pytest.mark.parametrize("block_elements", [8, 1 << 18])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_channels_last(case: Case, block_elements: int) -> None:
+    from oocdl.engines.torch import TorchEngine
+
+    program = turned(case.program("float64"))
+    if not program.orders or case.attrs.get("to") == "float32":
+        pytest.skip("has no axes of space, or casts")
+    orders = dict(program.orders)
+    inputs = []
+    for slot, array in enumerate(case.inputs("float64")):
+        inputs.append(ordered(np.empty, array.shape, array.dtype, orders.get(slot, ())))
+        inputs[-1][...] = array
+    results = TorchEngine(block_elements=block_elements).compile(program)(inputs)
+    for got, want, order in zip(results, case.expected("float64"), program.output_orders, strict=True):
+        assert (got.transpose(order) if order else got).flags.c_contiguous
+        if want.dtype.kind == "f":
+            assert error(got, want) <= 1e-12
+        else:
+            np.testing.assert_array_equal(got, want)
 
 
 def block() -> tuple[Program, list[Array]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oocdl.graph import layout
 from oocdl.graph.ir import Role
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
@@ -27,9 +28,9 @@ def finished(build: Builder, outputs: tuple[str, ...]) -> None:
     }
 
 
-def run_cut(graph: Any, given: dict[str, Any], count: int) -> Any:
+def run_cut(graph: Any, given: dict[str, Any], count: int, last: bool = False) -> Any:
     """Cut every class of axes that there is into ``count``."""
-    return run_graph(graph, RULES, given, cuts=dict.fromkeys(range(20), count))
+    return run_graph(graph, RULES, given, cuts=dict.fromkeys(range(20), count), channels_last=last)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -44,3 +45,24 @@ def test_cut_is_whole(case: Case, count: int) -> None:
     found = run_cut(graph, given, count).outputs
     for name, result in zip(graph.outputs, found.values(), strict=True):
         np.testing.assert_allclose(result, expected[name], rtol=1e-10, atol=1e-11)
+
+
+def _has_space(case: Case) -> bool:
+    return any(array.ndim in (4, 5) for array in case.arrays())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", params([case for case in CASES if _has_space(case)]))
+def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is with everything that has axes of space, and not convolutions alone."""
+    monkeypatch.setattr(layout, "CHANNELS", 1)
+    monkeypatch.setattr(layout, "WINDOWED", frozenset(RULES))
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    finished(build, outputs)
+    graph = build.graph()
+    given = {name: array for name, array in zip(inputs, arrays, strict=True) if name not in graph.constants}
+    ran = run_cut(graph, given, count, last=True)
+    whole = run_cut(graph, given, count)
+    for name, result in whole.outputs.items():
+        np.testing.assert_allclose(ran.outputs[name], result, rtol=1e-10, atol=1e-11)

@@ -87,7 +87,7 @@ def test_what_can_never_fit_is_refused(tier: Tier) -> None:
 
 def test_put_refuses_what_is_not_contiguous_or_not_the_region(tier: Tier) -> None:
     with tier.reserve(800) as unit:
-        with pytest.raises(ValueError, match="contiguous"):
+        with pytest.raises(ValueError, match="without gaps"):
             unit.put(np.zeros((4, 4)).T[1:], ((0, 3), (0, 4)))
         with pytest.raises(ValueError, match="region"):
             unit.put(np.zeros(4), ((0, 5),))

@@ -1,0 +1,29 @@
+"""Tensors with their channels last, said so that PyTorch sees it.
+
+How an axis of one element lies does not matter to memory, but PyTorch goes by its stride, and
+takes a tensor of one sample for planes if that is not what it would be with more of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def has_channels_last(x: Tensor) -> bool:
+    """Whether the channels of a place lie side by side."""
+    return x.dim() in _FORMATS and (x.shape[1] == 1 or x.stride(1) == 1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """``x[n, c, *space]`` with the channels of a place side by side, copied if they are not."""
+    if not has_channels_last(x):
+        x = x.contiguous(memory_format=_FORMATS[x.dim()])
+    strides, next_one = list(x.stride()), 1
+    for axis in (1, *range(x.dim() - 1, 1, -1), 0):
+        if x.shape[axis] == 1:
+            strides[axis] = next_one
+        next_one = strides[axis] * x.shape[axis]
+    return x.as_strided(x.shape, strides)
