@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable
+from math import prod
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -71,7 +72,7 @@ class Pool:
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An array with arbitrary contents; C-contiguous."""
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = prod(shape) * kind.itemsize
         if nbytes < SMALL_BYTES:
             return np.empty(shape, kind)
         with self._lock:

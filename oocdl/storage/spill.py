@@ -1,4 +1,8 @@
-"""The spill: chunks that RAM has no room for, each a Zarr v3 array of one chunk.
+"""The spill: chunks that RAM has no room for, in Zarr v3 arrays, one for all chunks of a kind.
+
+An array is as long as its chunks are numbered, and each chunk a file of its own. Making and
+deleting files costs more than writing them: a file that nobody needs is written over, by a chunk
+of another kind if need be.
 
 Private to one process and worth nothing after it. Every process has a folder of its
 own with a lock in it, so whoever starts next on this host clears up after the dead.
@@ -16,8 +20,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,20 +38,28 @@ Array = npt.NDArray[Any]
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
 """Shape, dtype and outermost axis of a file."""
+MOST_CHUNKS = 1 << 31
+"""Of a spill: the length of its arrays."""
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 @dataclass(frozen=True)
 class SpillFile:
-    """A spilled chunk: the folder is a Zarr array, ``data`` its only chunk."""
+    """A spilled chunk: ``data`` is the file of element ``index`` of the Zarr array ``folder``."""
 
     folder: Path
+    index: int
     data: Path
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
     outer: int = 0
     """The axis that lies outermost in the file; the others follow in order."""
+
+    @property
+    def kind(self) -> _Kind:
+        """What it has in common with the other chunks of its array."""
+        return self.shape, self.dtype, self.outer
 
 
 class SpillStore:
@@ -71,7 +83,8 @@ class SpillStore:
             self._flag = direct_flag(self.folder)
         except OSError as error:
             raise _unusable(root, error) from error
-        self._names = count()
+        self._numbers = count()
+        self._folders: dict[_Kind, Path] = {}
         self._free: dict[_Kind, list[SpillFile]] = {}
         self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
         self._gate = threading.Lock()
@@ -92,20 +105,24 @@ class SpillStore:
             return self._write(array, outer)
 
     def _write(self, array: Array, outer: int) -> SpillFile:
-        file = self._take((array.shape, array.dtype, outer))
+        file = None
         try:
+            file = self._take((array.shape, array.dtype, outer))
             write_array(file.data, array, self._flag, outer)
-        except BaseException:
+            return file
+        except BaseException as error:
             with self._gate:
-                self._live -= file.nbytes
-            shutil.rmtree(file.folder, ignore_errors=True)
+                self._live -= array.nbytes
+            if file is not None:
+                file.data.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise io_error(error, self.folder, array.nbytes) from error
             raise
-        return file
 
     def _take(self, kind: _Kind) -> SpillFile:
         """A file to write over: steps are alike, so the blocks of the last one are there already."""
         shape, dtype, outer = kind
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = prod(shape) * dtype.itemsize
         old: list[SpillFile] = []
         with self._gate:
             self._live += nbytes
@@ -113,21 +130,30 @@ class SpillStore:
             if self._free.get(kind):
                 self._kept -= nbytes
                 return self._free[kind].pop()
-            # Files that wait for their shape take no more than what lives took at its peak.
+            # Files that wait for their kind take no more than what lives took at its peak.
             while self._kept and self._live + self._kept > self._peak:
-                oldest = next(free for free in self._free.values() if free)
-                old.append(oldest.pop(0))
+                near = min((k for k, free in self._free.items() if free), key=lambda k: _distance(k, kind))
+                old.append(self._free[near].pop())
                 self._kept -= old[-1].nbytes
-        for file in old:
-            shutil.rmtree(file.folder, ignore_errors=True)
-        folder = self.folder / f"s{next(self._names):08d}"
-        try:
-            folder.mkdir()
-            (folder / "zarr.json").write_text(_metadata(shape, dtype, outer))
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise io_error(error, folder, 0) from error
-        return SpillFile(folder, folder / chunk_key((0,) * len(shape)), shape, dtype, nbytes, outer)
+            folder, number = self._folder(kind), next(self._numbers)
+        data = folder / chunk_key((number, *(0,) * len(shape)))
+        if old:
+            # Its blocks become those of the new chunk, as many as are wanted.
+            os.rename(old[0].data, data)
+            if old[0].nbytes > nbytes:
+                os.truncate(data, nbytes)
+        for file in old[1:]:
+            file.data.unlink(missing_ok=True)
+        return SpillFile(folder, number, data, shape, dtype, nbytes, outer)
+
+    def _folder(self, kind: _Kind) -> Path:
+        """The Zarr array of a kind of chunks; made for the first of them."""
+        if kind not in self._folders:
+            folder = self.folder / f"s{len(self._folders):06d}"
+            folder.mkdir(exist_ok=True)  # it is there if there was no room for what is in it
+            (folder / "zarr.json").write_text(_metadata(*kind))
+            self._folders[kind] = folder
+        return self._folders[kind]
 
     def _drop_free(self) -> bool:
         """Delete the files kept for use; whether there were any."""
@@ -135,7 +161,7 @@ class SpillStore:
             free, self._free, self._kept = self._free, {}, 0
         for files in free.values():
             for file in files:
-                shutil.rmtree(file.folder, ignore_errors=True)
+                file.data.unlink(missing_ok=True)
         return bool(free)
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
@@ -147,7 +173,7 @@ class SpillStore:
         with self._gate:
             self._live -= file.nbytes
             self._kept += file.nbytes
-            self._free.setdefault((file.shape, file.dtype, file.outer), []).append(file)
+            self._free.setdefault(file.kind, []).append(file)
 
     def close(self) -> None:
         """Delete everything. May be called twice."""
@@ -163,10 +189,17 @@ class SpillStore:
         self.close()
 
 
-@lru_cache(maxsize=4096)
 def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
-    order = (outer, *(axis for axis in range(len(shape)) if axis != outer)) if outer else None
-    return array_json(shape, shape, dtype, order=order)
+    # Zarr lists nothing: an array may be longer than it has chunks.
+    axes = tuple(range(1, len(shape) + 1))
+    order = (0, outer + 1, *(axis for axis in axes if axis != outer + 1)) if outer else None
+    return array_json((MOST_CHUNKS, *shape), (1, *shape), dtype, order=order)
+
+
+def _distance(kind: _Kind, other: _Kind) -> int:
+    """How much two kinds differ in bytes."""
+    one, two = (prod(shape) * dtype.itemsize for shape, dtype, _ in (kind, other))
+    return abs(one - two)
 
 
 def _prefix() -> str:
