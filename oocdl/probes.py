@@ -18,6 +18,7 @@ from oocdl.graph.ir import Role, Shape
 from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import plan_step
 from oocdl.graph.program import Program
+from oocdl.graph.rates import THIN
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 
@@ -90,6 +91,9 @@ def convolutions(scale: float) -> Iterator[Heavy]:
                 what = f"{axes}d {'strided ' * (stride > 1)}{'window' if kernel > 1 else 'point'}"
                 for probe in _convolution(axes, channels, max(channels, 16), edge, kernel, stride):
                     yield f"{probe.op} {what}", channels * kernel**axes, probe
+            if axes == 3:
+                for what, probe in _slab_gradients(channels, places):
+                    yield f"ConvWeightGrad 3d {what}", channels * 27, probe
 
 
 def _convolution(
@@ -101,7 +105,20 @@ def _convolution(
     w: Given = ((outside, inside, *(kernel,) * axes), "float32")
     yield Probe("Conv", (x, w), slides)
     yield Probe("ConvTranspose", (y, w), {**slides, "spatial": x[0][2:]})
-    yield Probe("ConvWeightGrad", (x, y), {**slides, "kernel_shape": (kernel,) * axes})
+    if axes == 2 or kernel == 1 or stride > 1:  # else it depends on the slab
+        yield Probe("ConvWeightGrad", (x, y), {**slides, "kernel_shape": (kernel,) * axes})
+
+
+def _slab_gradients(channels: int, places: float) -> Iterator[tuple[str, Probe]]:
+    """The gradient of a window's weights from a thin slab, and from one that is not."""
+    edge = int((THIN / channels) ** 0.5) + 1
+    for what, depth, height in (("thin window", 4, min(edge * edge // 8, 128)), ("window", edge, edge)):
+        rows = depth * height
+        space: Shape = (depth, height, max(int(places / rows), THIN // (channels * rows) + 1, 4))
+        x: Given = ((1, channels, *space), "float32")
+        dy: Given = ((1, max(channels, 16), *space), "float32")
+        slides = {"strides": (1,) * 3, "dilations": (1,) * 3, "pads": (1,) * 6}
+        yield what, Probe("ConvWeightGrad", (x, dy), {**slides, "kernel_shape": (3,) * 3})
 
 
 def products(scale: float) -> Iterator[Heavy]:

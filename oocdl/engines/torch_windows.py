@@ -17,25 +17,24 @@ from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_layout import has_channels_last
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
-from oocdl.graph.layout import CHANNELS
+from oocdl.graph.layout import has_enough
 from oocdl.graph.program import Instruction
+from oocdl.graph.rates import is_thin
 
 aten = torch.ops.aten
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-THIN = 20480
-"""PyTorch computes a 3D convolution of one sample by im2col where channels x depth x height are at
-most this many, however wide it is: thin slabs take 27 times their memory and 8 times as long."""
-
-
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
-    """Whether PyTorch has to be told to leave a large convolution to oneDNN."""
-    if x.dim() != 5 or x.shape[0] != 1 or x.dtype != torch.float32 or math.prod(kernel_shape) == 1:
+    """Whether PyTorch has to be told to leave a large convolution to oneDNN.
+
+    By itself it takes thin slabs, however wide, by im2col: 27 times their memory and 8 times as long.
+    """
+    if x.dtype != torch.float32 or math.prod(kernel_shape) == 1 or not is_thin(tuple(x.shape)):
         return False
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn and x.shape[:4].numel() <= THIN < x.numel()
+    return has_onednn
 
 
 def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
@@ -132,7 +131,7 @@ def _places(x: Tensor) -> Tensor:
 def _point(x: Tensor, w: Tensor) -> Tensor:
     """The product with ``w[c, d]`` for each place; few channels are made as planes, as they are kept."""
     shape = (x.shape[0], *x.shape[2:])
-    if w.shape[1] % CHANNELS:
+    if not has_enough(w.shape[1]):
         return torch.matmul(w.t(), _places(x).transpose(1, 2)).reshape(shape[0], w.shape[1], *shape[1:])
     return torch.matmul(_places(x), w).reshape(*shape, w.shape[1]).movedim(-1, 1)
 

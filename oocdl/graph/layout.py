@@ -14,18 +14,25 @@ from dataclasses import replace
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.memory import Order
 
-CHANNELS = 16
+LEAST, MULTIPLE = 8, 4
 """Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""
 WINDOWED = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad"})
+_OVER_CHANNELS = frozenset({"LogSumExp", "ReduceMax"})
+"""Operators that run over the channels of a place, as losses do, and are faster plane by plane."""
 _ELSEWHERE = frozenset({"Einsum", "Gather", "GatherGrad", "Reshape", "Transpose"})
 """Operators whose result's axes are not those of their operands."""
 _RANKS = (4, 5)
 """Of values with a batch, channels, and two or three axes of space."""
 
 
+def has_enough(channels: int) -> bool:
+    """Whether so many channels are worth lying side by side."""
+    return channels >= LEAST and channels % MULTIPLE == 0
+
+
 def order_of(view: View) -> Order:
     """The order that has the channels of a view last; empty if it is none, or would not do."""
-    if len(view.shape) not in _RANKS or not view.positions[1] or view.shape[1] % CHANNELS:
+    if len(view.shape) not in _RANKS or not view.positions[1] or not has_enough(view.shape[1]):
         return ()
     channels = view.positions[1]
     stored = sum(len(positions) for positions in view.positions)
@@ -41,10 +48,9 @@ def _data(cell: Cell) -> Iterator[View]:
         yield from (*cell.inputs[:1], *cell.outputs[:1])
 
 
-def _add(views: Iterable[View], found: dict[str, Order]) -> None:
-    for view in views:
-        if view.value not in found and (order := order_of(view)):
-            found[view.value] = order
+def _is_over_channels(cell: Cell) -> bool:
+    rank = len(cell.inputs[0].shape) if cell.inputs else 0
+    return cell.node.op in _OVER_CHANNELS and 1 in {axis % rank for axis in cell.node.attrs["axes"]}
 
 
 def channels_last(factored: Factored) -> Factored:
@@ -55,9 +61,16 @@ def channels_last(factored: Factored) -> Factored:
     """
     found: dict[str, Order] = {}
     alike = []
+    planes = {cell.inputs[0].value for cell in factored.cells if _is_over_channels(cell)}
+
+    def add(views: Iterable[View]) -> None:
+        for view in views:
+            if view.value not in planes and view.value not in found and (order := order_of(view)):
+                found[view.value] = order
+
     for cell in factored.cells:
         if cell.node.op in WINDOWED:
-            _add(_data(cell), found)
+            add(_data(cell))
         elif cell.node.op not in _ELSEWHERE:
             alike.append(cell)
     known = -1
@@ -66,7 +79,7 @@ def channels_last(factored: Factored) -> Factored:
         for cell in (*alike, *reversed(alike)):
             views = (*cell.inputs, *cell.outputs)
             if any(found.get(view.value) == order_of(view) != () for view in views):
-                _add(views, found)
+                add(views)
     return replace(factored, orders=found)
 
 

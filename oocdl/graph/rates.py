@@ -26,6 +26,9 @@ Points = tuple[tuple[int, float], ...]
 """(size, operations a second), sizes ascending."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvWeightGrad")
+THIN = 20480
+"""Channels x depth x height of one sample up to which PyTorch computes a 3D convolution by im2col, unless
+it is gone around: slabs of an engine's own kind, slower for the gradient of the weights."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 
@@ -117,8 +120,8 @@ def heavy_kind(step: Instruction, shapes: Sequence[Shape]) -> tuple[str, int] | 
 
     ``shapes``: of the operands, padding included. Convolutions: one of two or three spatial axes;
     "point" (kernel 1) or "window", and whether strided; elements of the window times the smaller
-    count of channels. Einsum: as the matrix product it is, the smallest of its extents. Pooling:
-    elements of the window.
+    count of channels; of thin slabs, gradients of a window's weights are a kind of their own. Einsum:
+    as the matrix product it is, the smallest of its extents. Pooling: elements of the window.
     """
     if step.op in CONVOLUTIONS:
         weight = step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
@@ -126,12 +129,20 @@ def heavy_kind(step: Instruction, shapes: Sequence[Shape]) -> tuple[str, int] | 
         what = "window" if taps > 1 else "point"
         strided = any(stride != 1 for stride in step.attrs.get("strides") or ())
         axes = 3 if len(weight) > 4 else 2
+        seen = step.operands[0].shape
+        if taps > 1 and not strided and step.op == "ConvWeightGrad" and is_thin(seen):
+            what = "thin window"
         return f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
     if step.op == "Einsum":
         return _product_kind(step, shapes)
     if step.op in ("MaxPool", "MaxPoolGrad"):
         return step.op, max(prod(step.attrs["kernel_shape"]), 1)
     return None
+
+
+def is_thin(shape: Shape) -> bool:
+    """Whether ``shape`` is one thin slab of a volume."""
+    return len(shape) == 5 and shape[0] == 1 and prod(shape[:4]) <= THIN < prod(shape)
 
 
 def product_terms(step: Instruction) -> tuple[str, str, str]:
@@ -266,6 +277,7 @@ NOMINAL = Rates(
         "ConvWeightGrad 3d point": _giga(_CHANNELS, 29, 31, 54, 87, 120),
         "ConvWeightGrad 3d strided point": _giga(_CHANNELS, 26, 23, 8.1, 39, 120),
         "ConvWeightGrad 3d strided window": _giga(_TAPS_3D, 48, 26, 73, 140, 150),
+        "ConvWeightGrad 3d thin window": _giga(_TAPS_3D, 22, 20, 95, 115, 130),
         "ConvWeightGrad 3d window": _giga(_TAPS_3D, 44, 41, 190, 230, 260),
         "Einsum batched": _giga(_EXTENTS, 3, 11, 66, 92, 100, 110),
         "Einsum inner": _giga(_EXTENTS, 4.4, 18, 67, 150, 200, 210),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from oocdl.graph.axes import AxisRule, Index, Inverse, Plain, Whole, Window
 from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.rates import THIN
 from oocdl.graph.rule import Builder, OpRule, Spec
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
 
@@ -246,13 +247,11 @@ def _workspace_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return _copies(node, inputs, outputs) + x[0] * w[1] * natural + size(w) + columns
 
 
-THIN = 20480
-"""Channels x depth x height of one sample up to which PyTorch has to be told to leave a weight
-gradient in 3D to oneDNN: by operands in memory of oneDNN's own, a further copy of both."""
-
-
 def _workspace_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The copies, and those of thin slabs. How much of ``x`` is padding is not known here."""
+    """The copies, and those of thin slabs: operands in memory of oneDNN's own, a further copy of both.
+
+    How much of ``x`` is padding is not known here.
+    """
     x, dy = inputs
     windows = slides(node, outputs[0][2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]

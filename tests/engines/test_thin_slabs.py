@@ -10,10 +10,9 @@ import torch
 from torch.nn import functional
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.torch_windows import THIN
 from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array, Shape
-from oocdl.ops import conv
+from oocdl.graph.rates import THIN
 from oocdl.ops.registry import RULES
 from tests.engines.programs import single
 
@@ -71,7 +70,6 @@ def test_thin_slab_is_right_and_takes_no_im2col(op: str) -> None:
 
 
 def test_work_space_counts_the_copies_of_thin_slabs() -> None:
-    assert conv.THIN == THIN
     arrays, attributes, pads, _ = CASES["ConvWeightGrad"]
     program = single("ConvWeightGrad", arrays, [((2, 4, 3, 3, 3), "float32")], attributes, pads)
     # Each operand twice, once of them with channels rounded up to 16 by oneDNN.
