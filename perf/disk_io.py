@@ -1,10 +1,11 @@
 """How near does a step that waits for the disk come to the disk's own speed?
 
-The disk alone: direct reads and writes of whole chunks by 1 to 4 threads, before and after the step.
+The disk alone: direct reads and writes of whole chunks by 1 to 4 threads, before and after the step;
+first the one, then the other, and both at once in the step's proportion.
 The step: a perceptron at a small budget and batch 4, so that its time is the time of its weights and
 their state on their way from and to the spill; in a memory cgroup of exactly the budget (needs root).
 The share is the time that the disk alone, at its best number of threads, takes for the bytes that the
-step read and wrote, first the one and then the other, by the time of the step.
+step read and wrote, by the time of the step.
 
     python perf/disk_io.py [--toy] [--workdir FOLDER_ON_THE_DISK] [--chunk 16MiB] [--json FILE]
 """
@@ -41,6 +42,8 @@ class Speed:
     threads: int
     read: float
     written: float
+    both: float
+    """Read and written at once, in the step's proportion."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class Moved:
     seconds: float
     read_bytes: float
     written_bytes: float
-    disk_seconds: float
-    """What the disk alone takes for that."""
+    apart_seconds: float
+    """What the disk alone takes for that, first reading and then writing."""
+    both_seconds: float
+    """What it takes for it at once, as in the step."""
     share: float
-    """Of the disk's own speed."""
+    """Of that speed of the disk."""
 
 
 def aligned(nbytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -64,8 +69,11 @@ def aligned(nbytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return raw[start : start + nbytes]
 
 
-def disk(place: Path, chunk_bytes: int, count: int, when: str) -> list[Speed]:
-    """Write ``count`` chunks over old ones and read them, by each number of threads."""
+def disk(place: Path, chunk_bytes: int, count: int, when: str, reads: float) -> list[Speed]:
+    """Write ``count`` chunks over old ones and read them, by each number of threads.
+
+    ``reads``: part of the chunks that are read where both is done at once.
+    """
     flag = direct_flag(place)
     files = [place / f"chunk{number}" for number in range(count)]
     arrays = [aligned(chunk_bytes) for _ in range(max(THREADS))]
@@ -78,10 +86,13 @@ def disk(place: Path, chunk_bytes: int, count: int, when: str) -> list[Speed]:
     def read(thread: int, file: Path) -> None:
         read_box(file, (chunk_bytes,), ((0, chunk_bytes),), arrays[thread], flag)
 
+    def either(thread: int, file: Path) -> None:
+        number = files.index(file)
+        turn = int((number + 1) * reads) > int(number * reads)
+        (read if turn else write)(thread, file)
+
     found = [
-        Speed(
-            when, threads, rate(read, files, threads, chunk_bytes), rate(write, files, threads, chunk_bytes)
-        )
+        Speed(when, threads, *(rate(move, files, threads, chunk_bytes) for move in (read, write, either)))
         for threads in THREADS
     ]
     for file in files:
@@ -136,8 +147,11 @@ def parse() -> argparse.Namespace:
     return args
 
 
-DISK_HEADS = ("disk alone", "threads", "read GB/s", "written GB/s")
-STEP_HEADS = ("step at MiB", "s", "read GB", "written GB", "both GB/s", "disk alone s", "share %")
+DISK_HEADS = ("disk alone", "threads", "read GB/s", "written GB/s", "both at once GB/s")
+STEP_HEADS = (
+    "step at MiB", "s", "read GB", "written GB", "both GB/s", "disk, one after the other s", "at once s",
+    "share %",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -147,20 +161,22 @@ def main() -> None:
     chunk = parse_bytes(args.chunk)
     count = max(parse_bytes(args.total) // chunk, max(THREADS))
     with folder(args) as place:
-        speeds = disk(place, chunk, count, "before")
+        speeds = disk(place, chunk, count, "before", 0.6)
         budget, seconds, read, written = step(place, args)
-        speeds += disk(place, chunk, count, "after")
-    print(markdown(DISK_HEADS, [(s.when, f"{s.threads}", gb(s.read), gb(s.written)) for s in speeds]), "\n")
+        speeds += disk(place, chunk, count, "after", read / max(read + written, 1))
+    rows = [(s.when, f"{s.threads}", gb(s.read), gb(s.written), gb(s.both)) for s in speeds]
+    print(markdown(DISK_HEADS, rows), "\n")
     # The mean of both times, by the best number of threads of each.
     best = [
         median(max(getattr(s, way) for s in speeds if s.when == when) for when in ("before", "after"))
-        for way in ("read", "written")
+        for way in ("read", "written", "both")
     ]
-    alone = read / best[0] + written / best[1]
-    moved = Moved(budget, seconds, read, written, alone, alone / seconds)
+    apart = read / best[0] + written / best[1]
+    both = (read + written) / best[2]
+    moved = Moved(budget, seconds, read, written, apart, both, both / seconds)
     row = (
         mib(budget), f"{seconds:.2f}", gb(read), gb(written), gb((read + written) / seconds),
-        f"{moved.disk_seconds:.2f}", f"{100 * moved.share:.0f}",
+        f"{moved.apart_seconds:.2f}", f"{moved.both_seconds:.2f}", f"{100 * moved.share:.0f}",
     )  # fmt: skip
     print(markdown(STEP_HEADS, [row]))
     write_json(args, [*speeds, moved])
