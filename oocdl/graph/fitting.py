@@ -29,6 +29,9 @@ THIN_SLAB = 4
 """A slab thinner than this reads as much halo as body: another axis is cut first."""
 WORTH_CUTTING_FLOPS = 5e7
 """A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
+FEW = 4
+"""Of a layer in so many pieces a thread, what is missing for all threads is made up for: three units of
+a large layer take as long as four on two threads."""
 MOST_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
 MOST_TASKS = 4096
@@ -214,7 +217,21 @@ class Fitter:
             if step is None:
                 break
             cutter = step
-        return cutter, peak
+        even = self.evened(cutter, order)
+        return even, sum(self.layering.largest(even))
+
+    def evened(self, cutter: LayerCutter, order: Sequence[int]) -> LayerCutter:
+        """The same, or as many pieces more as there are threads for: all end at about the same time."""
+        threads, count = self.limits.threads, cutter.count
+        missing = -count % threads
+        few = threads < count <= FEW * threads
+        if not missing or not few or self.layering.telling(cutter)[1] <= threads * WORTH_CUTTING_FLOPS:
+            return cutter
+        step = self.grow(cutter, (count + missing) / count, order)
+        if step is None or step.count != count + missing:
+            return cutter
+        fits = sum(self.layering.largest(step)) <= self.limits.unit_bytes
+        return step if fits else cutter
 
     def order(self, layer: Layer) -> list[int]:
         """The classes that the layer may be cut along, those that are best to cut first."""
