@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
@@ -29,10 +28,10 @@ class Mover:
         self.error: OocdlError | None = None
         # SimpleQueue.put may be called from a finalizer, wherever that interrupts us.
         self.dead: SimpleQueue[Slot | SpillFile | None] = SimpleQueue()
-        self._jobs: SimpleQueue[tuple[Callable[[Slot], None], Slot] | None] = SimpleQueue()
+        self._writes: SimpleQueue[Slot | None] = SimpleQueue()
         self._closed = False
         names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
-        work = [self._serve_dead] + [self._serve_jobs] * io_threads
+        work = [self._serve_dead] + [self._serve_writes] * io_threads
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in zip(work, names, strict=True)
@@ -50,7 +49,7 @@ class Mover:
             self.changed.notify_all()
         self.dead.put(None)
         for _ in self._threads[1:]:
-            self._jobs.put(None)
+            self._writes.put(None)
         for thread in self._threads:
             thread.join()
         self.spill.close()
@@ -60,14 +59,7 @@ class Mover:
     def make_room(self, need: int) -> None:
         """Evict, or start writing, until ``need`` bytes can be free."""
         for slot in self.books.make_room(need):
-            self.start(self.write, slot)
-
-    def start(self, job: Callable[[Slot], None], slot: Slot, enter: bool = False) -> None:
-        """Have a thread run ``job`` (write or load) on a chunk."""
-        slot.busy = True
-        if enter:
-            self.books.enter(slot)
-        self._jobs.put((job, slot))
+            self._writes.put(slot)
 
     def settle(self) -> None:
         """After any change: undo an overflow of adopt(), wake the waiters."""
@@ -117,11 +109,9 @@ class Mover:
             if item is not None:
                 self.spill.remove(item)
 
-    def _serve_jobs(self) -> None:
-        while (task := self._jobs.get()) is not None:
-            job, slot = task
-            del task
-            job(slot)
+    def _serve_writes(self) -> None:
+        while (slot := self._writes.get()) is not None:
+            self.write(slot)
             del slot
 
     def write(self, slot: Slot) -> None:

@@ -27,7 +27,7 @@ from oocdl.storage.pool import Pool
 from oocdl.storage.spill import SpillStore
 
 IO_THREADS = 2
-"""Threads that write to the spill, and read ahead."""
+"""Threads that write to the spill; who needs a chunk reads it."""
 
 _current: Tier | None = None
 
@@ -138,7 +138,7 @@ class Tier:
         try:
             for slot in loads:
                 self._mover.load(slot)
-            with self._changed:  # another unit, or a prefetch, may be loading the others
+            with self._changed:  # another unit may be loading the others
                 while any(pin.slot.array is None for pin in unique):
                     self._mover.wait()
         except BaseException:
@@ -171,14 +171,6 @@ class Tier:
             for chunk, uses in plans:
                 chunk.slot.uses = uses
                 self._books.offer(chunk.slot)
-
-    def prefetch(self, chunks: Sequence[Chunk]) -> None:
-        """Load spilled chunks in the background, while there is room that nobody waits for."""
-        with self._changed:
-            for slot in self._books.absent(item.slot for item in chunks if item.home is self):
-                if self._mover.waiting or self._mover.error or slot.room > self._books.free:
-                    return
-                self._mover.start(self._mover.load, slot, enter=True)
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""

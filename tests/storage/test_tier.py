@@ -170,19 +170,6 @@ def test_read_checks_its_arguments(tier: Tier) -> None:
             chunk.read(region, out)
 
 
-def test_prefetch_loads_only_into_free_room(tier: Tier) -> None:
-    chunks = [put(tier, float(index)) for index in range(4)]
-    tier.reserve(8000).release()
-    assert tier.stats.resident_bytes == 0
-    with tier.reserve(3000):
-        tier.prefetch(chunks)
-        until(lambda: tier.stats.read_bytes == 4000)
-        assert tier.stats.resident_bytes == 4000
-    with tier.reserve(0, chunks[:2]):
-        assert tier.stats.read_bytes == 4000
-        assert [chunk.array()[0] for chunk in chunks[:2]] == [0.0, 1.0]
-
-
 def test_adopt_never_waits_and_is_evicted(tier: Tier) -> None:
     chunks = [tier.adopt(np.full(500, float(index)), ((0, 500),)) for index in range(6)]
     until(lambda: tier.stats.resident_bytes <= 8000)
@@ -342,8 +329,6 @@ def _random_unit(tier: Tier, rng: random.Random, shared: list[Chunk], position: 
             pins.append(chunk)
             left -= chunk.nbytes
     tier.advance(position)
-    if rng.random() < 0.3:
-        tier.prefetch(pins)
     with tier.reserve(rng.randint(0, left), pins) as unit:
         assert tier.stats.resident_bytes + tier.stats.reserved_bytes <= tier.capacity_bytes
         for chunk in pins:
