@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oocdl.engines import torch_columns as columns
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import has_channels_last
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
@@ -22,6 +24,8 @@ from oocdl.graph.program import Instruction
 from oocdl.graph.rates import is_thin
 
 aten = torch.ops.aten
+FULL = 16
+"""Channels that fill a register of 512 bits."""
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
@@ -147,6 +151,8 @@ def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     pads = spatial_pads(operand)
     if _is_point(w, strides, args[0]) and not any(map(any, pads)):
         return [_point(args[0], w.flatten(1).t())]
+    if has_few_taps(w.shape, strides) and w.shape[0] >= FULL:
+        return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
     return [_slide(args[0], w, strides, pads, dilations)]
 
 
@@ -228,6 +234,9 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
         return made
 
     pads = spatial_pads(instruction.operands[0])
+    if has_few_taps(shape, strides) and 0 not in (x.numel(), dy.numel()):
+        padded = _padded(args, instruction, 0)
+        return [columns.weight_gradient(padded, dy, shape, dilations)]
     if _ends_apart(instruction, pads, strides, dilations, dy):
         return [_with_ends(gradient, dy, x, shape, pads)]
     x, padding = _halves(x, instruction)
