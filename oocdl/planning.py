@@ -32,7 +32,7 @@ OVERHEAD_BYTES = 80 << 20
 kernel counts in a cgroup: page tables, shared memory, files being written."""
 PLAN_BYTES = 32 << 20
 """Part of it that the plan itself may take."""
-TASK_BYTES = 32 << 10
+TASK_BYTES = 48 << 10
 """Of the plan, for each task."""
 LARGEST_TRIED_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
