@@ -134,7 +134,7 @@ def _arrangement(instruction: Instruction, index: int, ordered: Collection[int])
     """How a kernel's result is made to lie as its slot does."""
     if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in (4, 5):
         return channels_last
-    if instruction.op in _FRESH:
+    if instruction.op in _FRESH and instruction.op != "ConvWeightGrad":  # of weights one copy is enough
         return Tensor.contiguous
     return lambda result: result
 

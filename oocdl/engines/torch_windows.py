@@ -16,7 +16,7 @@ from torch import Tensor
 from oocdl.engines import torch_columns as columns
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
-from oocdl.engines.torch_layout import has_channels_last
+from oocdl.engines.torch_layout import channels_last, has_channels_last
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.layout import has_enough
@@ -119,6 +119,18 @@ def _slide(
     return result.narrow(2, most - before, extent) if cut else result
 
 
+def _like(w: Tensor, x: Tensor) -> Tensor:
+    """Weights in the order of the data that they meet: kernels would make a copy of their own."""
+    return channels_last(w) if has_channels_last(x) else w.contiguous()
+
+
+def _unset(shape: Sequence[int], x: Tensor) -> Tensor:
+    """Memory for weights in the order of the data that they meet."""
+    if not has_channels_last(x):
+        return x.new_empty(tuple(shape))
+    return x.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)
+
+
 def _is_point(w: Tensor, strides: Sequence[int], x: Tensor) -> bool:
     """Whether a convolution is a matrix product of what lies side by side.
 
@@ -178,8 +190,8 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
     if _is_point(w, ones, x) and not any(map(any, pads)):
         result = _point(x, w.flatten(1))
     else:
-        turned = w.transpose(0, 1).flip(tuple(range(2, w.dim()))).contiguous()
-        result = _slide(x, turned, ones, pads, dilations)
+        turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
+        result = _slide(x, _like(turned, x), ones, pads, dilations)
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
@@ -224,10 +236,10 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
         return [grad.reshape(shape)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
+        # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
+        w, none = _unset(shape, x), [0] * len(strides)
         if _is_thin(x, shape[2:]):
             dy, x = dy.to_mkldnn(), x.to_mkldnn()
-        # Only the shape of the weights matters; their memory is never touched.
-        w, none = torch.empty(tuple(shape), dtype=dy.dtype), [0] * len(strides)
         made: Tensor = aten.convolution_backward(
             dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
         )[1]

@@ -21,8 +21,9 @@ _OVER_CHANNELS = frozenset({"LogSumExp", "ReduceMax"})
 """Operators that run over the channels of a place, as losses do, and are faster plane by plane."""
 _ELSEWHERE = frozenset({"Einsum", "Gather", "GatherGrad", "Reshape", "Transpose"})
 """Operators whose result's axes are not those of their operands."""
-_RANKS = (4, 5)
-"""Of values with a batch, channels, and two or three axes of space."""
+RANKS = (5,)
+"""Of values with a batch, channels, and three axes of space. Images stay planes: ResNet-50 takes 12.7 core
+seconds a step so, and 14.8 with its channels last."""
 
 
 def has_enough(channels: int) -> bool:
@@ -32,7 +33,7 @@ def has_enough(channels: int) -> bool:
 
 def order_of(view: View) -> Order:
     """The order that has the channels of a view last; empty if it is none, or would not do."""
-    if len(view.shape) not in _RANKS or not view.positions[1] or not has_enough(view.shape[1]):
+    if len(view.shape) not in RANKS or not view.positions[1] or not has_enough(view.shape[1]):
         return ()
     channels = view.positions[1]
     stored = sum(len(positions) for positions in view.positions)

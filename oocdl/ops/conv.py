@@ -220,9 +220,10 @@ def _flops_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """One copy of each operand and of the result: padding, and oneDNN's blocked layouts.
 
-    Channels are rounded up to blocks of 16 there.
+    Channels are rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does.
     """
-    return sum(
+    weights = outputs[0] if node.op == "ConvWeightGrad" else inputs[1]
+    return size(weights) + sum(
         (shape[0] if place else -(-shape[0] // 16) * 16) * (-(-shape[1] // 16) * 16) * size(shape[2:])
         for place, shape in _blocked(node, inputs, outputs)
     )
