@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -120,16 +121,7 @@ def _runs(array: Array) -> list[Any]:
 
 def _gather(handle: int, array: Array) -> None:
     """Write an array whose runs are whole aligned pages."""
-    runs, start = _runs(array), 0
-    for first in range(0, len(runs), MOST_RUNS):
-        group = runs[first : first + MOST_RUNS]
-        size = sum(run.nbytes for run in group)
-        if os.pwritev(handle, group, start) == size:
-            start += size
-            continue
-        for run in group:  # the disk took a part; one by one, an error tells why
-            _write(handle, start, as_bytes(run))
-            start += run.nbytes
+    _move(os.pwritev, _write, handle, 0, _runs(array))
 
 
 def _scatter(handle: int, start: int, out: Array) -> bool:
@@ -137,16 +129,27 @@ def _scatter(handle: int, start: int, out: Array) -> bool:
     runs = _runs(out)
     if start % PAGE_BYTES or not runs:
         return False
+    _move(os.preadv, _fill, handle, start, runs)
+    return True
+
+
+def _move(
+    many: Callable[[int, list[Any], int], int],
+    one: Callable[[int, int, Bytes], None],
+    handle: int,
+    start: int,
+    runs: list[Any],
+) -> None:
+    """Read or write runs that follow each other in the file from ``start`` on, by few system calls."""
     for first in range(0, len(runs), MOST_RUNS):
         group = runs[first : first + MOST_RUNS]
         size = sum(run.nbytes for run in group)
-        if os.preadv(handle, group, start) == size:
+        if many(handle, group, start) == size:
             start += size
             continue
-        for run in group:  # the disk gave a part; one by one, an error tells why
-            _fill(handle, start, as_bytes(run))
+        for run in group:  # the disk moved a part; one by one, an error tells why
+            one(handle, start, as_bytes(run))
             start += run.nbytes
-    return True
 
 
 def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int = 0) -> int:
