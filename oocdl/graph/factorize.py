@@ -16,6 +16,7 @@ from math import prod
 
 from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
 from oocdl.graph.ir import Graph, Node, Shape
+from oocdl.graph.memory import Order
 from oocdl.graph.rule import Rules
 
 Axis = tuple[str, int]
@@ -64,7 +65,7 @@ class Factored:
     """Any value -> the factors of its own axes."""
     alias: Mapping[str, str]
     """Value -> the value that is stored in its place."""
-    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    orders: Mapping[str, Order] = field(default_factory=dict)
     """Stored value -> its axes from outermost to innermost in memory, where they do not lie as numbered."""
 
 

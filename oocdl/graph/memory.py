@@ -32,9 +32,17 @@ def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DType
     >>> ordered(np.empty, (2, 3, 4), np.uint8, (1, 2, 0)).strides
     (1, 8, 2)
     """
-    if not order:
-        return make(shape, dtype)
-    return make(tuple(shape[axis] for axis in order), dtype).transpose(np.argsort(order))
+    return as_numbered(make(tuple(shape[axis] for axis in order) or shape, dtype), order)
+
+
+def as_numbered(stored: Array, order: Order) -> Array:
+    """A view of ``stored``, whose axes are in ``order``, that has them as they are numbered."""
+    return stored.transpose(np.argsort(order)) if order else stored
+
+
+def as_stored(array: Array, order: Order) -> Array:
+    """Undo ``as_numbered``."""
+    return array.transpose(order) if order else array
 
 
 def in_memory_order(array: Array) -> tuple[Array, Order]:

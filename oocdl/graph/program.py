@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from oocdl.graph.ir import Shape
+from oocdl.graph.memory import Order
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class Program:
     """Cropped to the owned region; ``shape`` is that of the cropped array (no pads)."""
     key: str
     """Equal for equal programs; engines cache by it."""
-    orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(slot, its axes from outermost to innermost in memory) of slots that do not lie as numbered."""
+    orders: tuple[tuple[int, Order], ...] = ()
+    """(slot, how it lies in memory) of slots that do not lie as their axes are numbered."""
 
     @property
-    def output_orders(self) -> tuple[tuple[int, ...], ...]:
+    def output_orders(self) -> tuple[Order, ...]:
         """The order of each output; empty: as its axes are numbered."""
         orders = dict(self.orders)
         return tuple(orders.get(item.slot, ()) for item in self.outputs)
@@ -83,7 +84,7 @@ def make_program(
     dtypes: tuple[str, ...],
     instructions: tuple[Instruction, ...],
     outputs: tuple[Operand, ...],
-    orders: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    orders: tuple[tuple[int, Order], ...] = (),
 ) -> Program:
     """A program with its key: a digest of everything that the arithmetic depends on."""
     digest = hashlib.blake2b(digest_size=16)

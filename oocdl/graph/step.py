@@ -18,7 +18,7 @@ from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
 from oocdl.graph.lanes import Key, Lanes
-from oocdl.graph.memory import footprint
+from oocdl.graph.memory import Order, footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.program import Operand, make_program
 from oocdl.graph.rule import Rules
@@ -39,8 +39,8 @@ class Read:
     dtype: str
     chunks: tuple[tuple[int, Region], ...]
     """(argument number, part of it) that together make the region; empty for a source."""
-    order: tuple[int, ...] = ()
-    """Its axes from outermost to innermost in memory; empty: as they are numbered."""
+    order: Order = ()
+    """How the program wants it to lie in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,8 +308,9 @@ def _made_key(unit: Unit, key: Key, index: int) -> Key:
 def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
     value = plan.factored.graph.values[name]
     if value.role in SOURCES and name not in draft.pieces:
-        return Read(name, region, value.dtype, (), plan.factored.orders.get(name, ()))
-    read = _parts(name, region, value.dtype, draft.pieces[name], arguments)
+        read = Read(name, region, value.dtype, ())
+    else:
+        read = _parts(name, region, value.dtype, draft.pieces[name], arguments)
     return replace(read, order=plan.factored.orders.get(name, ()))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.axes import Region, region_shape, within
-from oocdl.graph.memory import Order, footprint, in_memory_order, ordered
+from oocdl.graph.memory import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
 from oocdl.storage.spill import SpillFile
 
 Array = npt.NDArray[Any]
@@ -108,7 +108,7 @@ class Chunk:
 
     def __init__(self, home: Home, slot: Slot, region: Region, order: Order = ()) -> None:
         shape = region_shape(region)
-        if (tuple(shape[axis] for axis in order) if order else shape) != slot.shape:
+        if (tuple(shape[axis] for axis in order) or shape) != slot.shape:
             raise ValueError(f"region {region} does not have the shape {slot.shape} in order {order}")
         self.home = home
         self.slot = slot
@@ -148,15 +148,14 @@ class Chunk:
                 raise ValueError(f"region {region} is not inside the chunk {self.region}")
         if out.shape != region_shape(region) or out.dtype != self.dtype:
             raise ValueError(f"out is {out.dtype} {out.shape}, region {region} is {self.dtype}")
-        if self.order:
-            box, out = tuple(box[axis] for axis in self.order), out.transpose(self.order)
-        self.home.read(self.slot, box, out)
+        box = tuple(box[axis] for axis in self.order) or box
+        self.home.read(self.slot, box, as_stored(out, self.order))
 
     def array(self) -> Array:
         """The array in RAM, read-only and not copied; only while a reservation pins the chunk."""
         view = self.home.view(self.slot).view()
         view.flags.writeable = False
-        return view.transpose(np.argsort(self.order)) if self.order else view
+        return as_numbered(view, self.order)
 
     def copy(self) -> Array:
         """A new array with all of the chunk, wherever it is; its memory is the caller's to plan."""
@@ -167,7 +166,7 @@ class Chunk:
     def __reduce__(self) -> tuple[Any, ...]:
         # In RAM the array itself is handed to the pickler, which can send it without a copy.
         array = self.slot.array
-        stored = in_memory_order(self.copy())[0] if array is None else array
+        stored = as_stored(self.copy(), self.order) if array is None else array
         return _restore, (stored, self.region, self.uses, self.order)
 
     def __del__(self) -> None:
@@ -180,5 +179,4 @@ class Chunk:
 
 
 def _restore(stored: Array, region: Region, uses: Uses, order: Order) -> Chunk:
-    array = stored.transpose(np.argsort(order)) if order else stored
-    return _home.adopt(array, region, uses)
+    return _home.adopt(as_numbered(stored, order), region, uses)
