@@ -15,6 +15,7 @@ from typing import Any
 
 from oocdl.engines.operands import pads_of
 from oocdl.graph.ir import Shape
+from oocdl.graph.layout import SPACED
 from oocdl.graph.program import Instruction, Program
 
 
@@ -64,7 +65,7 @@ def _is_last(item: Instruction, reductions: frozenset[str], ordered: Collection[
     slots = [operand.slot for operand in item.operands] if item.op in reductions else item.outputs
     rank = len(item.kernel_shapes[0])
     alike = all(len(o.shape) == rank or prod(o.shape) == 1 for o in item.operands)
-    return rank in (4, 5) and alike and any(slot in ordered for slot in slots)
+    return rank in SPACED and alike and any(slot in ordered for slot in slots)
 
 
 def domain_of(instruction: Instruction, reductions: Iterable[str]) -> Shape:

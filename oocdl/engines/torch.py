@@ -26,6 +26,7 @@ from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_layout import channels_last
 from oocdl.engines.torch_windows import pad
 from oocdl.graph.ir import Array
+from oocdl.graph.layout import DATA, SPACED
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Operand, Program
 
@@ -122,17 +123,16 @@ class _Step:
 
 def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
     """Which operands the kernel is given with their channels last."""
-    last = [o.slot in ordered and len(o.shape) in (4, 5) for o in instruction.operands]
-    data = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}.get(instruction.op, ())
+    last = [o.slot in ordered and len(o.shape) in SPACED for o in instruction.operands]
     if any(last) or any(slot in ordered for slot in instruction.outputs):
-        for index in data:  # a kernel of both kinds would sort the other
+        for index in DATA.get(instruction.op, ()):  # a kernel of both kinds would sort the other
             last[index] = True
     return last
 
 
 def _arrangement(instruction: Instruction, index: int, ordered: Collection[int]) -> Prepare:
     """How a kernel's result is made to lie as its slot does."""
-    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in (4, 5):
+    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPACED:
         return channels_last
     if instruction.op in _FRESH and instruction.op != "ConvWeightGrad":  # of weights one copy is enough
         return Tensor.contiguous

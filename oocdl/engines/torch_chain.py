@@ -252,7 +252,7 @@ class ChainStep:
         """
         *_, places, channels = self.chain.domain
         alone = tensor.dim() == self.blocks.rank and tensor.shape[-2:] == (1, channels)
-        if not self.chain.last or not alone or channels * places > ROW or tensor.numel() > ROW:
+        if not self.chain.last or not alone or tensor.numel() * places > ROW:
             return tensor
         return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+import torch
 from torch import Tensor
 
 MOST_TAPS = 64
@@ -43,8 +44,7 @@ def convolve(x: Tensor, w: Tensor, dilations: Sequence[int]) -> Tensor:
     extents = [n - d * (k - 1) for n, k, d in zip(x.shape[2:], w.shape[2:], dilations, strict=True)]
     result = x.new_empty((x.shape[0], *extents, w.shape[0]))
     for sample, place, columns in _planes(x, w.shape[2:], dilations):
-        made = result[sample, place].flatten(0, 1)
-        made.copy_(columns.t() @ weights)
+        torch.mm(columns.t(), weights, out=result[sample, place].flatten(0, 1))
     return result.movedim(-1, 1)
 
 

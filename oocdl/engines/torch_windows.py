@@ -57,13 +57,18 @@ def _halves(x: Tensor, instruction: Instruction) -> tuple[Tensor, list[int]]:
     """Operand 0 and the symmetric padding that is left for the kernel to do."""
     operand = instruction.operands[0]
     pads = spatial_pads(operand)
-    common = [min(pair) for pair in pads]
-    if x.numel() == 0 or (operand.pads is not None and any(map(any, operand.pads[:2]))):
-        common = [0] * len(pads)
     if operand.pads is None:
-        return x, common
-    rest = [(b - c, a - c) for (b, a), c in zip(pads, common, strict=True)]
-    return pad(x, [*operand.pads[:2], *rest], instruction.fill), common
+        return x, [0] * len(pads)
+    if x.numel() == 0 or any(map(any, operand.pads[:2])):
+        return _padded([x], instruction, 0), [0] * len(pads)
+    common, rest = _shared(pads)
+    return pad(x, rest, instruction.fill), common
+
+
+def _shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """What both sides of each axis of space have in common, and what is left, batch and channels before."""
+    common = [min(pair) for pair in pads]
+    return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
 
 
 def _padded(args: list[Tensor], instruction: Instruction, index: int) -> Tensor:
@@ -112,10 +117,8 @@ def _slide(
     reach = dilations[0] * (w.shape[2] - 1)
     extent = x.shape[2] + before + after - reach
     cut = before != after and strides[0] == 1 and 2 * most - before - after <= extent // 8
-    both = [(most, most), *pads[1:]] if cut else pads
-    common = [min(pair) for pair in both]
-    rest = [(b - c, a - c) for (b, a), c in zip(both, common, strict=True)]
-    result = _convolve(pad(x, [(0, 0), (0, 0), *rest], 0.0), w, strides, common, dilations)
+    common, rest = _shared([(most, most), *pads[1:]] if cut else pads)
+    result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations)
     return result.narrow(2, most - before, extent) if cut else result
 
 
@@ -131,12 +134,12 @@ def _unset(shape: Sequence[int], x: Tensor) -> Tensor:
     return x.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)
 
 
-def _is_point(w: Tensor, strides: Sequence[int], x: Tensor) -> bool:
+def _is_point(weight_shape: Sequence[int], strides: Sequence[int], x: Tensor) -> bool:
     """Whether a convolution is a matrix product of what lies side by side.
 
     oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8).
     """
-    return w.shape[2:].numel() == 1 and set(strides) == {1} and x.numel() > 0 and has_channels_last(x)
+    return math.prod(weight_shape[2:]) == 1 and set(strides) == {1} and x.numel() > 0 and has_channels_last(x)
 
 
 def _places(x: Tensor) -> Tensor:
@@ -161,7 +164,7 @@ def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
         x, padding = _halves(args[0], instruction)
         return [_convolve(x, w, strides, padding, dilations)]
     pads = spatial_pads(operand)
-    if _is_point(w, strides, args[0]) and not any(map(any, pads)):
+    if _is_point(w.shape, strides, args[0]) and not any(map(any, pads)):
         return [_point(args[0], w.flatten(1).t())]
     if has_few_taps(w.shape, strides) and w.shape[0] >= FULL:
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
@@ -187,7 +190,7 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
         x = x.narrow(axis, first, last - first)
         pads.append((max(left, 0), max(right, 0)))
     ones = (1,) * len(pads)
-    if _is_point(w, ones, x) and not any(map(any, pads)):
+    if _is_point(w.shape, ones, x) and not any(map(any, pads)):
         result = _point(x, w.flatten(1))
     else:
         turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
@@ -231,7 +234,7 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
     dy = _padded(args, instruction, 1)
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
-    if _is_point(x.new_empty(shape), strides, x) and x.shape[2:] == dy.shape[2:] and has_channels_last(dy):
+    if _is_point(shape, strides, x) and x.shape[2:] == dy.shape[2:] and has_channels_last(dy):
         grad = torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1))
         return [grad.reshape(shape)]
 

@@ -16,13 +16,17 @@ from oocdl.graph.memory import Order
 
 LEAST, MULTIPLE = 8, 4
 """Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""
-WINDOWED = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad"})
+DATA: Mapping[str, tuple[int, ...]] = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}
+"""Of convolutions: the operands that are data. Of two, the result is weights; of one, it is data, too."""
+WINDOWED = frozenset(DATA)
 _OVER_CHANNELS = frozenset({"LogSumExp", "ReduceMax"})
 """Operators that run over the channels of a place, as losses do, and are faster plane by plane."""
 _ELSEWHERE = frozenset({"Einsum", "Gather", "GatherGrad", "Reshape", "Transpose"})
 """Operators whose result's axes are not those of their operands."""
+SPACED = (4, 5)
+"""Ranks of values with a batch, channels, and two or three axes of space."""
 RANKS = (5,)
-"""Of values with a batch, channels, and three axes of space. Images stay planes: ResNet-50 takes 12.7 core
+"""Those that may have their channels last. Images stay planes: ResNet-50 takes 12.7 core
 seconds a step so, and 14.8 with its channels last."""
 
 
@@ -43,10 +47,10 @@ def order_of(view: View) -> Order:
 
 def _data(cell: Cell) -> Iterator[View]:
     """What is data of a convolution, and not weights."""
-    if cell.node.op == "ConvWeightGrad":
-        yield from cell.inputs
-    else:
-        yield from (*cell.inputs[:1], *cell.outputs[:1])
+    data = DATA.get(cell.node.op, (0,))
+    yield from (view for place, view in enumerate(cell.inputs) if place in data)
+    if len(data) == 1:
+        yield cell.outputs[0]
 
 
 def _is_over_channels(cell: Cell) -> bool:
