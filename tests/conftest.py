@@ -16,6 +16,14 @@ def _settled() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans by nominal rates, not by those that somebody has measured on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="run the full products too, minutes instead of seconds"
