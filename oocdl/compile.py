@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
-from oocdl.engines.engine import CHANNELS_LAST, resolve
+from oocdl.engines.engine import CHANNELS_LAST, get_engine, resolve
 from oocdl.errors import InputError
 from oocdl.graph.axes import Region
+from oocdl.graph.cost import Work
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import Factored, factorize
@@ -75,6 +77,11 @@ def _imported(
 
 def _wants_channels_last(settings: Settings) -> bool:
     return settings.precision in CHANNELS_LAST.get(resolve(settings.engine), ())
+
+
+def _work(settings: Settings, rules: Rules) -> Work:
+    """What a program takes while it runs with the engine."""
+    return partial(get_engine(settings.engine).work_bytes, rules=rules)
 
 
 def _factored(graph: Graph, rules: Rules, last: bool) -> Factored:
@@ -206,15 +213,18 @@ class Draft:
             return self
         rules = self.layering.rules
         graph = rounded(self.made.graph, names)
-        layering = Layering(_factored(graph, rules, self.last), rules)
+        layering = Layering(_factored(graph, rules, self.last), rules, self.layering.work)
         return replace(self, layering=layering, rounded=frozenset(names))
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
         return self._expanded(plan_step(self.layering, limits))
 
-    def look(self, limits: Limits) -> tuple[int, int]:
-        """(tasks, bytes of the largest unit) of what ``cut`` would make, closely; BudgetError as there."""
+    def look(self, limits: Limits) -> tuple[int, int, int]:
+        """(layers, tasks, bytes of the largest unit) of what ``cut`` would make, closely.
+
+        BudgetError as there.
+        """
         return look_at_step(self.layering, limits)
 
     def recut(self, frozen: Frozen) -> Compiled:
@@ -222,13 +232,13 @@ class Draft:
         return self._expanded(replan_step(self.layering, frozen))
 
     def _expanded(self, plan: StepPlan) -> Compiled:
-        made, rules = self.made, self.layering.rules
+        made = self.made
         pieces = self.pieces or versioned_pieces(plan)
         sums = versioned_pieces(plan, (Role.SUM,)) if self.part is Part.EARLIER else {}
         return Compiled(
             made.imported,
             plan,
-            expand_step(plan, rules, {**pieces, **sums}, sums),
+            expand_step(plan, {**pieces, **sums}, sums),
             pieces,
             made.loss,
             made.parts,
@@ -252,15 +262,21 @@ def draft_training(
     """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
     last = _wants_channels_last(settings)
-    return Draft(made, Layering(_factored(made.graph, rules, last), rules), part, pieces, last=last)
+    return Draft(
+        made,
+        Layering(_factored(made.graph, rules, last), rules, _work(settings, rules)),
+        part,
+        pieces,
+        last=last,
+    )
 
 
-def going_on(compiled: Compiled, rules: Rules, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
+def going_on(compiled: Compiled, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
     """The same pass where others of its step went before, which left ``sums``.
 
     What a ``Draft`` is cut into begins a step: to it, all sums are zeros.
     """
-    graph = expand_step(compiled.plan, rules, {**compiled.pieces, **sums})
+    graph = expand_step(compiled.plan, {**compiled.pieces, **sums})
     return replace(compiled, graph=graph)
 
 
@@ -293,7 +309,7 @@ def compile_inference(
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
     factored = _factored(graph, rules, _wants_channels_last(settings))
-    plan = plan_step(Layering(factored, rules), limits)
+    plan = plan_step(Layering(factored, rules, _work(settings, rules)), limits)
     needed = versioned_pieces(plan)
     held = {name: pieces.get(name, regions) for name, regions in needed.items()}
-    return Compiled(imported, plan, expand_step(plan, rules, held), held, loss, parts, outputs, feeds, {})
+    return Compiled(imported, plan, expand_step(plan, held), held, loss, parts, outputs, feeds, {})

@@ -126,10 +126,10 @@ def compile_passes(
     if last is Part.WHOLE:
         return found
     first = made(FIRST, settings.batch_size, Part.EARLIER, main.pieces)
-    after = {name: going_on(compiled, RULES, first.sums) for name, compiled in found.items()}
+    after = {name: going_on(compiled, first.sums) for name, compiled in found.items()}
     after[FIRST] = first
     if course.passes > 2:
-        after[NEXT] = going_on(first, RULES, first.sums)
+        after[NEXT] = going_on(first, first.sums)
     if course.passes_per_epoch % course.passes == 1:
         after[ALONE] = found[RAGGED if course.ragged else MAIN]
     return after

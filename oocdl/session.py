@@ -7,6 +7,7 @@ same tasks on the same plan, so they make the same bits.
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class Moved:
     """Counted peak of the process so far: base, running programs and tier."""
 
 
-class Held(Generic[T]):
-    """The chunks of weights and state between passes, or whatever stands for them."""
+class Held(ABC, Generic[T]):
+    """Runs steps, and holds the chunks of weights and state between passes, or whatever stands for them."""
 
     held: dict[Key, T]
 
@@ -73,6 +74,28 @@ class Held(Generic[T]):
         except BaseException:
             self.held, self.spent = before, len(before) < pieces
             raise
+
+    @abstractmethod
+    def __enter__(self) -> Held[T]: ...
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    def load(self, plan_id: str, read: weights.Read) -> None:
+        """Weights and state, as ``read`` gives them."""
+
+    @abstractmethod
+    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+        """One pass; returns the scalar outputs."""
+
+    @abstractmethod
+    def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
+        """Weights and state to the run."""
+
+    @abstractmethod
+    def moved(self) -> Moved:
+        """Since the session began."""
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -114,9 +115,9 @@ def run_graph(
     if channels_last:
         factored = layout.channels_last(factored)
     limits = Limits(unit_bytes, threads, parallel, cuts)
-    plan = plan_step(Layering(factored, rules), limits)
+    plan = plan_step(Layering(factored, rules, partial(get_engine(engine).work_bytes, rules=rules)), limits)
     pieces = versioned_pieces(plan)
-    step_graph = expand_step(plan, rules, pieces)
+    step_graph = expand_step(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
     feeds = {v.name: Feed(ArrayReader(arrays[v.name])) for v in small.of_role(Role.INPUT, Role.TARGET)}
     info = StepInfo(step, seed, tuple(range(batch)), scalars or {})

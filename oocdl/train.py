@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
 import time
@@ -17,7 +18,6 @@ import zarr
 from oocdl import resume as resuming
 from oocdl import weights
 from oocdl.bind import Binding, bind
-from oocdl.cluster import ClusterSession
 from oocdl.config import Settings, make_settings
 from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
@@ -34,7 +34,7 @@ from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.report import write_report
 from oocdl.run import Run
-from oocdl.session import Moved, Session
+from oocdl.session import Held, Moved, Session
 from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
@@ -242,12 +242,15 @@ class Trainer:
                     raise
         self.emit(RunFinished(total, time.monotonic() - started))
 
-    def _session(self) -> Session | ClusterSession:
+    def _session(self) -> Held[Any]:
         settings = self.job.settings
         if self.client is not None:
             if settings.keep:
                 raise InputError("keep is not available with a client; train in one process to keep values")
-            return ClusterSession(self.client, self.compiled, self.job.dataset, settings)
+            # distributed takes 16 MiB, which a run in one process can use better.
+            cluster = importlib.import_module("oocdl.cluster")
+            made: Held[Any] = cluster.ClusterSession(self.client, self.compiled, self.job.dataset, settings)
+            return made
         spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(
             c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
@@ -264,7 +267,7 @@ class Trainer:
             self.plan.most_bytes,
         )
 
-    def _steps(self, session: Session | ClusterSession, done: int) -> None:
+    def _steps(self, session: Held[Any], done: int) -> None:
         course, last_commit = self.course, time.monotonic()
         moved = session.moved()
         for step in course.steps_from(done):
@@ -283,9 +286,7 @@ class Trainer:
                 self._commit(session, done)
                 last_commit = time.monotonic()
 
-    def _step(
-        self, session: Session | ClusterSession, step: Step, before: Moved
-    ) -> tuple[dict[str, Any], Moved]:
+    def _step(self, session: Held[Any], step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
         """Run one step; returns its row of the history, and what has been moved since the session began."""
         begun = time.monotonic()
         passes = self.course.passes_of(step)
@@ -312,11 +313,11 @@ class Trainer:
             losses |= {f"loss/{name}": found[value] for name, value in compiled.parts.items()}
         return losses
 
-    def _commit_done(self, session: Session | ClusterSession) -> None:
+    def _commit_done(self, session: Held[Any]) -> None:
         if self.rows and not session.spent:
             self._commit(session, self.rows[-1]["step"])
 
-    def _commit(self, session: Session | ClusterSession, step: int) -> None:
+    def _commit(self, session: Held[Any], step: int) -> None:
         check_commit(self.plan, self.store.path)
         rows, self.rows = self.rows, []
         self.store.append_history(rows)

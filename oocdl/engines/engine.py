@@ -16,6 +16,7 @@ from typing import Protocol
 from oocdl.errors import InputError
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
+from oocdl.graph.rule import Rules
 
 
 class Compiled(Protocol):
@@ -35,6 +36,10 @@ class Engine(Protocol):
     """Runs programs. One instance serves every thread of a process."""
 
     name: str
+
+    def work_bytes(self, program: Program, rules: Rules) -> int:
+        """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to."""
+        ...
 
     def compile(self, program: Program) -> Compiled:
         """A function that may be called from several threads at once.

@@ -17,8 +17,10 @@ from oocdl.engines.onnx_emit import model_of
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import aligned, check_known
 from oocdl.errors import UnsupportedError
+from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
+from oocdl.graph.rule import Rules
 
 _SCATTERS = frozenset({"GatherGrad", "MaxPoolGrad"})
 """Operators that add in an order that would depend on the threads."""
@@ -59,6 +61,10 @@ class OnnxRuntimeEngine:
     def __init__(self, threads_per_kernel: int = 1) -> None:
         self.threads_per_kernel = threads_per_kernel
         self._cache = Cache()
+
+    def work_bytes(self, program: Program, rules: Rules) -> int:
+        """See ``Engine.work_bytes``."""
+        return program_work_bytes(program, rules)
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

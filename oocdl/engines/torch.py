@@ -25,10 +25,12 @@ from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_layout import channels_last
 from oocdl.engines.torch_windows import pad
+from oocdl.engines.torch_work import work_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.layout import DATA, SPACED
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.rule import Rules
 
 Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18
@@ -215,6 +217,20 @@ class TorchEngine:
         self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
         self._cache = Cache()
+        self._work: dict[str, int] = {}
+
+    def work_bytes(self, program: Program, rules: Rules) -> int:
+        """See ``Engine.work_bytes``."""
+        if program.key not in self._work:
+            stages = _stages(program, self.block_elements)
+            seen = [
+                (stage.step.chain, stage.step, stage.dying)
+                if isinstance(stage.step, ChainStep)
+                else (stage.step.instruction, None, stage.dying)
+                for stage in stages
+            ]
+            self._work[program.key] = work_bytes(program, seen, _direct(program, stages), rules)
+        return self._work[program.key]
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

@@ -7,7 +7,7 @@ RAM tier (``unit_buffer_bytes``); what its program takes while it runs is the he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -21,6 +21,8 @@ from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
+Work = Callable[[Program], int]
+"""What a run of a program takes beside its inputs and the arrays its results go to, in bytes."""
 HOLES = 5
 """Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
 
@@ -53,7 +55,7 @@ def program_flops(program: Program, rules: Rules) -> int:
 
 
 def program_work_bytes(program: Program, rules: Rules) -> int:
-    """Upper bound of what one run takes beside its inputs and the arrays its results go to.
+    """Upper bound of what one run takes, for an engine that makes every intermediate as a whole.
 
     Intermediates alive at the worst instruction (results among them, before they are put
     where they belong), padded copies of that instruction's operands, and its scratch space.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from oocdl.graph.classes import Classes, find_classes
 from oocdl.graph.cost import (
+    Work,
     combine_buffer_bytes,
     made_bytes,
     program_flops,
@@ -82,10 +84,10 @@ def preference(classes: Classes) -> list[int]:
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
 
-def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, rules: Rules) -> tuple[int, int]:
+def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, work_of: Work) -> tuple[int, int]:
     """(arrays, work) of the largest of ``units``; combining their partial results counts as arrays."""
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
-    work = max(program_work_bytes(unit.program, rules) for unit in units)
+    work = max(work_of(unit.program) for unit in units)
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
@@ -117,8 +119,10 @@ class Layering:
     each grid that was tried take.
     """
 
-    def __init__(self, factored: Factored, rules: Rules) -> None:
+    def __init__(self, factored: Factored, rules: Rules, work: Work | None = None) -> None:
+        """``work``: the engine's; None: a bound for any."""
         self.factored, self.rules = factored, rules
+        self.work: Work = work or partial(program_work_bytes, rules=rules)
         self.classes = find_classes(factored)
         self.order = preference(self.classes)
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
@@ -156,7 +160,7 @@ class Layering:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
             flops = max(program_flops(unit.program, self.rules) for unit in units)
-            self._telling[key] = sum(memory(cutter, units, self.factored, self.rules)), flops * len(shards)
+            self._telling[key] = sum(memory(cutter, units, self.factored, self.work)), flops * len(shards)
         return self._telling[key]
 
     def largest(self, cutter: LayerCutter) -> tuple[int, int]:
@@ -164,7 +168,7 @@ class Layering:
         key = _key(cutter)
         if key not in self._largest:
             units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
-            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.rules)
+            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.work)
         return self._largest[key]
 
 

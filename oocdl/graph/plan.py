@@ -39,6 +39,8 @@ class LayerPlan:
     read_bytes: int
     written_bytes: int
     flops: int
+    works: Mapping[str, int]
+    """Key of each program -> what it takes while it runs."""
 
     @property
     def peak_bytes(self) -> int:
@@ -112,13 +114,13 @@ def plan_step(layering: Layering, limits: Limits) -> StepPlan:
     return StepPlan(layering.factored, layering.classes, cuts, planned)
 
 
-def look_at_step(layering: Layering, limits: Limits) -> tuple[int, int]:
-    """(tasks, bytes of the largest unit) of ``plan_step``'s plan, by few of its units: much faster.
+def look_at_step(layering: Layering, limits: Limits) -> tuple[int, int, int]:
+    """(layers, tasks, bytes of the largest unit) of ``plan_step``'s plan, by few of its units: much faster.
 
     A unit that was not looked at may be larger. BudgetError if nothing fits.
     """
     _, fitted = _grids(layering, limits, settle=False)
-    return sum(cutter.count for cutter, _ in fitted), max(peak for _, peak in fitted)
+    return len(fitted), sum(cutter.count for cutter, _ in fitted), max(peak for _, peak in fitted)
 
 
 def _grids(
@@ -228,4 +230,5 @@ def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
         total(read_bytes),
         total(made_bytes),
         sum(flops[unit.program.key] for unit in units),
+        {key: layering.work(unit.program) for key, unit in one_of_each.items()},
     )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
-from oocdl.graph.cost import combine_buffer_bytes, itemsize, program_work_bytes, unit_buffer_bytes
+from oocdl.graph.cost import combine_buffer_bytes, itemsize, unit_buffer_bytes
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
@@ -21,8 +21,6 @@ from oocdl.graph.lanes import Key, Lanes
 from oocdl.graph.memory import Order, footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.program import Operand, make_program
-from oocdl.graph.rule import Rules
-from oocdl.graph.traffic import Layer
 
 Piece = tuple[Region, Key]
 
@@ -149,7 +147,6 @@ def versioned_pieces(
 
 def expand_step(
     plan: StepPlan,
-    rules: Rules,
     pieces: Mapping[str, Sequence[Region]],
     absent: Collection[str] = (),
 ) -> StepGraph:
@@ -171,7 +168,7 @@ def expand_step(
             sizes[key] = region_size(region) * itemsize(value.dtype) if value is not None else 0
             draft.pieces.setdefault(name, []).append((region, key))
     for planned in plan.layers:
-        _expand_layer(draft, plan, planned, rules)
+        _expand_layer(draft, plan, planned)
     graph, alias = plan.factored.graph, plan.factored.alias
     outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
     outputs += [key for name in graph.outputs for _, key in draft.pieces.get(alias.get(name, name), [])]
@@ -204,7 +201,7 @@ def _read_in_next_step(
     return replaced
 
 
-def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rules) -> None:
+def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan) -> None:
     layer = planned.layer
     label = f"{layer.index:03d} {layer.name}"
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
@@ -222,9 +219,7 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan, rules: Rule
                     arguments.append(previous[0])
         for argument in dict.fromkeys(arguments):
             draft.readers.setdefault(argument, []).append(draft.position)
-        draft.calls.append(
-            _unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, layer, rules)
-        )
+        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, planned))
         draft.position += 1
         for index, (name, region) in enumerate(unit.makes):
             made = _made_key(unit, key, index)
@@ -280,9 +275,9 @@ def _unit_call(
     reads: tuple[Read, ...],
     lanes: list[tuple[int, int] | None],
     cell_of: Mapping[str, Cell],
-    layer: Layer,
-    rules: Rules,
+    planned: LayerPlan,
 ) -> UnitCall:
+    layer = planned.layer
     values = plan.factored.graph.values
     combines = tuple(cell_of[name].combine if name in layer.partials else None for name, _ in unit.makes)
     return UnitCall(
@@ -296,7 +291,7 @@ def _unit_call(
         tuple(values[name].dtype for name, _ in unit.makes),
         (),
         unit_buffer_bytes(unit, layer, plan.factored),
-        program_work_bytes(unit.program, rules),
+        planned.works[unit.program.key],
     )
 
 

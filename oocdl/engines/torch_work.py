@@ -1,0 +1,218 @@
+"""What a program takes of the heap with PyTorch, beside its inputs and the arrays its results go to.
+
+The same walk over stages that runs it: what chains make takes blocks, what lies in the memory of
+another takes nothing, and of a convolution whose operands have their channels last oneDNN makes no
+copies. The plan reserves this much for each program, so it is an upper bound; a test measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.chains import Chain
+from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
+from oocdl.engines.torch_chain import ROW, ChainStep
+from oocdl.engines.torch_columns import has_few_taps
+from oocdl.graph.cost import HOLES
+from oocdl.graph.ir import Node, Shape
+from oocdl.graph.layout import DATA, SPACED
+from oocdl.graph.program import Instruction, Program
+from oocdl.graph.rates import is_thin
+from oocdl.graph.rule import Rules
+
+_VIEWS = frozenset({"Identity", "Transpose", "Expand", "Slice", "Pad"})
+"""Operators whose result is a way to see operand 0."""
+_TEMPORARIES = {"Moments": 1, "LogSumExp": 2, "Dropout": 1, "Where": 1, "Softplus": 1}
+"""Blocks that a member of a chain takes while it runs."""
+
+
+def _bytes(shape: Iterable[int], dtype: str) -> int:
+    return prod(shape) * int(np.dtype(dtype).itemsize)
+
+
+class _Heap:
+    """What is alive, by the slot it was made for; slots that are views of another count with it."""
+
+    def __init__(self, program: Program) -> None:
+        self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
+        self.ordered = frozenset(slot for slot, _ in program.orders)
+        self.owner: dict[int, int] = {}
+        self.users: dict[int, int] = {}
+        self.size: dict[int, int] = {}
+        self.live = self.peak = 0
+
+    def add(self, slot: int, nbytes: int) -> None:
+        """New memory for a slot."""
+        self.owner[slot] = slot
+        self.users[slot], self.size[slot] = 1, nbytes
+        self.live += nbytes
+
+    def share(self, slot: int, other: int) -> None:
+        """A slot in the memory of another, which may be that of an input."""
+        if other in self.owner:
+            self.owner[slot] = self.owner[other]
+            self.users[self.owner[other]] += 1
+
+    def drop(self, slot: int) -> None:
+        """Nothing reads a slot any more."""
+        owner = self.owner.pop(slot, None)
+        if owner is not None:
+            self.users[owner] -= 1
+            if not self.users[owner]:
+                self.live -= self.size[owner]
+
+    def need(self, nbytes: int) -> None:
+        """So much beside what is alive, for a moment."""
+        self.peak = max(self.peak, self.live + nbytes)
+
+
+def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
+    """Blocks for what stays inside, whole memory for what is read after it."""
+    chain = step.chain
+    block = prod(chain.block)
+    width = max((np.dtype(dtype).itemsize for _, dtype in step.kinds.values()), default=8)
+    blocks = sum(_bytes([min(block, prod(shape))], dtype) for shape, dtype in step.registers)
+    blocks += max((_TEMPORARIES.get(item.op, 0) for item in chain.members), default=0) * block * int(width)
+    if chain.last:
+        blocks += ROW * int(width) * len(step.columns)
+    for item in chain.members:
+        for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
+            heap.dtype_of[slot] = dtype
+            if slot not in step.full:
+                continue
+            old = step.reuse.get(slot)
+            # A part of a larger result has gaps if there are several samples, and is not taken over.
+            if slot in direct:
+                continue
+            if old is not None and shape[0] == 1 and heap.dtype_of.get(old) == dtype:
+                heap.share(slot, old)
+            else:
+                heap.add(slot, _bytes(shape, dtype))
+        if item.outputs in step.parts:
+            counts = [len(step.blocks.sizes[axis]) for axis in step.parts[item.outputs]]
+            for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
+                # Parts in the precision of the result, and put together in float64.
+                blocks += prod(counts) * (_bytes(shape, dtype) + 4 * _bytes(shape, "float64"))
+                heap.add(slot, _bytes(shape, dtype))
+    heap.need(blocks)
+
+
+def _flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
+    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution."""
+    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
+    taps = padded_shape(item.operands[1])[2:]
+    found = []
+    for axis, (before, _) in enumerate(spatial_pads(x)):
+        start = crop[axis] - before
+        left = dilations[axis] * (taps[axis] - 1) - start
+        found.append((left, start + shape[axis] - x.shape[axis + 2]))
+    return found
+
+
+def _is_copied(item: Instruction, strides: Sequence[int]) -> bool:
+    """Whether operand 0 of a convolution is copied: padded by hand, or a part of it that has gaps."""
+    pads: Sequence[tuple[int, int]] = spatial_pads(item.operands[0])
+    if item.op == "ConvTranspose":
+        if set(strides) != {1}:
+            return True
+        pads = _flipped_pads(item, item.attrs.get("dilations") or (1,) * len(pads))
+    first, *others = [before != after for before, after in pads]
+    inside = any(before < 0 or after < 0 for before, after in pads[1:])
+    if any(others) or inside:
+        return True
+    # At the ends of a volume the kernels do without a copy, if there are enough rows and one sample.
+    seen = item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0]
+    enough = set(strides) == {1} and item.operands[0].shape[0] == 1 and seen[2] >= 8 * max(pads[0])
+    return first and not enough
+
+
+def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
+    """Bytes of one operand with its padding."""
+    return _bytes(padded_shape(item.operands[index]), dtype)
+
+
+def _window_last(item: Instruction, dtype: str, ordered: Collection[int]) -> int:
+    """Scratch of a convolution whose data has its channels last."""
+    x = item.operands[0]
+    result = _bytes(item.kernel_shapes[0], item.dtypes[0])
+    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
+    # In the order of the data, in oneDNN's blocks of 16, and turned round.
+    scratch = 4 * _bytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
+    for index in DATA[item.op]:
+        if item.operands[index].slot not in ordered:
+            scratch += _bytes(item.operands[index].shape, dtype)  # sorted first
+    few = has_few_taps(weights, strides)
+    scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides) else 0
+    if item.op == "ConvWeightGrad":
+        if pads_of(item.operands[1]) is not None:
+            scratch += _data_bytes(item, 1, dtype)
+        if dtype == "float32" and is_thin(x.shape) and prod(weights[2:]) > 1 and not few:
+            scratch += 2 * (_data_bytes(item, 0, dtype) + _data_bytes(item, 1, dtype))
+    elif set(strides) == {1}:
+        scratch += result // 8 + (0 if item.outputs[0] in ordered else result)
+    else:
+        scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
+    return scratch + (_plane(item, dtype) if few else 0)
+
+
+def _plane(item: Instruction, dtype: str) -> int:
+    """Columns of one plane (``torch_columns``), twice: a product may want them turned."""
+    seen = padded_shape(item.operands[0])
+    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    return 2 * _bytes((seen[1], *weights[2:], *seen[3:]), dtype)
+
+
+def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
+    """What an instruction that runs by itself takes beside operands and results."""
+    dtype = heap.dtype_of[item.operands[0].slot] if item.operands else item.dtypes[0]
+    seen = [operand for operand in item.operands if len(operand.shape) in SPACED]
+    last = any(operand.slot in heap.ordered for operand in seen) or item.outputs[0] in heap.ordered
+    if item.op in DATA and last:
+        return _window_last(item, dtype, heap.ordered)
+    shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
+    node = Node("", item.op, (), (), item.attrs)
+    scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
+    copies = sum(
+        _bytes(shape, heap.dtype_of[operand.slot])
+        for operand, shape in zip(item.operands, shapes, strict=True)
+        if operand.pads is not None or operand.crop is not None
+    )
+    return _bytes([scratch], item.dtypes[0]) + copies
+
+
+def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
+    scratch = _scratch(item, heap, rules)
+    for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
+        heap.dtype_of[slot] = dtype
+        if item.op in _VIEWS and pads_of(item.operands[0]) is None:
+            heap.share(slot, item.operands[0].slot)
+        else:
+            heap.add(slot, _bytes(shape, dtype))
+    heap.need(scratch)
+
+
+def work_bytes(
+    program: Program,
+    stages: Iterable[tuple[Chain | Instruction, ChainStep | None, Collection[int]]],
+    direct: Collection[int],
+    rules: Rules,
+) -> int:
+    """Upper bound of the heap that a run of ``program`` takes.
+
+    ``stages``: each group in order, its chain's step if it is one, and the slots that nothing reads
+    after it. ``direct``: slots that chains make where the program's results belong.
+    """
+    heap = _Heap(program)
+    for group, step, dying in stages:
+        if step is not None:
+            _run_chain(heap, step, direct)
+        else:
+            assert not isinstance(group, Chain)
+            _run_alone(heap, group, rules)
+        for slot in dying:
+            heap.drop(slot)
+    return heap.peak * HOLES // 4

@@ -1,0 +1,84 @@
+"""What programs take of the heap is what ``TorchEngine.work_bytes`` says, as PyTorch's profiler counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oocdl
+from oocdl.engines.engine import get_engine
+from oocdl.graph.memory import ordered
+from oocdl.graph.program import Program
+from oocdl.ops import RULES
+from oocdl.zoo import write_unet3d
+from tests import nets
+
+torch = pytest.importorskip("torch")
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
+    """Of a U-Net's step, whole and in thin slabs: ends of the volume, and what lies between."""
+    folder = tmp_path_factory.mktemp("work")
+    model = folder / "unet.onnx"
+    write_unet3d(model, base=16, depth=2, classes=3)
+    random = np.random.default_rng(0)
+    shape = (1, 1, SIZE, SIZE, SIZE)
+    arrays = {"image": random.random(shape, np.float32), "labels": random.integers(0, 3, (1, *shape[2:]))}
+    data = nets.write_data(folder / "data.zarr", arrays)
+    found = {}
+    for slabs in (2, 10):
+        plan = oocdl.plan(
+            model,
+            data,
+            engine="torch",
+            memory="2GiB",
+            loss="cross_entropy",
+            parallel={"space": (slabs, 1, 1)},
+        )
+        for layer in plan.compiled.plan.layers:
+            found |= {unit.program.key: unit.program for unit in layer.units}
+    return list(found.values())
+
+
+def arrays_of(program: Program) -> Iterator[Any]:
+    orders = dict(program.orders)
+    for slot, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
+        array = ordered(np.empty, shape, dtype, orders.get(slot, ()))
+        array[...] = np.random.default_rng(0).random(shape) * 3
+        yield array
+
+
+def peak_bytes(program: Program) -> int:
+    """The most that PyTorch has allocated at once while the program runs."""
+    run, arrays = get_engine("torch").compile(program), list(arrays_of(program))
+    outs = run(arrays)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(arrays, outs)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program]) -> None:
+    engine = get_engine("torch")
+    said = {program.key: engine.work_bytes(program, RULES) for program in programs}
+    taken = {program.key: peak_bytes(program) for program in programs}
+    large = [program for program in programs if taken[program.key] > 1 << 20]
+    assert len(large) > 40
+    over = {
+        str([step.op for step in program.instructions]): (taken[program.key], said[program.key])
+        for program in large
+        if taken[program.key] > said[program.key]
+    }
+    assert not over
+    assert sum(said[p.key] for p in large) < 1.7 * sum(taken[p.key] for p in large)
