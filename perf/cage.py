@@ -35,9 +35,9 @@ class Outcome:
     result: Mapping[str, Any] = field(default_factory=dict)
     """The last line that it printed, as JSON; empty if it failed."""
     resident_bytes: int = 0
-    """Peak of the process's resident memory, mapped files included."""
+    """Peak of its processes' resident memory, mapped files included."""
     anonymous_bytes: int = 0
-    """Peak of what is its own."""
+    """Peak of what is their own."""
     disk_bytes: int = 0
     """The most that its disk had in use beyond what it had before; what others write counts, too."""
     oom_kills: int = 0
@@ -79,13 +79,18 @@ def _oom_kills(folder: Path) -> int:
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """(peak resident, anonymous now) of a process; zeros if it is gone."""
+    """(peak resident, anonymous now) of a process and of all that it has started; zeros if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return 0, 0
     found = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
-    return int(found.get("VmHWM", 0)) * 1024, int(found.get("RssAnon", 0)) * 1024
+    peak, now = int(found.get("VmHWM", 0)) * 1024, int(found.get("RssAnon", 0)) * 1024
+    for child in children:
+        peak_of_child, now_of_child = _resident(int(child))
+        peak, now = peak + peak_of_child, now + now_of_child
+    return peak, now
 
 
 def _used(disk: Path) -> int:

@@ -31,6 +31,8 @@ class Case:
     labels: tuple[int, ...]
     classes: int
     """Labels are below this, and so are inputs that are whole numbers."""
+    twin: tuple[str, tuple[Any, ...]]
+    """The same network in PyTorch: a class of ``models.py``, and what it is made of."""
     ports: tuple[str, str] = ("x", "y")
     """Names of the model's input and output."""
 
@@ -48,23 +50,26 @@ class Case:
 def gpt(blocks: int, width: int, heads: int, batch: int, tokens: int, vocabulary: int) -> Case:
     """A GPT with its token ids and labels."""
 
-    def write(path: Path) -> Path:
-        ids = torch.zeros(batch, tokens, dtype=torch.int64)
-        return export(GPT(blocks, width, heads, tokens, vocabulary), ids, path)
+    made = (blocks, width, heads, tokens, vocabulary)
+    data = ((batch, tokens), "int64"), (batch, tokens), vocabulary
 
-    return Case(f"GPT-{blocks}", blocks, write, ((batch, tokens), "int64"), (batch, tokens), vocabulary)
+    def write(path: Path) -> Path:
+        return export(GPT(*made), torch.zeros(batch, tokens, dtype=torch.int64), path)
+
+    return Case(f"GPT-{blocks}", blocks, write, *data, ("GPT", made))
 
 
 def resnet(blocks: Sequence[int], width: int, batch: int, size: int, classes: int) -> Case:
     """A bottleneck ResNet with its images and labels."""
 
-    def write(path: Path) -> Path:
-        images = torch.zeros(batch, 3, size, size)
-        return export(ResNet(blocks, width, classes), images, path)
-
-    depth = 3 * sum(blocks) + 2
+    made = (tuple(blocks), width, classes)
     shape = (batch, 3, size, size)
-    return Case(f"ResNet-{depth}", sum(blocks), write, (shape, "float32"), (batch,), classes)
+    data = (shape, "float32"), (batch,), classes
+
+    def write(path: Path) -> Path:
+        return export(ResNet(*made), torch.zeros(shape), path)
+
+    return Case(f"ResNet-{3 * sum(blocks) + 2}", sum(blocks), write, *data, ("ResNet", made))
 
 
 def unet(base: int, size: int | Sequence[int], depth: int = 3, samples: int = 1) -> Case:
@@ -75,17 +80,20 @@ def unet(base: int, size: int | Sequence[int], depth: int = 3, samples: int = 1)
         return write_unet3d(path, base=base, depth=depth, size=space)
 
     name = f"U-Net {base} at {'x'.join(map(str, space if len(set(space)) > 1 else space[:1]))}"
-    shape = (samples, 1, *space)
-    return Case(name, 2 * depth + 1, write, (shape, "float32"), (samples, *space), 4, ("image", "logits"))
+    data = ((samples, 1, *space), "float32"), (samples, *space), 4
+    return Case(name, 2 * depth + 1, write, *data, ("UNet3d", (1, 4, base, depth)), ("image", "logits"))
 
 
 def mlp(layers: int, width: int, batch: int) -> Case:
     """A perceptron whose weights are most of it."""
 
-    def write(path: Path) -> Path:
-        return write_mlp(path, [width] * (layers + 1))
+    widths = (width,) * (layers + 1)
+    data = ((batch, width), "float32"), (batch,), width
 
-    return Case(f"MLP {layers}x{width}", layers, write, ((batch, width), "float32"), (batch,), width)
+    def write(path: Path) -> Path:
+        return write_mlp(path, widths)
+
+    return Case(f"MLP {layers}x{width}", layers, write, *data, ("Mlp", (widths,)))
 
 
 def write_data(case: Case, path: Path, empty: bool = False) -> Path:

@@ -13,37 +13,19 @@ step read and wrote, by the time of the step.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 from cases import mlp, write_data
+from limits import READS, THREADS, disk
 from measure import failure, folder, gb, limit_of, measure_rates, mib, one_run, parser, write_json
 from table import markdown
 
 from oocdl.config import parse_bytes
-from oocdl.graph.memory import PAGE_BYTES
-from oocdl.storage.direct import direct_flag, read_box, write_array
 
-THREADS = (1, 2, 3, 4)
 LONG_SECONDS = 1e9
 """Between commits: none falls into the steps that count."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Of the disk alone, in bytes a second."""
-
-    when: str
-    threads: int
-    read: float
-    written: float
-    both: float
-    """Read and written at once, in the step's proportion."""
 
 
 @dataclass(frozen=True)
@@ -60,57 +42,6 @@ class Moved:
     """What it takes for it at once, as in the step."""
     share: float
     """Of that speed of the disk."""
-
-
-def aligned(nbytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Noise that begins at a page, as the arrays of the tier do."""
-    raw = np.random.default_rng(0).integers(0, 256, nbytes + PAGE_BYTES, np.uint8)
-    start = -raw.ctypes.data % PAGE_BYTES
-    return raw[start : start + nbytes]
-
-
-def disk(place: Path, chunk_bytes: int, count: int, when: str, reads: float) -> list[Speed]:
-    """Write ``count`` chunks over old ones and read them, by each number of threads.
-
-    ``reads``: part of the chunks that are read where both is done at once.
-    """
-    flag = direct_flag(place)
-    files = [place / f"chunk{number}" for number in range(count)]
-    arrays = [aligned(chunk_bytes) for _ in range(max(THREADS))]
-    for file in files:  # the spill writes over its old files, too
-        write_array(file, arrays[0], flag)
-
-    def write(thread: int, file: Path) -> None:
-        write_array(file, arrays[thread], flag)
-
-    def read(thread: int, file: Path) -> None:
-        read_box(file, (chunk_bytes,), ((0, chunk_bytes),), arrays[thread], flag)
-
-    def either(thread: int, file: Path) -> None:
-        number = files.index(file)
-        turn = int((number + 1) * reads) > int(number * reads)
-        (read if turn else write)(thread, file)
-
-    found = [
-        Speed(when, threads, *(rate(move, files, threads, chunk_bytes) for move in (read, write, either)))
-        for threads in THREADS
-    ]
-    for file in files:
-        file.unlink()
-    return found
-
-
-def rate(move: Callable[[int, Path], None], files: list[Path], threads: int, chunk_bytes: int) -> float:
-    """Bytes a second of moving all files."""
-
-    def part(thread: int) -> None:
-        for file in files[thread::threads]:
-            move(thread, file)
-
-    with ThreadPoolExecutor(threads) as pool:
-        begun = time.monotonic()
-        list(pool.map(part, range(threads)))
-        return len(files) * chunk_bytes / (time.monotonic() - begun)
 
 
 def step(place: Path, args: argparse.Namespace) -> tuple[int, float, float, float]:
@@ -161,7 +92,7 @@ def main() -> None:
     chunk = parse_bytes(args.chunk)
     count = max(parse_bytes(args.total) // chunk, max(THREADS))
     with folder(args) as place:
-        speeds = disk(place, chunk, count, "before", 0.6)
+        speeds = disk(place, chunk, count, "before", READS)
         budget, seconds, read, written = step(place, args)
         speeds += disk(place, chunk, count, "after", read / max(read + written, 1))
     rows = [(s.when, f"{s.threads}", gb(s.read), gb(s.written), gb(s.both)) for s in speeds]

@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -32,19 +32,30 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def one_process(
+    script: str,
+    words: Mapping[str, Any],
+    limit_bytes: int | None,
+    timeout: float = 3600,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    disk: Path | None = None,
+) -> Outcome:
+    """One process of a script of this folder; inside a cgroup of ``limit_bytes`` unless that is None."""
+    command = [python, str(Path(__file__).with_name(script)), json.dumps(words)]
+    try:
+        with cage(limit_bytes) if limit_bytes is not None else nullcontext() as place:
+            return watch(command, place, env, timeout, disk)
+    except NoCage as error:
+        raise SystemExit(str(error)) from error
+
+
 def one_run(
     model: Path, dataset: Path, limit_bytes: int | None, timeout: float = 3600, **options: Any
 ) -> Outcome:
-    """One process of ``one_run.py``; inside a memory cgroup of ``limit_bytes`` unless that is None."""
+    """One process of ``one_run.py``, and what it takes of the model's disk."""
     words = {"model": str(model), "dataset": str(dataset), **options}
-    script = str(Path(__file__).with_name("one_run.py"))
-    try:
-        with cage(limit_bytes) if limit_bytes is not None else nullcontext() as place:
-            return watch(
-                [sys.executable, script, json.dumps(words)], place, timeout=timeout, disk=model.parent
-            )
-    except NoCage as error:
-        raise SystemExit(str(error)) from error
+    return one_process("one_run.py", words, limit_bytes, timeout, disk=model.parent)
 
 
 def failure(outcome: Outcome) -> str:

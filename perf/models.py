@@ -80,14 +80,6 @@ class UNet3d(nn.Module):
         result: Tensor = self.head(x)
         return result
 
-    def load_onnx(self, path: Path | str) -> None:
-        """Take the weights of the ONNX file, so that both sides compute the same."""
-        weights = {
-            weight.name: torch.from_numpy(numpy_helper.to_array(weight).copy())
-            for weight in onnx.load(str(path)).graph.initializer
-        }
-        self.load_state_dict(weights)
-
 
 class Bottleneck(nn.Module):
     """Convolutions 1x1, 3x3, 1x1 with batch norm, and a skip."""
@@ -180,6 +172,38 @@ class GPT(nn.Module):
         places = torch.arange(ids.shape[1], device=ids.device)
         result: Tensor = self.head(self.ln(self.blocks(self.wte(ids) + self.wpe(places))))
         return result
+
+
+class Mlp(nn.Module):
+    """The perceptron of ``write_mlp``, parameter names included; its weights are not initialised."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = len(widths) - 1
+        for number, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
+            self.add_module(f"layer{number}", nn.utils.skip_init(nn.Linear, inside, outside))  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(1, self.layers + 1):
+            x = self.get_submodule(f"layer{number}")(x)
+            x = functional.relu(x) if number < self.layers else x
+        return x
+
+
+BLOCKS: tuple[type[nn.Module], ...] = (Block, Bottleneck, GptBlock)
+"""What activation checkpointing computes twice, and keeps the input of only."""
+
+
+def load_weights(model: nn.Module, path: Path | str) -> None:
+    """Take the weights of the ONNX file, so that both sides compute the same. KeyError if one is missing."""
+    wanted = dict(model.named_parameters())
+    with torch.no_grad():
+        for weight in onnx.load(str(path), load_external_data=False).graph.initializer:
+            if weight.name in wanted:
+                array = numpy_helper.to_array(weight, str(Path(path).parent))
+                wanted.pop(weight.name).copy_(torch.from_numpy(array.copy()))
+    if wanted:
+        raise KeyError(f"{path} has no weights called {', '.join(wanted)}")
 
 
 def export(model: nn.Module, example: Tensor, path: Path) -> Path:

@@ -2,8 +2,9 @@
 
     python perf/one_run.py '{"model": "unet.onnx", "dataset": "brain.zarr", "memory": "1GiB", "steps": 2}'
 
-The other words are options of ``fit``. With ``"plan": true`` nothing is trained. What oocdl refuses is
-no failure here: then the line is ``{"refused": MESSAGE}``.
+The other words are options of ``fit``. With ``"plan": true`` nothing is trained; with ``"workers": 2`` two
+processes of one thread each do the work, through a Dask client. What oocdl refuses is no failure here: then
+the line is ``{"refused": MESSAGE}``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import oocdl
@@ -28,6 +32,8 @@ def facts(plan: oocdl.Plan) -> dict[str, Any]:
         "base": plan.machine.base_bytes,
         "step_seconds": plan.seconds,
         "tasks": plan.tasks,
+        "calls": len(plan.compiled.graph.calls),
+        "flops": plan.flops,
         "disk": plan.disk_bytes,
         "unit_read": plan.read_bytes,
         "unit_written": plan.written_bytes,
@@ -70,6 +76,25 @@ def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """The option of ``fit`` that hands the work to so many processes; none if that is 0."""
+    if not workers:
+        yield {}
+        return
+    from distributed import Client, LocalCluster
+
+    options: dict[str, Any] = {"memory_limit": None, "dashboard_address": None}
+    with (
+        TemporaryDirectory(dir=folder) as place,
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, local_directory=place, **options
+        ) as made,
+        Client(made) as client,
+    ):  # fmt: skip
+        yield {"client": client}
+
+
 def main() -> None:
     """Parse, plan or train, print."""
     words = json.loads(sys.argv[1])
@@ -78,7 +103,8 @@ def main() -> None:
         if words.pop("plan", False):
             found: dict[str, Any] = {"planned": facts(oocdl.plan(model, dataset, **words))}
         else:
-            found = train(model, dataset, **words)
+            with cluster(words.pop("workers", 0), dataset.parent) as options:
+                found = train(model, dataset, **options, **words)
     except OocdlError as error:
         found = {"refused": str(error)}
     print(json.dumps(found))

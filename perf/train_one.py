@@ -1,78 +1,116 @@
-"""Train a U-Net for some steps in this process, by oocdl or by PyTorch; print one line of JSON.
+"""Train any of the networks by PyTorch in this process; print one line of JSON.
 
-    python perf/train_one.py {torch,onnxruntime,pytorch} FOLDER --steps 4 --memory 1150MiB
+    python perf/train_one.py '{"model": "unet.onnx", "dataset": "data.zarr", "mode": "incore", "steps": 4,
+                               "twin": ["UNet3d", [1, 4, 16, 3]]}'
 
-``FOLDER`` holds ``unet.onnx`` and ``data.zarr``, as ``unet3d.py`` writes them. Both sides start
-from the weights of the file and take the same Adam steps, so their losses have to agree.
+``mode``: ``incore``; ``ckpt``, activation checkpointing of each block; ``disk``, ``saved_tensors_hooks`` to
+files beside the dataset. ``precision`` "bfloat16" is PyTorch's autocast. It starts from the weights of the
+file and takes the steps that oocdl takes, so the losses have to agree.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import resource
+import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import models
+import torch
 import zarr
+from disk_hooks import DiskHooks
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-LEARNING_RATE = 1e-3
+LEAST_BYTES = 1 << 20
+"""Of a tensor that is worth a file."""
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
-def by_oocdl(folder: Path, steps: int, memory: str, engine: str) -> dict[str, Any]:
-    """Seconds and losses of oocdl, with bytes as planned and as moved."""
-    from one_run import train
-
-    return train(
-        folder / "unet.onnx", folder / "data.zarr", workdir=folder / f"{engine}-{os.getpid()}.run",
-        memory=memory, engine=engine, steps=steps, lr=LEARNING_RATE,
-    )  # fmt: skip
+def twin(made: Sequence[Any], model: Path) -> nn.Module:
+    """The network, with the weights of the file."""
+    name, arguments = made
+    network: nn.Module = getattr(models, name)(*arguments)
+    models.load_weights(network, model)
+    return network.train()
 
 
-def by_pytorch(folder: Path, steps: int) -> dict[str, Any]:
-    """Seconds and losses of eager PyTorch, everything in memory."""
-    import torch
-    from models import UNet3d
-    from torch.nn import functional
+def batch(dataset: Path) -> tuple[Tensor, Tensor]:
+    """All inputs and labels."""
+    group = zarr.open_group(str(dataset), mode="r")
+    inputs, labels = (torch.from_numpy(group[name][...]) for name in ("inputs", "labels"))  # type: ignore[index]
+    return inputs, labels.long()
 
-    group = zarr.open_group(str(folder / "data.zarr"), mode="r")
-    image = torch.from_numpy(group["image"][...])  # type: ignore[index]
-    labels = torch.from_numpy(group["labels"][...]).long()  # type: ignore[index]
-    sizes = group.attrs.asdict()
-    model = UNet3d(1, int(sizes["classes"]), int(sizes["base"]), int(sizes["depth"]))  # type: ignore[arg-type]
-    model.load_onnx(folder / "unet.onnx")
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    seconds, losses = [], []
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy; the classes are the last axis of sequences, else that after the samples."""
+    if logits.shape[:-1] == labels.shape:
+        logits, labels = logits.flatten(0, -2), labels.flatten()
+    return functional.cross_entropy(logits, labels)
+
+
+def checkpoint_blocks(network: nn.Module) -> None:
+    """Keep nothing of a block but its input."""
+    for module in network.modules():
+        if isinstance(module, models.BLOCKS):
+            name = "join" if isinstance(module, models.Up) else "forward"
+            setattr(module, name, partial(checkpoint, getattr(module, name), use_reentrant=False))
+
+
+def train(
+    model: Path,
+    dataset: Path,
+    made: Sequence[Any],
+    mode: str = "incore",
+    precision: str = "float32",
+    optimizer: str = "adam",
+    lr: float = 1e-4,
+    steps: int = 4,
+    threads: int | None = None,
+    least_bytes: int = LEAST_BYTES,
+) -> dict[str, Any]:
+    """Seconds, losses and bytes moved, one number a step."""
+    if threads:
+        torch.set_num_threads(threads)
+    network, (inputs, labels) = twin(made, model), batch(dataset)
+    if mode == "ckpt":
+        checkpoint_blocks(network)
+    stay = [*network.parameters(), inputs]
+    hooks = DiskHooks(dataset.parent / "hooks", stay, least_bytes) if mode == "disk" else None
+    update = OPTIMIZERS[optimizer](network.parameters(), lr=lr)
+    found: dict[str, list[float]] = {"seconds": [], "losses": [], "spill_read": [], "spill_written": []}
     for _ in range(steps):
         begun = time.monotonic()
-        optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(image), labels)
+        before = (hooks.read_bytes, hooks.written_bytes) if hooks else (0, 0)
+        update.zero_grad(set_to_none=True)
+        cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16")
+        with hooks.hooks() if hooks else nullcontext(), cast:
+            loss = loss_of(network(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
+        update.step()
+        found["losses"].append(loss.item())
         del loss
-        seconds.append(time.monotonic() - begun)
-    return {"seconds": seconds, "losses": losses}
+        found["seconds"].append(time.monotonic() - begun)
+        now = (hooks.read_bytes, hooks.written_bytes) if hooks else (0, 0)
+        found["spill_read"].append(now[0] - before[0])
+        found["spill_written"].append(now[1] - before[1])
+    return {**found, "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
 def main() -> None:
     """Parse, train, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("how", choices=("torch", "onnxruntime", "pytorch"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--memory", default="1150MiB")
-    args = parser.parse_args()
-    if args.how == "pytorch":
-        found = by_pytorch(args.folder, args.steps)
-    else:
-        found = by_oocdl(args.folder, args.steps, args.memory, args.how)
-    found["max_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps(found))
+    words = json.loads(sys.argv[1])
+    model, dataset = Path(words.pop("model")), Path(words.pop("dataset"))
+    print(json.dumps(train(model, dataset, words.pop("twin"), **words)))
 
 
 if __name__ == "__main__":

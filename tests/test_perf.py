@@ -33,27 +33,41 @@ def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
 
 
-def test_unet_measures_both_sides_and_they_agree(tmp_path: Path) -> None:
-    script = str(ROOT / "perf/unet3d.py")
-    done = run(script, "--toy", "--workdir", ".", "--json", "runs.json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert list(runs) == ["oocdl, torch", "oocdl, onnxruntime", "PyTorch"]
-    results = {name: outcomes[0]["result"] for name, outcomes in runs.items()}
-    assert all(results.values()), done.stderr
-    for name in list(results)[:2]:
-        found = results[name]
-        np.testing.assert_allclose(found["losses"], results["PyTorch"]["losses"], rtol=1e-4)
-        assert set(found["unit_read"]) == {found["planned"]["unit_read"]}
-        assert set(found["unit_written"]) == {found["planned"]["unit_written"]}
-
-
 def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """What a bench prints at toy size, and the rows that it writes."""
     script = str(ROOT / f"perf/{name}.py")
     done = run(script, "--toy", "--workdir", ".", "--json", "rows.json", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "rows.json").read_text())["rows"]
+
+
+def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[str, Any]]:
+    """Rows of a bench of variants, by their names; all that are not refused have PyTorch's losses."""
+    printed, rows = bench(folder, name, "--only", only, *words)
+    found = {row["variant"]["name"]: row for row in rows}
+    assert all(f"| {name} " in printed for name in found)
+    for row in found.values():
+        if not row["why"]:
+            assert row["seconds"] > 0 and row["ratio"] > 0 and row["flop_seconds"] > 0
+            assert row["loss_off"] < (1e-4 if row["variant"]["precision"] == "float32" else 0.1)
+    return found
+
+
+def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
+    only = "PyTorch + *,oocdl 1/4*,oocdl bf16 1/4"
+    rows = rounds(tmp_path, "unet3d", only, "--plot", "unet3d.png")
+    told = rows.pop("oocdl bf16 1/4")["why"]
+    assert told == "" or told.startswith("refused: precision")
+    assert [row["why"] for row in rows.values()] == [""] * 6
+    assert rows["PyTorch + disk hooks"]["read_bytes"] > rows["PyTorch"]["read_bytes"] == 0
+    assert (tmp_path / "unet3d.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["resnet50", "gpt"])
+def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str) -> None:
+    rows = rounds(tmp_path, name, "oocdl 1/4,*hooks,*checkpoints")
+    assert list(rows) == ["PyTorch", "PyTorch + checkpoints", "PyTorch + disk hooks", "oocdl 1/4"]
+    assert all(row["why"] == "" for row in rows.values())
 
 
 def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""What a bench of one network does: variants in rounds, each in a process and a cgroup of its own.
+
+Each round measures what the machine can do (``limits.py``), then every variant. PyTorch in memory runs
+with several allocators in the first round; the fastest goes on, is the baseline of all ratios, and its
+memory is what budgets are parts of. The first step of a process does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cage import Outcome
+from cases import Case, write_data
+from measure import failure, folder, measure_rates, mib, one_process, parser
+from results import Limits, Row, line_of_pair, plot, row_of, show
+from variants import Variant
+
+from oocdl.config import parse_bytes
+from oocdl.machine import available, cores
+
+LEARNING_RATE = 1e-4
+NO_COMMIT = 1e9
+"""Seconds between commits: PyTorch writes no weights within the steps that count, either."""
+TOY_MEMORY = 2 << 30
+DRIVER_BYTES = 512 << 20
+"""Of the process that hands out work to others; in their cgroup, beyond their budgets."""
+LOSS_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network, and what is set beside each other on it."""
+
+    case: Case
+    variants: tuple[Variant, ...]
+    optimizer: str = "adam"
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Names of variants: how many times as fast is the first as the second?"""
+
+
+@dataclass(eq=False)
+class Rounds:
+    """A bench while it runs."""
+
+    bench: Bench
+    args: argparse.Namespace
+    place: Path
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    peaks: dict[str, int] = field(default_factory=dict)
+    """By precision, what budgets are parts of: settled when the first is asked for."""
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """Those that are asked for, and the baselines that they need."""
+        patterns = self.args.only.split(",")
+        named = [v for v in self.bench.variants if any(fnmatchcase(v.name, p) for p in patterns)]
+        if not named:
+            names = "; ".join(variant.name for variant in self.bench.variants)
+            raise SystemExit(f"--only {self.args.only} names none of: {names}")
+        needed = {variant.precision for variant in named}
+        likes = {variant.like for variant in named}
+        return [
+            v
+            for v in self.bench.variants
+            if v in named or v.name in likes or (v.baseline and v.precision in needed)
+            if not (self.args.toy and v.baseline and v.env)
+        ]
+
+    def seconds(self, variant: Variant) -> float | None:
+        """Median of all counted steps so far; None if a process has failed, or none has run."""
+        found = self.outcomes.get(variant.name, [])
+        if not found or any(failure(outcome) for outcome in found):
+            return None
+        return float(median(s for outcome in found for s in outcome.result["seconds"][1:]))
+
+    def baseline(self, precision: str) -> Variant | None:
+        """The fastest run in memory of that precision so far."""
+        known = [
+            (took, number, variant)
+            for number, variant in enumerate(self.variants)
+            if variant.baseline and variant.precision == precision
+            if (took := self.seconds(variant)) is not None
+        ]
+        return min(known)[2] if known else None
+
+    def budget(self, variant: Variant) -> int | None:
+        """Bytes of a process; None: no limit. ValueError if that hangs on what did not run."""
+        if variant.like:
+            found = self.outcomes.get(variant.like, [])
+            if not found or failure(found[0]):
+                raise ValueError(f"the memory of {variant.like} is not known")
+            return TOY_MEMORY if self.args.toy else found[0].anonymous_bytes
+        if variant.part is None or self.args.toy:
+            return None if variant.part is None else TOY_MEMORY
+        if variant.precision not in self.peaks:
+            baseline = self.baseline(variant.precision)
+            if baseline is None and not self.args.peak:
+                raise ValueError("no run in memory to take a part of; --peak would tell what it takes")
+            taken = self.outcomes[baseline.name][0].anonymous_bytes if baseline else 0
+            self.peaks[variant.precision] = parse_bytes(self.args.peak or taken)
+        return self.peaks[variant.precision] // variant.part
+
+    def start(self, variant: Variant) -> Outcome:
+        """One process."""
+        try:
+            budget = self.budget(variant)
+        except ValueError as error:
+            return Outcome(0, {"refused": str(error)})
+        script, words = self.job(variant, budget)
+        limit = None
+        if budget is not None and not self.args.toy:
+            limit = budget * max(variant.workers, 1) + DRIVER_BYTES * bool(variant.workers)
+        env = dict(variant.env)
+        if variant.how in ("ckpt", "disk") and (baseline := self.baseline(variant.precision)):
+            env = dict(baseline.env)
+        python = self.args.deepspeed if variant.how == "deepspeed" else sys.executable
+        outcome = one_process(script, words, limit, self.args.timeout, env, python)
+        for left in ("model.run", "hooks", "nvme"):
+            shutil.rmtree(self.place / left, ignore_errors=True)  # only those that it has made are there
+        return outcome
+
+    def job(self, variant: Variant, budget: int | None) -> tuple[str, dict[str, Any]]:
+        """Script and words of a variant's process."""
+        common = {
+            "model": str(self.place / "model.onnx"), "dataset": str(self.place / "data.zarr"),
+            "optimizer": self.bench.optimizer, "lr": LEARNING_RATE, "steps": self.args.steps,
+        }  # fmt: skip
+        if variant.how != "oocdl":
+            words = {**common, "twin": self.bench.case.twin, "threads": self.args.threads}
+            if variant.how == "deepspeed":
+                return "deepspeed_one.py", {**words, **variant.options}
+            words |= {"mode": variant.how, "precision": variant.precision}
+            return "train_one.py", {**words, **({"least_bytes": 1} if self.args.toy else {})}
+        words = {
+            **common, "engine": self.args.engine, "workdir": str(self.place / "model.run"), "shuffle": False,
+            "commit_seconds": NO_COMMIT, **self.bench.case.options(),
+        }  # fmt: skip
+        words |= {"memory": budget} if budget is not None else {}
+        words |= {"workers": variant.workers} if variant.workers else {"threads": self.args.threads}
+        return "one_run.py", {**words, **variant.options}
+
+    def plan_flops(self) -> int | None:
+        """Of a step that nothing is cut or done twice for: what is left to do, whoever does it."""
+        first = next((v for v in self.bench.variants if v.how == "oocdl" and v.plain), None)
+        if first is None:
+            return None
+        most = int(0.9 * available().nbytes)
+        script, words = self.job(Variant("plan"), TOY_MEMORY if self.args.toy else most)
+        outcome = one_process(script, {**words, "plan": True}, None, self.args.timeout)
+        if why := failure(outcome):
+            print(f"FLOPs are not known: {why}", file=sys.stderr)
+            return None
+        return int(outcome.result["planned"]["flops"])
+
+    def measure_limits(self) -> None:
+        """What the machine can do now."""
+        precisions = sorted({variant.precision for variant in self.variants})
+        words = {
+            "folder": str(self.place), "threads": self.args.threads, "precisions": precisions,
+            "toy": self.args.toy,
+        }  # fmt: skip
+        outcome = one_process("limits.py", words, None, self.args.timeout)
+        if why := failure(outcome):
+            raise SystemExit(f"limits.py: {why}")
+        self.limits.add(outcome.result)
+
+    def run(self) -> None:
+        """All rounds; what is found is written after every process."""
+        self.limits.flops = self.plan_flops()
+        for number in range(self.args.rounds):
+            self.measure_limits()
+            for variant in self.variants:
+                if number and variant.baseline and variant is not self.baseline(variant.precision):
+                    continue
+                outcome = self.start(variant)
+                self.outcomes.setdefault(variant.name, []).append(outcome)
+                told = failure(outcome) or " ".join(f"{s:.2f}" for s in outcome.result["seconds"])
+                taken = mib(outcome.anonymous_bytes)
+                print(f"round {number + 1}: {variant.name}: {told}; {taken} MiB", file=sys.stderr)
+                self.write()
+
+    def rows(self) -> list[Row]:
+        """One for each variant that has run."""
+        float32 = self.baseline("float32")
+        rows = []
+        for variant in self.variants:
+            if variant.name not in self.outcomes:
+                continue
+            baseline = self.baseline(variant.precision)
+            true = float32 or baseline
+            try:
+                budget = self.budget(variant)
+            except ValueError:
+                budget = None
+            row = row_of(variant, self.outcomes[variant.name], budget, self.limits)
+            row.ratio_to(self.seconds(baseline) if baseline else None)
+            row.loss_beside(self.outcomes[true.name][0].result["losses"] if true else None)
+            rows.append(row)
+        return rows
+
+    def write(self) -> None:
+        """Everything so far, to ``--json``."""
+        if self.args.json:
+            found = {
+                "arguments": {name: str(value) for name, value in vars(self.args).items()},
+                "network": self.bench.case.name,
+                "limits": asdict(self.limits),
+                "rows": [asdict(row) for row in self.rows()],
+            }
+            self.args.json.write_text(json.dumps(found, indent=1))
+
+
+def options(text: str | None) -> argparse.ArgumentParser:
+    """Of every bench that has rounds."""
+    made = parser(text)
+    made.add_argument("--rounds", type=int, help="default: 3 (in a toy 1)")
+    made.add_argument("--steps", type=int, help="of each process, the first not counted; default: 3")
+    made.add_argument("--threads", type=int, default=cores(), help="of everything that is measured")
+    made.add_argument("--only", default="*", help="patterns of variants' names, such as 'oocdl 1/4,*hooks'")
+    made.add_argument("--peak", help="memory that budgets are parts of; default: as measured")
+    made.add_argument("--plot", type=Path, help="draw it into this file (needs oocdl[plot])")
+    made.add_argument(
+        "--deepspeed", default=sys.executable, help="a Python that has DeepSpeed, where it runs"
+    )
+    return made
+
+
+def settle(made: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; a toy is small."""
+    args = made.parse_args(words)
+    args.rounds = args.rounds or (1 if args.toy else 3)
+    args.steps = args.steps or (2 if args.toy else 3)
+    if args.steps < 2:
+        made.error("--steps must be at least 2: the first does not count")
+    return args
+
+
+def broken(rows: Sequence[Row]) -> list[str]:
+    """What should not be: oocdl killed or failed, or losses that are not PyTorch's."""
+    found = []
+    for row in rows:
+        if row.variant.how == "oocdl" and row.why and not row.why.startswith("refused"):
+            found.append(f"{row.variant.name}: {row.why}")
+        if row.variant.plain and row.loss_off is not None and row.loss_off > LOSS_TOLERANCE:
+            found.append(f"{row.variant.name}: losses are {row.loss_off:.1e} off")
+    return found
+
+
+def run(bench: Bench, args: argparse.Namespace) -> None:
+    """Write network and data, measure, tell. Exit code 1 if something is broken."""
+    with folder(args) as place:
+        rounds = Rounds(bench, args, place)
+        for engine in {v.options.get("engine", args.engine) for v in rounds.variants if v.how == "oocdl"}:
+            measure_rates(argparse.Namespace(**{**vars(args), "engine": engine}))
+        bench.case.write(place / "model.onnx")
+        write_data(bench.case, place / "data.zarr")
+        rounds.run()
+        rounds.write()
+    rows = rounds.rows()
+    show(bench.case.name, rows, rounds.limits)
+    for pair in bench.pairs:
+        if text := line_of_pair(rows, *pair):
+            print(text)
+    if args.plot:
+        plot(bench.case.name, rows, args.plot)
+    if wrong := broken(rows):
+        raise SystemExit("\n".join(f"BROKEN: {text}" for text in wrong))

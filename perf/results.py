@@ -1,0 +1,182 @@
+"""What rounds have found: rows with ratios and rooflines, as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cage import Outcome
+from measure import failure, gb, mib
+from table import markdown
+from variants import Variant
+
+
+@dataclass
+class Limits:
+    """What the machine can do, measured once a round, and what a step has to do."""
+
+    flops: int | None = None
+    rounds: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        """Of one more round."""
+        self.rounds.append(found)
+
+    def speed(self, precision: str, kind: str) -> float:
+        """FLOPs a second of a product or a convolution: the median of all rounds."""
+        return float(median(found[precision][kind] for found in self.rounds))
+
+    def arithmetic(self, precision: str) -> float:
+        """FLOPs a second, by the faster of both."""
+        return max(self.speed(precision, kind) for kind in ("product", "convolution"))
+
+    @property
+    def disk(self) -> float:
+        """Bytes a second, read and written at once, by the best number of threads."""
+        return float(median(max(speed["both"] for speed in found["disk"]) for found in self.rounds))
+
+
+@dataclass
+class Row:
+    """A variant and what was measured of it; medians of all counted steps, None where there are none."""
+
+    variant: Variant
+    outcomes: Sequence[Outcome]
+    budget_bytes: int | None
+    anonymous_bytes: int
+    why: str
+    """Empty if no process has failed or was refused."""
+    seconds: float | None = None
+    least: float | None = None
+    most: float | None = None
+    read_bytes: float | None = None
+    written_bytes: float | None = None
+    flop_seconds: float | None = None
+    """What the step's FLOPs take at the machine's best."""
+    disk_seconds: float | None = None
+    """What its bytes take the disk alone."""
+    ratio: float | None = None
+    """To PyTorch in memory, in the same precision."""
+    loss_off: float | None = None
+
+    def ratio_to(self, baseline: float | None) -> None:
+        """Set beside seconds of PyTorch."""
+        if baseline and self.seconds is not None:
+            self.ratio = self.seconds / baseline
+
+    def loss_beside(self, true: Sequence[float] | None) -> None:
+        """Set beside losses of PyTorch."""
+        if true is not None and not self.why:
+            found = [outcome.result["losses"] for outcome in self.outcomes]
+            self.loss_off = max(
+                abs(loss - wanted) / abs(wanted)
+                for losses in found
+                for loss, wanted in zip(losses, true, strict=True)
+            )
+
+    @property
+    def roofline(self) -> float | None:
+        """Seconds that nobody can do it faster in, on this machine."""
+        known = [seconds for seconds in (self.flop_seconds, self.disk_seconds) if seconds is not None]
+        return max(known) if known else None
+
+
+def row_of(variant: Variant, outcomes: Sequence[Outcome], budget: int | None, limits: Limits) -> Row:
+    """The row of a variant, without what it is compared with."""
+    why = next((text for outcome in outcomes if (text := failure(outcome))), "")
+    taken = max(outcome.anonymous_bytes for outcome in outcomes)
+    row = Row(variant, outcomes, budget, taken, why)
+    if why:
+        return row
+
+    def later(name: str) -> list[float]:
+        return [number for outcome in outcomes for number in outcome.result.get(name, [])[1:]]
+
+    seconds = later("seconds")
+    row.seconds, row.least, row.most = median(seconds), min(seconds), max(seconds)
+    if later("spill_read"):
+        row.read_bytes, row.written_bytes = median(later("spill_read")), median(later("spill_written"))
+        row.disk_seconds = (row.read_bytes + row.written_bytes) / limits.disk
+    if limits.flops is not None:
+        row.flop_seconds = limits.flops / limits.arithmetic(variant.precision)
+    return row
+
+
+HEADS = (
+    "", "s/step", "least to most", "vs PyTorch", "budget MiB", "taken MiB", "read GB", "written GB",
+    "roofline s", "bound by", "share %", "loss off",
+)  # fmt: skip
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One line of the table."""
+
+    def cell(number: float | None, form: str = ".2f") -> str:
+        return "-" if number is None else format(number, form)
+
+    budget = mib(row.budget_bytes) if row.budget_bytes else "-"
+    if row.seconds is None:
+        return (row.variant.name, row.why.partition(":")[0], "-", "-", budget, *("-",) * 7)
+    moved = [gb(n) if n is not None else "-" for n in (row.read_bytes, row.written_bytes)]
+    roofline, bound, share = row.roofline, "-", None
+    if roofline is not None:
+        share = 100 * roofline / row.seconds
+        bound = "disk" if roofline == row.disk_seconds else "FLOPs"
+    return (
+        row.variant.name, cell(row.seconds), f"{cell(row.least)} to {cell(row.most)}", cell(row.ratio),
+        budget, mib(row.anonymous_bytes), *moved, cell(roofline), bound, cell(share, ".0f"),
+        cell(row.loss_off, ".0e"),
+    )  # fmt: skip
+
+
+def show(name: str, rows: Sequence[Row], limits: Limits) -> None:
+    """The table, and what has to be said beside it."""
+    print(f"{name}: medians of {max((steps_of(row) for row in rows), default=0)} steps and fewer\n")
+    print(markdown(HEADS, [cells(row) for row in rows]), "\n")
+    for precision in sorted({row.variant.precision for row in rows}):
+        product, convolution = (limits.speed(precision, kind) / 1e9 for kind in ("product", "convolution"))
+        print(f"{precision}: {product:.0f} GFLOP/s in a product, {convolution:.0f} in a convolution")
+    flops = "not known" if limits.flops is None else f"{limits.flops / 1e9:.0f} G"
+    print(f"disk: {limits.disk / 1e9:.2f} GB/s, read and written at once; FLOPs of a step: {flops}")
+    for row in rows:
+        if row.why:
+            print(f"{row.variant.name}: {row.why}")
+
+
+def steps_of(row: Row) -> int:
+    """How many steps count."""
+    return sum(len(outcome.result.get("seconds", [])[1:]) for outcome in row.outcomes)
+
+
+def line_of_pair(rows: Sequence[Row], first: str, second: str) -> str:
+    """How the one stands beside the other; empty if one of them has no seconds."""
+    took = {row.variant.name: row.seconds for row in rows}
+    one, other = took.get(first), took.get(second)
+    return f"{first} is {other / one:.2f} times as fast as {second}" if one and other else ""
+
+
+def plot(name: str, rows: Sequence[Row], path: Path) -> None:
+    """Seconds as bars, rooflines as ticks on them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = [row for row in rows if row.seconds is not None][::-1]
+    figure, panel = pyplot.subplots(figsize=(9, 1 + 0.4 * len(done)), layout="constrained")
+    colours = ["tab:blue" if row.variant.how == "oocdl" else "tab:gray" for row in done]
+    seconds = [row.seconds or 0.0 for row in done]
+    panel.barh([row.variant.name for row in done], seconds, color=colours)
+    for place, row in enumerate(done):
+        text = f" {row.seconds:.2f} s" + (f", {row.ratio:.2f}x" if row.ratio else "")
+        panel.text(row.seconds or 0.0, place, text, va="center", fontsize=8)
+        if row.roofline is not None:
+            panel.vlines(row.roofline, place - 0.4, place + 0.4, color="black")
+    panel.set_xlim(right=1.2 * max(seconds, default=1.0))
+    panel.set_xlabel("seconds a step; black: the roofline")
+    panel.set_title(name)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
