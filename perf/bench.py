@@ -21,7 +21,7 @@ from typing import Any
 
 from cage import Outcome
 from cases import Case, write_data
-from measure import failure, folder, measure_rates, mib, one_process, parser
+from measure import MIB, failure, folder, measure_rates, mib, one_process, parser
 from results import Limits, Row, line_of_pair, plot, row_of, show
 from variants import Variant
 
@@ -100,7 +100,7 @@ class Rounds:
             found = self.outcomes.get(variant.like, [])
             if not found or failure(found[0]):
                 raise ValueError(f"the memory of {variant.like} is not known")
-            return TOY_MEMORY if self.args.toy else found[0].anonymous_bytes
+            return TOY_MEMORY if self.args.toy else found[0].anonymous_bytes // MIB * MIB
         if variant.part is None or self.args.toy:
             return None if variant.part is None else TOY_MEMORY
         if variant.precision not in self.peaks:
@@ -109,7 +109,8 @@ class Rounds:
                 raise ValueError("no run in memory to take a part of; --peak would tell what it takes")
             taken = self.outcomes[baseline.name][0].anonymous_bytes if baseline else 0
             self.peaks[variant.precision] = parse_bytes(self.args.peak or taken)
-        return self.peaks[variant.precision] // variant.part
+        # A cgroup's limit is whole pages, and a budget above it is refused.
+        return self.peaks[variant.precision] // variant.part // MIB * MIB
 
     def start(self, variant: Variant) -> Outcome:
         """One process."""
@@ -121,11 +122,11 @@ class Rounds:
         limit = None
         if budget is not None and not self.args.toy:
             limit = budget * max(variant.workers, 1) + DRIVER_BYTES * bool(variant.workers)
-        env = dict(variant.env)
-        if variant.how in ("ckpt", "disk") and (baseline := self.baseline(variant.precision)):
-            env = dict(baseline.env)
+        baseline = self.baseline(variant.precision) if variant.tuned else None
+        env = baseline.env if baseline else variant.env
         python = self.args.deepspeed if variant.how == "deepspeed" else sys.executable
-        outcome = one_process(script, words, limit, self.args.timeout, env, python)
+        tree = variant.workers > 0
+        outcome = one_process(script, words, limit, self.args.timeout, env, python, tree=tree)
         for left in ("model.run", "hooks", "nvme"):
             shutil.rmtree(self.place / left, ignore_errors=True)  # only those that it has made are there
         return outcome

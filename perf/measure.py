@@ -40,12 +40,16 @@ def one_process(
     env: Mapping[str, str] | None = None,
     python: str = sys.executable,
     disk: Path | None = None,
+    tree: bool = False,
 ) -> Outcome:
-    """One process of a script of this folder; inside a cgroup of ``limit_bytes`` unless that is None."""
+    """One process of a script of this folder; inside a cgroup of ``limit_bytes`` unless that is None.
+
+    Environment, disk and tree are as ``cage.watch`` has them.
+    """
     command = [python, str(Path(__file__).with_name(script)), json.dumps(words)]
     try:
         with cage(limit_bytes) if limit_bytes is not None else nullcontext() as place:
-            return watch(command, place, env, timeout, disk)
+            return watch(command, place, env, timeout, disk, tree)
     except NoCage as error:
         raise SystemExit(str(error)) from error
 

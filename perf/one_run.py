@@ -13,7 +13,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from typing import Any
 
 import oocdl
 from oocdl.errors import OocdlError
-from oocdl.events import Event, RunStarted, StepDone
+from oocdl.events import Event, Listener, RunStarted, StepDone
 from oocdl.machine import anonymous_bytes
 
 
@@ -42,7 +42,7 @@ def facts(plan: oocdl.Plan) -> dict[str, Any]:
     }
 
 
-def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
+def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **options: Any) -> dict[str, Any]:
     """Seconds and losses of a run, with bytes as planned and as moved, one number a step.
 
     ``seconds`` is the time from step to step, commits included; ``step_seconds`` is the steps' own.
@@ -59,7 +59,7 @@ def train(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
         if isinstance(event, StepDone):
             anonymous.append(anonymous_bytes())
 
-    run = oocdl.fit(model, dataset, callbacks=[listen], progress=False, **options)
+    run = oocdl.fit(model, dataset, callbacks=[listen, *listeners], progress=False, **options)
     rows = run.history
     return {
         "planned": facts(plans[0]),

@@ -22,14 +22,12 @@ def variants(size: int) -> tuple[Variant, ...]:
     """All of them, in the order in which they run."""
     return (
         *in_core(),
-        checkpointing(),
-        hooks(),
+        *(way(tuned=tuned) for way in (checkpointing, hooks) for tuned in (False, True)),
         Variant("PyTorch in a cgroup of 1/4", "incore", part=4),
         *(at(part) for part in (1, 2, 4, 8, *([16] if size >= LARGE else []))),
         at(8, name=", spill in bf16", spill_dtype="bfloat16"),
         at(4, name=", ONNX Runtime", engine="onnxruntime"),
-        as_much_as(checkpointing()),
-        as_much_as(hooks()),
+        *(as_much_as(way(tuned=False)) for way in (checkpointing, hooks)),
         *in_core("bfloat16"),
         checkpointing("bfloat16"),
         hooks("bfloat16"),
@@ -47,7 +45,8 @@ def main() -> None:
     args = settle(made)
     args.size, args.base = args.size or (16 if args.toy else 128), args.base or (2 if args.toy else 16)
     args.depth = args.depth or (2 if args.toy else 3)
-    pairs = tuple((as_much_as(way()).name, way().name) for way in (checkpointing, hooks))
+    ways = ((way(tuned=False), way(tuned=tuned)) for way in (checkpointing, hooks) for tuned in (False, True))
+    pairs = tuple((as_much_as(frugal).name, other.name) for frugal, other in ways)
     run(Bench(unet(args.base, args.size, args.depth), variants(args.size), pairs=pairs), args)
 
 

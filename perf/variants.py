@@ -36,6 +36,8 @@ class Variant:
     """Or what the variant of this name takes. With neither there is no limit."""
     baseline: bool = False
     """Whether the fastest of those so marked, in each precision, is what others are compared with."""
+    tuned: bool = False
+    """Whether the allocator is the baseline's; else it is ``env``'s."""
     env: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of ``fit``, beside those of the case."""
@@ -56,14 +58,20 @@ def in_core(precision: str = "float32") -> tuple[Variant, ...]:
     )
 
 
-def checkpointing(precision: str = "float32") -> Variant:
+def checkpointing(precision: str = "float32", tuned: bool = True) -> Variant:
     """PyTorch that computes the inside of its blocks twice."""
-    return Variant(f"PyTorch{SHORT[precision]} + checkpoints", "ckpt", precision)
+    return _by_torch("checkpoints", "ckpt", precision, tuned)
 
 
-def hooks(precision: str = "float32") -> Variant:
+def hooks(precision: str = "float32", tuned: bool = True) -> Variant:
     """PyTorch that writes what it saves for the backward pass to files."""
-    return Variant(f"PyTorch{SHORT[precision]} + disk hooks", "disk", precision)
+    return _by_torch("disk hooks", "disk", precision, tuned)
+
+
+def _by_torch(what: str, how: str, precision: str, tuned: bool) -> Variant:
+    """Tuned it is faster, and takes more."""
+    name = f"PyTorch{SHORT[precision]} + {what}{', tuned malloc' * tuned}"
+    return Variant(name, how, precision, tuned=tuned)
 
 
 def at(part: int, precision: str = "float32", name: str = "", **options: Any) -> Variant:
