@@ -13,7 +13,7 @@ from bench import Bench, options, run, settle
 from cases import mlp
 from variants import Variant, at, in_core
 
-NVME = Variant("DeepSpeed ZeRO-3, NVMe", "deepspeed", options={"offload": "nvme"})
+NVME = Variant("DeepSpeed ZeRO-3 on NVMe", "deepspeed", options={"offload": "nvme"})
 VARIANTS = (
     *in_core(),
     *(at(part) for part in (1, 2, 4, 8)),

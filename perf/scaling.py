@@ -19,14 +19,14 @@ from variants import Variant, at, in_core
 def processes(count: int, part: int) -> Variant:
     """oocdl on a cluster of so many processes."""
     one = at(part)
-    name = f"{count} process{'es' * (count > 1)}, 1/{part} each"
+    name = f"{count} process{'es' * (count > 1)} (1/{part} each)"
     return replace(one, name=name, workers=count)
 
 
 def threads(count: int, part: int) -> Variant:
     """oocdl in one process."""
     one = at(part, threads=count)
-    return replace(one, name=f"{count} thread{'s' * (count > 1)}, 1/{part}")
+    return replace(one, name=f"{count} thread{'s' * (count > 1)} (1/{part})")
 
 
 VARIANTS = (

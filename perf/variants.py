@@ -9,10 +9,10 @@ from typing import Any
 TEN_GB = "10000000000"
 MALLOCS: Mapping[str, Mapping[str, str]] = {
     "": {},
-    ", malloc keeps 10 GB": {
+    " (malloc keeps 10 GB)": {
         "MALLOC_MMAP_THRESHOLD_": TEN_GB, "MALLOC_TRIM_THRESHOLD_": TEN_GB, "MALLOC_TOP_PAD_": TEN_GB,
     },
-    ", malloc with one arena": {
+    " (malloc with one arena)": {
         "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20),
         "MALLOC_ARENA_MAX": "1",
     },
@@ -70,7 +70,7 @@ def hooks(precision: str = "float32", tuned: bool = True) -> Variant:
 
 def _by_torch(what: str, how: str, precision: str, tuned: bool) -> Variant:
     """Tuned it is faster, and takes more."""
-    name = f"PyTorch{SHORT[precision]} + {what}{', tuned malloc' * tuned}"
+    name = f"PyTorch{SHORT[precision]} + {what}{' (tuned malloc)' * tuned}"
     return Variant(name, how, precision, tuned=tuned)
 
 
