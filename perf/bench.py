@@ -1,8 +1,8 @@
 """What a bench of one network does: variants in rounds, each in a process and a cgroup of its own.
 
-Each round measures what the machine can do (``limits.py``), then every variant. PyTorch in memory runs
-with several allocators in the first round; the fastest goes on, is the baseline of all ratios, and its
-memory is what budgets are parts of. The first step of a process does not count.
+Each round measures every variant; before and after them, what the machine can do (``limits.py``). PyTorch
+in memory runs with several allocators in the first round; the fastest goes on, is the baseline of all
+ratios, and its memory is what budgets are parts of. The first step of a process does not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ NO_COMMIT = 1e9
 TOY_MEMORY = 2 << 30
 DRIVER_BYTES = 512 << 20
 """Of the process that hands out work to others; in their cgroup, beyond their budgets."""
-LOSS_TOLERANCE = 1e-3
+FIRST_TOLERANCE, LOSS_TOLERANCE = 1e-4, 5e-2
+"""Of the first loss, which no update has touched, and of all: Adam makes steps of one size from gradients
+that are hardly more than rounding, so PyTorch on one thread and on two drift apart as well."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ class Rounds:
                 taken = mib(outcome.anonymous_bytes)
                 print(f"round {number + 1}: {variant.name}: {told}; {taken} MiB", file=sys.stderr)
                 self.write()
+            if not self.args.toy:
+                self.measure_limits()
 
     def rows(self) -> list[Row]:
         """One for each variant that has run."""
@@ -253,8 +257,10 @@ def broken(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.variant.how == "oocdl" and row.why and not row.why.startswith("refused"):
             found.append(f"{row.variant.name}: {row.why}")
-        if row.variant.plain and row.loss_off is not None and row.loss_off > LOSS_TOLERANCE:
-            found.append(f"{row.variant.name}: losses are {row.loss_off:.1e} off")
+        exact = row.variant.plain and row.variant.how != "deepspeed"
+        for off, most in ((row.first_off, FIRST_TOLERANCE), (row.loss_off, LOSS_TOLERANCE)):
+            if exact and off is not None and not off <= most:
+                found.append(f"{row.variant.name}: losses are {off:.1e} off")
     return found
 
 
