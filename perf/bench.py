@@ -32,7 +32,7 @@ LEARNING_RATE = 1e-4
 NO_COMMIT = 1e9
 """Seconds between commits: PyTorch writes no weights within the steps that count, either."""
 TOY_MEMORY = 2 << 30
-DRIVER_BYTES = 512 << 20
+DRIVER_BYTES = 1 << 30
 """Of the process that hands out work to others; in their cgroup, beyond their budgets."""
 FIRST_TOLERANCE, LOSS_TOLERANCE = 1e-4, 5e-2
 """Of the first loss, which no update has touched, and of all: Adam makes steps of one size from gradients

@@ -1,7 +1,7 @@
 """One worker and two, of one core each: threads of one process, and processes of a Dask cluster.
 
 A U-Net, each process with half of what PyTorch takes in memory; and two with a quarter each, which together
-have what one has. All of a variant's processes are in one memory cgroup of their budgets and 512 MiB more
+have what one has. All of a variant's processes are in one memory cgroup of their budgets and 1 GiB more
 for the process that hands out the work (root).
 
     python perf/scaling.py [--toy] [--base 16] [--size 128] [--plot scaling.png]
