@@ -80,7 +80,7 @@ def train(
     lr: float = 1e-4,
     steps: int = 3,
     threads: int | None = None,
-    **_: Any,
+    **unused: Any,
 ) -> dict[str, Any]:
     """Seconds and losses, one number a step. ImportError, or what DeepSpeed raises where it cannot build."""
     one_rank()
@@ -100,7 +100,7 @@ def train(
     with deepspeed.zero.Init(config_dict_or_path=told):
         network = getattr(models, name)(*arguments)
     fill(network, model)
-    engine, *_ = deepspeed.initialize(model=network, config=told)
+    engine = deepspeed.initialize(model=network, config=told)[0]
     inputs, labels = batch(dataset)
     seconds, losses = [], []
     for _ in range(steps):
