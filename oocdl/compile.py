@@ -22,7 +22,7 @@ from oocdl.graph.ir import Graph, Role
 from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import StepPlan, look_at_step, plan_step, replan_step
 from oocdl.graph.read_onnx import Imported, OnnxModel
-from oocdl.graph.rounded import rounded
+from oocdl.graph.rounded import roundable, rounded, twin_of
 from oocdl.graph.rule import Builder, Rules
 from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
@@ -72,7 +72,7 @@ def _imported(
 ) -> Imported:
     dims = settings.dims or {}
     shapes = {port.name: binding.input_shape(port, batch, dims) for port in model.inputs}
-    return model.bind(rules, shapes, precision=settings.precision, training=training, freeze=settings.freeze)
+    return model.bind(rules, shapes, precision=settings.dtype, training=training, freeze=settings.freeze)
 
 
 def _wants_channels_last(settings: Settings) -> bool:
@@ -88,6 +88,25 @@ def _factored(graph: Graph, rules: Rules, last: bool) -> Factored:
     """The graph over stored factors, laid out as the engine likes it."""
     factored = factorize(graph, rules)
     return channels_last(factored) if last else factored
+
+
+def _layering(graph: Graph, settings: Settings, rules: Rules) -> tuple[Layering, frozenset[str]]:
+    """The graph's layers, and values that are stored in 16 bits: all that may be, where products have 16."""
+    last, work = _wants_channels_last(settings), _work(settings, rules)
+    if settings.precision != "bfloat16":
+        return Layering(_factored(graph, rules, last), rules, work), frozenset()
+    names: frozenset[str] | None = None
+    while True:
+        layering = Layering(_factored(rounded(graph, names or (), True), rules, last), rules, work)
+        layers = layering.layers(layering.best_cut(2))
+        if names is None:
+            names = roundable(layering.factored.graph, layers) & set(graph.values)
+            continue
+        stored = {name for layer in layers for name in layer.stores}
+        fewer = frozenset(name for name in names if twin_of(name) in stored)
+        if fewer == names:
+            return layering, names
+        names = fewer  # what is made anew where it is read would be rounded for nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +188,7 @@ def _add_losses(
         logits = _logits(imported, outputs, target.output, target.spec, settings)
         data = binding.arrays[target.array]
         labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE))
-        dtype = "int64" if labels else settings.precision
+        dtype = "int64" if labels else settings.dtype
         name = f"target/{target.output}"
         build.value(name, (batch, *data.shape[1:]), dtype, Role.TARGET)
         feeds[name] = target.array
@@ -206,15 +225,18 @@ class Draft:
     """Values that are stored in 16 bits."""
     last: bool = False
     """Whether values of convolutions have their channels last."""
+    low: bool = False
+    """Whether products are computed in 16 bits."""
 
     def rounding(self, names: Collection[str]) -> Draft:
-        """The same step with these values stored in 16 bits."""
-        if not names:
+        """The same step with these values, too, stored in 16 bits."""
+        names = self.rounded | frozenset(names)
+        if names == self.rounded:
             return self
         rules = self.layering.rules
-        graph = rounded(self.made.graph, names)
+        graph = rounded(self.made.graph, names, self.low)
         layering = Layering(_factored(graph, rules, self.last), rules, self.layering.work)
-        return replace(self, layering=layering, rounded=frozenset(names))
+        return replace(self, layering=layering, rounded=names)
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
@@ -261,14 +283,9 @@ def draft_training(
 ) -> Draft:
     """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
-    last = _wants_channels_last(settings)
-    return Draft(
-        made,
-        Layering(_factored(made.graph, rules, last), rules, _work(settings, rules)),
-        part,
-        pieces,
-        last=last,
-    )
+    layering, names = _layering(made.graph, settings, rules)
+    last, low = _wants_channels_last(settings), settings.precision == "bfloat16"
+    return Draft(made, layering, part, pieces, names, last, low)
 
 
 def going_on(compiled: Compiled, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
@@ -308,8 +325,7 @@ def compile_inference(
         parts = dict(zip(parts, others, strict=True))
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
-    factored = _factored(graph, rules, _wants_channels_last(settings))
-    plan = plan_step(Layering(factored, rules, _work(settings, rules)), limits)
+    plan = plan_step(_layering(graph, settings, rules)[0], limits)
     needed = versioned_pieces(plan)
     held = {name: pieces.get(name, regions) for name, regions in needed.items()}
     return Compiled(imported, plan, expand_step(plan, held), held, loss, parts, outputs, feeds, {})

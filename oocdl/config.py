@@ -224,6 +224,11 @@ class Settings:
     keep: tuple[str, ...] = ()
     commit_seconds: float = 30.0
 
+    @property
+    def dtype(self) -> str:
+        """Of weights, and of all that is no product: with precision "bfloat16" that is float32."""
+        return "float32" if self.precision == "bfloat16" else self.precision
+
     def spill_folder(self, default: Path) -> Path:
         """Where chunks go that RAM has no room for: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
@@ -267,7 +272,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "parallel": _parallel,
     "threads": lambda name, value: None if value is None else _whole(name, value),
     "engine": _text,
-    "precision": _one_of("float32", "float64"),
+    "precision": _one_of("float32", "bfloat16", "float64"),
     "freeze": _names,
     "keep": _names,
     "commit_seconds": _seconds,

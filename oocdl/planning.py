@@ -102,6 +102,11 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
     get_engine(engine)
     if settings.spill_dtype is not None and engine != "torch":
         raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
+    if settings.precision == "bfloat16" and not get_engine(engine).has_bfloat16:
+        raise InputError(
+            f"engine '{engine}' has no precision 'bfloat16' on this processor; use engine='torch' on one "
+            "with AVX-512, or precision='float32'"
+        )
     threads = settings.threads or cores()
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))

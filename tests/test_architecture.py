@@ -183,7 +183,7 @@ def test_no_import_hides_in_a_function(name: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     assert not lazy
-    if name not in ("engines.engine", "picture"):  # the gates to what may not be installed
+    if name not in ("engines.engine", "picture", "train"):  # gates to what may not be installed, or needed
         assert not re.search(r"import_module|__import__", ast.unparse(modules()[name]))
 
 

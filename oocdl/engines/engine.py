@@ -36,6 +36,8 @@ class Engine(Protocol):
     """Runs programs. One instance serves every thread of a process."""
 
     name: str
+    has_bfloat16: bool
+    """Whether products of 16 bits run here."""
 
     def work_bytes(self, program: Program, rules: Rules) -> int:
         """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to."""
@@ -58,7 +60,7 @@ _SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
 """Environment of a runtime, read when it is first used, where the user has not set it.
 Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
 
-CHANNELS_LAST = {"torch": frozenset({"float32"})}
+CHANNELS_LAST = {"torch": frozenset({"float32", "bfloat16"})}
 """Engines, and precisions, whose convolutions are faster where values lie with their channels last."""
 
 _engines: dict[tuple[str, int], Engine] = {}

@@ -57,6 +57,7 @@ class OnnxRuntimeEngine:
     """Runs programs with onnxruntime on the CPU."""
 
     name = "onnxruntime"
+    has_bfloat16 = False
 
     def __init__(self, threads_per_kernel: int = 1) -> None:
         self.threads_per_kernel = threads_per_kernel

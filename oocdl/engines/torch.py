@@ -218,6 +218,7 @@ class TorchEngine:
         self.block_elements = block_elements
         self._cache = Cache()
         self._work: dict[str, int] = {}
+        self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def work_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Engine.work_bytes``."""

@@ -64,7 +64,8 @@ def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     extents = dict(zip(letters.out, shape, strict=True))
     ordered = letters.batch + letters.rows + letters.columns
     product = product.reshape([extents[letter] for letter in ordered])
-    return [product.permute([ordered.index(letter) for letter in letters.out])]
+    turned = product.permute([ordered.index(letter) for letter in letters.out])
+    return [turned.to(getattr(torch, instruction.dtypes[0]))]  # products of 16 bits are summed in 32
 
 
 def resample(args: list[Tensor], instruction: Instruction) -> list[Tensor]:

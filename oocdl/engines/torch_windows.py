@@ -166,7 +166,7 @@ def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     pads = spatial_pads(operand)
     if _is_point(w.shape, strides, args[0]) and not any(map(any, pads)):
         return [_point(args[0], w.flatten(1).t())]
-    if has_few_taps(w.shape, strides) and w.shape[0] >= FULL:
+    if has_few_taps(w.shape, strides) and w.shape[0] >= FULL and w.dtype != torch.bfloat16:
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
     return [_slide(args[0], w, strides, pads, dilations)]
 
@@ -234,9 +234,10 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
     dy = _padded(args, instruction, 1)
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
+    dtype = getattr(torch, instruction.dtypes[0])  # products of 16 bits are summed in 32
     if _is_point(shape, strides, x) and x.shape[2:] == dy.shape[2:] and has_channels_last(dy):
         grad = torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1))
-        return [grad.reshape(shape)]
+        return [grad.reshape(shape).to(dtype)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
@@ -246,10 +247,10 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
         made: Tensor = aten.convolution_backward(
             dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
         )[1]
-        return made
+        return made.to(dtype)
 
     pads = spatial_pads(instruction.operands[0])
-    if has_few_taps(shape, strides) and 0 not in (x.numel(), dy.numel()):
+    if has_few_taps(shape, strides) and 0 not in (x.numel(), dy.numel()) and x.dtype != torch.bfloat16:
         padded = _padded(args, instruction, 0)
         return [columns.weight_gradient(padded, dy, shape, dilations)]
     if _ends_apart(instruction, pads, strides, dilations, dy):

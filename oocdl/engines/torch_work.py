@@ -145,11 +145,15 @@ def _window_last(item: Instruction, dtype: str, ordered: Collection[int]) -> int
     for index in DATA[item.op]:
         if item.operands[index].slot not in ordered:
             scratch += _bytes(item.operands[index].shape, dtype)  # sorted first
-    few = has_few_taps(weights, strides)
+    few = has_few_taps(weights, strides) and dtype != "bfloat16"
     scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides) else 0
     if item.op == "ConvWeightGrad":
         if pads_of(item.operands[1]) is not None:
             scratch += _data_bytes(item, 1, dtype)
+        if dtype == "bfloat16":  # both are sorted into blocks of 16 channels
+            for operand in item.operands:
+                batch, channels, *space = padded_shape(operand)
+                scratch += _bytes((batch, -(-channels // 16) * 16, *space), dtype)
         if dtype == "float32" and is_thin(x.shape) and prod(weights[2:]) > 1 and not few:
             scratch += 2 * (_data_bytes(item, 0, dtype) + _data_bytes(item, 1, dtype))
     elif set(strides) == {1}:

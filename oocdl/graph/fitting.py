@@ -137,6 +137,11 @@ class Layering:
             self._layers[key] = choose_stored(self.factored, grouping, self.classes, cuts)
         return self._layers[key]
 
+    def best_cut(self, pieces: int) -> list[int]:
+        """The class that is best to cut first, if there is one of so many pieces."""
+        roomy = [cut for cut in self.order if self.classes.extents[cut] >= pieces]
+        return self.by_waste(roomy, self.layers([]))[:1]
+
     def cutter(self, layer: Layer, grid: Grid) -> LayerCutter:
         """Cuts ``layer`` by ``grid``."""
         return LayerCutter(self.factored, self.classes, self.rules, layer, grid)

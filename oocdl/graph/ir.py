@@ -45,7 +45,7 @@ class Value:
     name: str
     shape: Shape
     dtype: str
-    """A NumPy dtype name: ``float32``, ``float64``, ``bfloat16`` (stored only), ``int64``, ``bool``."""
+    """A NumPy dtype name: ``float32``, ``float64``, ``bfloat16``, ``int64``, ``bool``."""
     role: Role = Role.ACTIVATION
 
     @property

@@ -131,8 +131,7 @@ def _grids(
     asked = asked_cuts(classes, limits)
     cuts = list(asked)
     if limits.threads > 1 and not cuts:
-        roomy = [cut for cut in layering.order if classes.extents[cut] >= limits.threads]
-        cuts = layering.by_waste(roomy, layering.layers([]))[:1]
+        cuts = layering.best_cut(limits.threads)
     fitter = Fitter(layering, limits, asked)
     while True:
         fitted = _fitted(fitter, layering.layers(cuts), settle)

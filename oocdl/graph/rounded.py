@@ -1,15 +1,20 @@
-"""16-bit storage: values that go from layer to layer are rounded to bfloat16 on their way.
+"""16 bits: values that are stored as bfloat16, and products that are computed in it.
 
 A stored value ``v`` becomes ``v/bfloat16``, a Cast of it, and what read ``v`` reads a Cast back.
 Both casts are cheap nodes as any other: the first is an epilogue of the layer that makes ``v``,
 the second a prologue of those that read it, and only the 16 bits between them are stored. Every
 reader gets the rounded value, so results do not depend on what is spilled.
+
+Where products are computed in bfloat16 (``precision="bfloat16"``), convolutions and matrix products read
+such twins of their operands; everything between them is in float32, as are weights, their gradients,
+sums over many elements, and the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from math import prod
 
 from oocdl.graph.ir import Graph, Node, Role, Value
 from oocdl.graph.traffic import Layer
@@ -17,6 +22,14 @@ from oocdl.graph.traffic import Layer
 STORED = "bfloat16"
 LEAST_BYTES = 1 << 16
 """Smaller values (statistics, biases' gradients) stay as they are."""
+LEAST_CHANNELS = 8
+"""Of a convolution of one tap, to be worth it."""
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "Einsum"})
+"""Operators that take operands of 16 bits."""
+WINDOWED = frozenset({"Conv", "ConvTranspose"})
+"""Those whose results have 16 bits, too: they are rounded once, and never summed over pieces."""
+_MOVES = frozenset({"Concat", "Slice", "Transpose", "Reshape", "Expand", "Identity"})
+"""Operators that compute nothing: rounded before or after, their results are the same."""
 
 
 def roundable(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
@@ -32,18 +45,109 @@ def roundable(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
     return frozenset(found)
 
 
-def rounded(graph: Graph, names: Collection[str]) -> Graph:
-    """``graph``, where each of ``names`` is rounded to bfloat16 for all that read it."""
-    values = dict(graph.values)
-    read = {name: f"{name}/rounded" for name in names}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes.append(replace(node, inputs=tuple(read.get(name, name) for name in node.inputs)))
+def twin_of(name: str) -> str:
+    """The name of the value of 16 bits that stands for ``name``."""
+    return f"{name}/{STORED}"
+
+
+class _Rewriting:
+    """A graph in the making, with the twins of its values."""
+
+    def __init__(self, graph: Graph, names: Collection[str], products: bool) -> None:
+        self.graph, self.names, self.products = graph, names, products
+        self.values = dict(graph.values)
+        self.nodes: list[Node] = []
+        self.twins: dict[str, str] = {}
+        self.maker = {name: node for node in graph.nodes for name in node.outputs}
+        self.multiplied = {name for node in graph.nodes if self._is_low(node) for name in node.inputs}
+
+    def twin(self, name: str) -> str:
+        """The value of 16 bits that stands for ``name``; made when it is first asked for."""
+        if name not in self.twins:
+            maker = self.maker.get(name)
+            if maker is not None and maker.op in _MOVES and self._is_wide(maker) and name not in self.names:
+                inputs = tuple(self.twin(item) for item in maker.inputs)
+                self._make(Node(twin_of(name), maker.op, inputs, (twin_of(name),), maker.attrs))
+            else:
+                self._make(Node(twin_of(name), "Cast", (name,), (twin_of(name),), {"to": STORED}))
+        return self.twins[name]
+
+    def add(self, node: Node) -> None:
+        """A node of the graph, on twins where it is a product."""
+        if self._is_low(node):
+            inputs = tuple(self.twin(name) for name in node.inputs)
+            if node.op in WINDOWED:
+                [made] = node.outputs
+                attrs = {**node.attrs, "precision": STORED}
+                self._make(replace(node, inputs=inputs, outputs=(twin_of(made),), attrs=attrs))
+                self._back(twin_of(made), made)
+                return
+            self.nodes.append(replace(node, inputs=inputs))
+        else:
+            inputs = tuple(self._read(name) for name in node.inputs)
+            self.nodes.append(replace(node, inputs=inputs))
         for name in node.outputs:
-            if name in read:
-                stored, back = f"{name}/{STORED}", read[name]
-                values[stored] = Value(stored, values[name].shape, STORED, values[name].role)
-                values[back] = replace(values[name], name=back)
-                nodes.append(Node(stored, "Cast", (name,), (stored,), {"to": STORED}))
-                nodes.append(Node(back, "Cast", (stored,), (back,), {"to": values[name].dtype}))
-    return replace(graph, values=values, nodes=tuple(nodes))
+            if name in self.names:
+                self._back(self.twin(name), self._read(name))
+            elif name in self.multiplied and node.op not in _MOVES:
+                self.twin(name)  # at once: it becomes part of the chain that makes the value
+
+    def _is_low(self, node: Node) -> bool:
+        """Whether a node is a product of 16 bits."""
+        return self.products and node.op in PRODUCTS and self._is_wide(node) and not self._is_small(node)
+
+    def _is_small(self, node: Node) -> bool:
+        """Whether a convolution of one tap has so few channels that it takes no longer in 32 bits."""
+        if node.op == "Einsum":
+            return False
+        name = node.outputs[0] if node.op == "ConvWeightGrad" else node.inputs[1]
+        first, second, *taps = self.graph.values[name].shape
+        return prod(taps) == 1 and min(first, second) < LEAST_CHANNELS
+
+    def _is_wide(self, node: Node) -> bool:
+        return all(self.graph.values[name].dtype == "float32" for name in node.inputs)
+
+    def _read(self, name: str) -> str:
+        """What reads ``name`` in 32 bits reads."""
+        maker = self.maker.get(name)
+        # A convolution's result is rounded already.
+        exact = maker is not None and maker.op in WINDOWED and self._is_low(maker)
+        return f"{name}/rounded" if name in self.names and not exact else name
+
+    def _make(self, node: Node) -> None:
+        """A node whose result is a twin."""
+        [low] = node.outputs
+        name = low.removesuffix(f"/{STORED}")
+        value = self.graph.values[name]
+        # Of weights and inputs, too, a twin is made: it is no weight and no input.
+        role = Role.GRADIENT if value.role is Role.GRADIENT else Role.ACTIVATION
+        self.values[low] = Value(low, value.shape, STORED, role)
+        self.twins[name] = low
+        self.nodes.append(node)
+
+    def _back(self, low: str, name: str) -> None:
+        """Cast a twin back to 32 bits, as ``name``."""
+        self.values[name] = Value(name, self.values[low].shape, "float32", self.values[low].role)
+        self.nodes.append(Node(f"{low}/float32", "Cast", (low,), (name,), {"to": "float32"}))
+
+
+def rounded(graph: Graph, names: Collection[str], products: bool = False) -> Graph:
+    """``graph``, where each of ``names`` is rounded to bfloat16 for all that read it.
+
+    ``products``: convolutions and matrix products take operands of 16 bits.
+    """
+    draft = _Rewriting(graph, names, products)
+    for node in graph.nodes:
+        draft.add(node)
+    kept = _needed(draft.nodes, {*graph.outputs, *graph.updates.values()})
+    return replace(graph, values=draft.values, nodes=tuple(kept))
+
+
+def _needed(nodes: Iterable[Node], results: Iterable[str]) -> list[Node]:
+    """The nodes that results depend on."""
+    wanted, kept = set(results), []
+    for node in reversed(list(nodes)):
+        if any(name in wanted for name in node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]

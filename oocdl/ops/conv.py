@@ -115,6 +115,11 @@ def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [((dy[1], x[1], *kernel), dtype)]
 
 
+def _rounded_letters(node: Node) -> frozenset[str]:
+    """Letters that may not be cut: results of 16 bits are rounded once, not as parts of a sum."""
+    return frozenset("c") if "precision" in node.attrs else frozenset()
+
+
 def _axes_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     (x, w), y = inputs, outputs[0]
     letters = spatial_letters(len(x) - 2)
@@ -127,6 +132,7 @@ def _axes_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
         ),
         outputs=((plain("n", y[0]), plain("o", y[1]), *map(Plain, letters)),),
         extents={"n": x[0], "c": x[1], "o": w[0], **dict(zip(letters, y[2:], strict=True))},
+        uncut=_rounded_letters(node),
         combine="sum",
     )
 
@@ -143,6 +149,7 @@ def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape
         ),
         outputs=((plain("n", y[0]), plain("o", y[1]), *map(Plain, letters)),),
         extents={"n": x[0], "c": x[1], "o": w[1], **dict(zip(letters, y[2:], strict=True))},
+        uncut=_rounded_letters(node),
         combine="sum",
     )
 
