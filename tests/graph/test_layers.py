@@ -12,7 +12,7 @@ from oocdl.graph.classes import find_classes
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import factorize
-from oocdl.graph.fitting import Layering, Limits
+from oocdl.graph.fitting import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
 from oocdl.graph.ir import Graph, Role
 from oocdl.graph.plan import StepPlan, frozen_cuts, plan_step, replan_step
 from oocdl.graph.read_onnx import inspect_onnx
@@ -93,6 +93,32 @@ def test_an_impossible_budget_names_the_layer(unet: Layering) -> None:
 def test_a_frozen_plan_is_the_same_plan(unet: Layering) -> None:
     plan = plan_step(unet, Limits(100_000_000, 2))
     assert replan_step(Layering(unet.factored, RULES), frozen_cuts(plan)).numerics() == plan.numerics()
+
+
+def evened(layering: Layering, name: str, pieces: int, threads: int, unit_bytes: int = 1 << 30) -> int:
+    """Into how many units a layer is cut that would fit in so many."""
+    depth = next(cut for cut, kind in layering.classes.names.items() if kind == "space0")
+    layer = next(layer for layer in layering.layers([depth]) if layer.name == name)
+    fitter = Fitter(layering, Limits(unit_bytes, threads), {})
+    cutter, most = fitter.settle(layering.cutter(layer, {depth: pieces}))
+    assert most == sum(layering.largest(cutter)) <= unit_bytes
+    return cutter.count
+
+
+def test_a_large_layer_has_as_many_units_as_threads_end_with(unet: Layering) -> None:
+    """Three units take two threads as long as four: a fourth is made, so that all are smaller."""
+    for pieces, threads, units in ((3, 2, 4), (5, 3, 6), (3, 1, 3), (4, 2, 4), (9, 2, 9)):
+        assert evened(unet, "down1.conv2", pieces, threads) == units, (pieces, threads)
+
+
+def test_a_small_layer_is_not_cut_for_threads(unet: Layering) -> None:
+    depth = next(cut for cut, kind in unet.classes.names.items() if kind == "space0")
+    small = next(
+        layer for layer in unet.layers([depth])
+        if depth in layer.touched
+        and 0 < unet.telling(unet.cutter(layer, {depth: 3}))[1] < WORTH_CUTTING_FLOPS
+    )  # fmt: skip
+    assert evened(unet, small.name, 3, 2) == 3
 
 
 def gpt(folder: Path, layers: int) -> Graph:

@@ -231,6 +231,100 @@ def test_pickle_ships_bytes_into_the_tier_of_the_process(tier: Tier, tmp_path: P
     assert (plain.copy() == 6.0).all()
 
 
+LAST = (0, 2, 3, 4, 1)
+REGION = ((0, 2), (3, 11), (5, 9), (0, 8), (0, 16))
+VOLUME = np.random.default_rng(0).random((2, 8, 4, 8, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def last(tier: Tier) -> Iterator[Chunk]:
+    """A chunk with its channels last, of whole pages a row of depth."""
+    big = Tier(1 << 20, tier._spill)
+    tiers.use(big)
+    with big.reserve(VOLUME.nbytes) as unit:
+        made = unit.empty(VOLUME.shape, VOLUME.dtype, LAST)
+        made[...] = VOLUME
+        chunk = unit.put(made, REGION, (1, 4), 2)
+        del made
+    yield chunk
+    big.close()
+
+
+def spill(chunk: Chunk) -> None:
+    """Have a chunk leave RAM."""
+    home = chunk.home
+    assert isinstance(home, Tier)
+    home.reserve(home.capacity_bytes).release()
+    assert chunk.slot.array is None
+
+
+def check_volume(chunk: Chunk) -> None:
+    """It is ``VOLUME``, with its channels last, in place and copied."""
+    assert (chunk.order, chunk.region, chunk.shape) == (LAST, REGION, VOLUME.shape)
+    copy = chunk.copy()
+    assert np.array_equal(copy, VOLUME) and copy.transpose(LAST).flags.c_contiguous
+    home = chunk.home
+    assert isinstance(home, Tier)
+    with home.reserve(0, [chunk]):
+        assert np.array_equal(chunk.array(), VOLUME)
+        assert chunk.array().transpose(LAST).flags.c_contiguous
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_strips_of_a_chunk_are_named_by_axes_whatever_their_order(last: Chunk, spilled: bool) -> None:
+    if spilled:
+        spill(last)
+        file = last.slot.file
+        # Rows of depth are outermost in the file: a strip of them is one piece.
+        assert file is not None and (file.shape, file.outer) == ((2, 4, 8, 16, 8), 1)
+    region = ((1, 2), (4, 9), (6, 8), (0, 8), (7, 10))
+    planes = np.empty((1, 5, 2, 8, 3), np.float32)
+    wide = np.empty((2, 2, 8, 16, 8), np.float32)
+    alike = wide.transpose(np.argsort(LAST))[1:2, 1:6, :, :, 7:10]
+    home = last.home
+    assert isinstance(home, Tier)
+    with home.reserve(home.capacity_bytes if spilled else 0):  # else there is room, and it comes back
+        for out in (planes, alike):
+            last.read(region, out)
+            assert np.array_equal(out, VOLUME[1:2, 1:6, 1:3, :, 7:10])
+        assert (last.slot.array is None) == spilled
+    check_volume(last)
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_pickled_chunk_keeps_its_order(last: Chunk, tmp_path: Path, spilled: bool) -> None:
+    if spilled:
+        spill(last)
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(last, protocol=5, buffer_callback=buffers.append)
+    assert len(data) < 1000, "the array goes beside it, without a copy"
+    with Tier(1 << 20, SpillStore(tmp_path / "other")) as other:
+        tiers.use(other)
+        copy = pickle.loads(data, buffers=buffers)
+        assert copy.home is other and copy.uses == (1, 4)
+        check_volume(copy)
+        spill(copy)
+        check_volume(copy)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (2, 0, 3, 1), (0, 3, 1, 2), (0, 3, 2, 1)])
+def test_a_chunk_with_an_axis_of_one_element(tier: Tier, order: tuple[int, ...]) -> None:
+    """Strides hardly tell where it is: order and memory have to agree all the same."""
+    wanted = np.arange(40.0).reshape(2, 4, 1, 5)
+    with tier.reserve(wanted.nbytes) as unit:
+        made = unit.empty(wanted.shape, np.float64, order)
+        made[...] = wanted
+        chunk = unit.put(made, ((0, 2), (0, 4), (7, 8), (0, 5)))
+        del made
+    assert np.array_equal(chunk.copy(), wanted)
+    tiers.use(tier)
+    for _ in range(2):
+        copy = pickle.loads(pickle.dumps(chunk))
+        assert copy.slot.shape == chunk.slot.shape == tuple(wanted.shape[axis] for axis in chunk.order)
+        assert copy.order == chunk.order and np.array_equal(copy.copy(), wanted)
+        spill(chunk)
+
+
 def test_a_failed_write_reaches_all_who_wait(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = put(tier, 1.0, 500)
     monkeypatch.setattr(os, "pwrite", _no_space)
