@@ -23,6 +23,8 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import oocdl
+from oocdl.engines.engine import CHANNELS_LAST
+from oocdl.graph import layout
 from oocdl.optim import SGD, Adam
 from tests.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
 
@@ -268,13 +270,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Job]:
     return job
 
 
-def exact(job: Job, optimizer: str, cut: str, workdir: Path) -> None:
+def exact(job: Job, optimizer: str, cut: str, workdir: Path) -> oocdl.Run:
     """Train with PyTorch and with oocdl, and compare."""
     if (job.net, optimizer) not in TRUTH:
         TRUTH[job.net, optimizer] = train(job, optimizer)
     options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
     run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], **options)
     check(run, *TRUTH[job.net, optimizer], TOLERANCE[optimizer])
+    return run
 
 
 TRUTH: dict[Any, tuple[list[float], dict[str, np.ndarray]]] = {}
@@ -333,6 +336,29 @@ def test_every_unet_is_exact(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", NETS)
 def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
     exact(jobs(name), optimizer, cut, tmp_path / "run")
+
+
+@pytest.fixture
+def _last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels last in float64, too, and however few they are."""
+    monkeypatch.setitem(CHANNELS_LAST, "torch", frozenset({"float32", "float64"}))
+    monkeypatch.setattr(layout, "LEAST", 1)
+    monkeypatch.setattr(layout, "MULTIPLE", 1)
+
+
+@pytest.mark.usefixtures("_last")
+@pytest.mark.parametrize(
+    ("cut", "net"),
+    [("whole", EVEN[0]), ("batch", EVEN[1]), ("slabs", ODD[3]), ("channels", EVEN[0]), ("mixed", EVEN[2])],
+    ids=lambda given: given if isinstance(given, str) else _id(given),
+)
+def test_unet_is_exact_with_its_channels_last(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> None:
+    run = exact(jobs(net), "sgd", cut, tmp_path / "run")
+    programs = [unit.program for layer in run.plan.layers for unit in layer.units]
+    with_orders = [program for program in programs if program.orders]
+    assert len(with_orders) > len(programs) / 3
+    between = any(order for program in with_orders for order in program.output_orders)
+    assert between or cut == "whole"  # which is a program or two, with nothing much between them
 
 
 def test_each_head_has_its_loss(jobs: Any, tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Kernels of the torch engine's own for float32 volumes with their channels last, against float64 autograd.
+
+First layers as matrix products of columns, and convolutions padded on one side more than on the other,
+as at the ends of a volume. Each case asserts that it has gone the way that is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oocdl.engines import torch_columns, torch_windows
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.memory import ordered
+from tests.engines.cases import around, padded
+from tests.engines.programs import single
+from tests.engines.test_contract import error, turned
+
+Pads = Sequence[tuple[int, int]]
+ONES = (1, 1, 1)
+TOLERANCE = 1e-5
+EVEN: Pads = ((1, 1), (1, 1), (1, 1))
+
+
+def noise(*shape: int, seed: int = 0) -> Array:
+    """Normal numbers, with their channels last."""
+    made = ordered(np.empty, shape, np.float32, (0, *range(2, len(shape)), 1))
+    made[...] = np.random.default_rng([seed, *shape]).standard_normal(shape)
+    return made
+
+
+def ran(op: str, arrays: Sequence[Array], shape: Shape, attrs: dict[str, Any], pads: Pads) -> Array:
+    """The one result, all arrays with their channels last."""
+    key = f"{op} {[array.shape for array in arrays]} {attrs} {pads}"
+    made = single(op, arrays, [(shape, "float32")], attrs, [around(pads), None], key=key)
+    (found,) = get_engine("torch").compile(turned(made))(arrays)
+    assert found.strides[1] == found.itemsize, "channels lie last"
+    return found
+
+
+def gradients(x: Array, w: Array, dy: Array, pads: Pads, dilations: Shape = ONES) -> list[Array]:
+    """A convolution and its gradients by ``x`` (unpadded) and ``w``, by PyTorch in float64."""
+    wide, kernel = (torch.from_numpy(array).double().requires_grad_() for array in (x, w))
+    made = F.conv3d(padded(wide, around(pads)), kernel, None, 1, 0, dilations)
+    dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
+    return [tensor.detach().numpy() for tensor in (made, dx, dw)]
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Tensor]:
+    """What a function of the engine gives from now on, call by call."""
+    whole: Callable[..., Tensor] = getattr(module, name)
+    calls: list[Tensor] = []
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        calls.append(whole(*args, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(module, name, call)
+    return calls
+
+
+@pytest.mark.parametrize("pads", [EVEN, ((1, 0), (0, 2), (1, 1)), ((0, 0),) * 3], ids=("even", "odd", "none"))
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_first_layers(channels: int, dilation: int, pads: Pads, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [counting(monkeypatch, torch_columns, name) for name in ("convolve", "weight_gradient")]
+    x, w = noise(2, channels, 7, 8, 9), noise(16, channels, 3, 3, 3, seed=1)
+    out = [n + sum(pad) - 2 * dilation for n, pad in zip(x.shape[2:], pads, strict=True)]
+    dy, dilations = noise(2, 16, *out, seed=2), (dilation,) * 3
+    wanted, _, grad = gradients(x, w, dy, pads, dilations)
+    attrs = {"strides": ONES, "dilations": dilations, "pads": (99,) * 6}
+    found = ran("Conv", [x, w], wanted.shape, attrs, pads)
+    assert error(found, wanted) <= TOLERANCE
+    found = ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": w.shape[2:]}, pads)
+    assert error(found, grad) <= TOLERANCE
+    assert [len(calls) for calls in made] == [1, 1]
+
+
+# Windows of three and of five along the depth; wide enough for oneDNN by our hand, and by PyTorch's.
+ENDS = [
+    pytest.param((batch, 3, 20, 9, width), window, pads, id=f"{batch}x{width}-{window}-{pads[0]}{pads[1]}")
+    for batch, width in ((1, 64), (2, 9))
+    for window, pads in (
+        (3, (1, 0)), (3, (0, 1)), (3, (2, 1)), (5, (2, 0)), (5, (0, 2)), (5, (1, 2)), (5, (2, 1)),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
+def test_convolution_at_the_end_of_a_volume(
+    shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = counting(monkeypatch, torch_windows, "_convolve")
+    pads = (depth, (1, 1), (1, 1))
+    x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
+    dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
+    wanted, _, _ = gradients(x, w, dy, pads)
+    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6}
+    found = ran("Conv", [x, w], wanted.shape, attrs, pads)
+    assert error(found, wanted) <= TOLERANCE
+    assert made[0].shape[2] == wanted.shape[2] + abs(depth[0] - depth[1]), "too much was made, and cut off"
+
+
+@pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
+def test_gradient_of_the_data_at_the_end_of_a_volume(
+    shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slab at an end sees fewer windows there than at its other end: the crop is uneven."""
+    made = counting(monkeypatch, torch_windows, "_convolve")
+    reach = window - 1
+    pads = ((reach - depth[0], reach - depth[1]), (1, 1), (1, 1))
+    w, dy = noise(16, 3, window, 3, 3, seed=1), noise(shape[0], 16, *shape[2:], seed=2)
+    x = noise(shape[0], 3, 20 + reach - sum(pads[0]), *shape[3:])
+    _, wanted, _ = gradients(x, w, dy, pads)
+    attrs = {"strides": ONES, "dilations": ONES, "spatial": x.shape[2:], "crop": (0, 0, pads[0][0], 1, 1)}
+    found = ran("ConvTranspose", [dy, w], x.shape, attrs, ((0, 0),) * 3)
+    assert error(found, wanted) <= TOLERANCE
+    assert made[0].shape[2] == wanted.shape[2] + abs(depth[0] - depth[1]), "too much was made, and cut off"
+
+
+@pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
+def test_gradient_of_the_weights_at_the_end_of_a_volume(
+    shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = counting(monkeypatch, torch_windows, "_with_ends")
+    pads = (depth, (1, 1), (1, 1))
+    x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
+    dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
+    _, _, wanted = gradients(x, w, dy, pads)
+    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6, "kernel_shape": w.shape[2:]}
+    found = ran("ConvWeightGrad", [x, dy], w.shape, attrs, pads)
+    assert error(found, wanted) <= TOLERANCE
+    assert len(made) == (dy.shape[2] >= 8 * max(depth))
