@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from oocdl.engines.operands import PAD_THEMSELVES, fill_of, is_empty, padded_shape, pads_of
 from oocdl.graph.ir import Array, Shape
+from oocdl.graph.memory import Order
 from oocdl.graph.program import Instruction, Operand, Program
 
 OPSET = 18
@@ -248,11 +249,13 @@ def _operand(emit: Emitter, value: Val, instruction: Instruction, index: int) ->
     return value if pads is None else emit.pad(value, pads, fill)
 
 
-def _output(emit: Emitter, value: Val, operand: Operand, taken: set[str]) -> Val:
+def _output(emit: Emitter, value: Val, operand: Operand, order: Order, taken: set[str]) -> Val:
     """An output under a name of its own: of neither an input nor another output."""
     if operand.crop is not None:
         value = emit.slice(value, operand.crop)
     value = emit.reshape(value, operand.shape)
+    if order:
+        value = emit.transpose(value, order)
     if value.name in taken:
         value = emit.node("Identity", [value], value.shape)
     taken.add(value.name)
@@ -260,13 +263,18 @@ def _output(emit: Emitter, value: Val, operand: Operand, taken: set[str]) -> Val
 
 
 def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
-    """The program as a model, and the model's outputs."""
+    """The program as a model, and the model's outputs; both ends with their axes as they lie in memory."""
     emit = Emitter()
     inputs = [
-        Val(f"x{index}", shape, dtype)
-        for index, (shape, dtype) in enumerate(zip(program.input_shapes, program.input_dtypes, strict=True))
+        Val(f"x{index}", tuple(shape[axis] for axis in order) or shape, dtype)
+        for index, (shape, dtype, order) in enumerate(
+            zip(program.input_shapes, program.input_dtypes, program.input_orders, strict=True)
+        )
     ]
-    slots = dict(zip(program.inputs, inputs, strict=True))
+    slots = {
+        slot: emit.transpose(value, [order.index(axis) for axis in range(len(order))]) if order else value
+        for slot, value, order in zip(program.inputs, inputs, program.input_orders, strict=True)
+    }
     for item in program.instructions:
         args = [
             _operand(emit, slots[operand.slot], item, index) for index, operand in enumerate(item.operands)
@@ -280,7 +288,10 @@ def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelPr
                 )
             slots[item.outputs[index]] = emit.reshape(result, item.shapes[index])
     taken = {value.name for value in inputs}
-    outputs = [_output(emit, slots[operand.slot], operand, taken) for operand in program.outputs]
+    outputs = [
+        _output(emit, slots[operand.slot], operand, order, taken)
+        for operand, order in zip(program.outputs, program.output_orders, strict=True)
+    ]
     given, made = (
         [helper.make_tensor_value_info(v.name, tensor_type(v.dtype), list(v.shape)) for v in values]
         for values in (inputs, outputs)

@@ -19,6 +19,7 @@ from oocdl.engines.operands import aligned, check_known
 from oocdl.errors import UnsupportedError
 from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import as_numbered, as_stored
 from oocdl.graph.program import Program
 from oocdl.graph.rule import Rules
 
@@ -81,16 +82,25 @@ class OnnxRuntimeEngine:
         # An input that no output depends on is not one of the session's.
         known = {item.name for item in session.get_inputs()}
         names = [f"x{index}" for index in range(len(program.inputs))]
+        given, made = program.input_orders, program.output_orders
         specs = [(value.name, value.shape, np.dtype(value.dtype)) for value in outputs]
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
             binding = session.io_binding()
-            held = [aligned(np.asarray(array, order="C")) for array in arrays]
+            held = [
+                aligned(np.asarray(as_stored(array, order), order="C"))
+                for array, order in zip(arrays, given, strict=True)
+            ]
             for name, array in zip(names, held, strict=True):
                 if name in known:
                     binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             results = (
-                list(outs) if outs is not None else [np.empty(shape, dtype) for _, shape, dtype in specs]
+                list(outs)
+                if outs is not None
+                else [
+                    as_numbered(np.empty(shape, dtype), order)
+                    for (_, shape, dtype), order in zip(specs, made, strict=True)
+                ]
             )
             for (name, shape, dtype), result in zip(specs, results, strict=True):
                 binding.bind_output(name, "cpu", 0, dtype, shape, result.ctypes.data)

@@ -69,6 +69,12 @@ class Program:
     """(slot, how it lies in memory) of slots that do not lie as their axes are numbered."""
 
     @property
+    def input_orders(self) -> tuple[Order, ...]:
+        """The order of each input; empty: as its axes are numbered."""
+        orders = dict(self.orders)
+        return tuple(orders.get(slot, ()) for slot in self.inputs)
+
+    @property
     def output_orders(self) -> tuple[Order, ...]:
         """The order of each output; empty: as its axes are numbered."""
         orders = dict(self.orders)
