@@ -22,7 +22,7 @@ from distributed import Future, Worker, WorkerPlugin, wait
 from oocdl import execute, weights
 from oocdl.compile import Compiled
 from oocdl.config import Settings
-from oocdl.engines.engine import get_engine
+from oocdl.engines.engine import get_engines
 from oocdl.errors import ResourceError
 from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
@@ -66,7 +66,7 @@ class WorkerSetup(WorkerPlugin):
         known = self.run_setup
         use_one_heap()
         dataset = open_dataset(known.dataset)
-        engine = get_engine(known.settings.engine)
+        engines = get_engines(known.settings.engine)
         check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings, dataset)
         room = machine.room_bytes(known.plans)
@@ -85,7 +85,7 @@ class WorkerSetup(WorkerPlugin):
             )
             for name, feeds in known.feeds.items()
         }
-        execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, heap))
+        execute.register(known.run_id, execute.Context(known.graphs, sources, engines, self.tier, heap))
 
     def teardown(self, worker: Worker) -> None:
         execute.forget(self.run_setup.run_id)

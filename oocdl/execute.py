@@ -37,7 +37,8 @@ class Context:
     step_graphs: Mapping[str, StepGraph]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
-    engine: Engine
+    engines: Mapping[str, Engine]
+    """By the names that units have; under "" the one of those that have none."""
     tier: Tier
     heap: Heap
     """Where programs run."""
@@ -73,7 +74,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
     context.tier.advance(call.position)
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
-    program = context.engine.compile(call.unit.program)
+    program = context.engines[call.engine].compile(call.unit.program)
     begun = perf_counter()
     with context.tier.reserve(needed, pins, call.work_bytes) as held:
         reserved = perf_counter()

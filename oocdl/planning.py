@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from oocdl.calibrate import load_rates
 from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
-from oocdl.engines.engine import get_engine, resolve
+from oocdl.engines.engine import engines_of, get_engines, resolve
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import NOMINAL, Rates
 from oocdl.graph.rounded import roundable
-from oocdl.graph.step import StepGraph
+from oocdl.graph.step import StepGraph, UnitCall
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
@@ -97,12 +97,12 @@ class Machine:
 
 
 def machine_for(settings: Settings, dataset: Dataset) -> Machine:
-    """Spend the budget. Loads the engine first: it is part of the process, which is measured here."""
+    """Spend the budget. Loads engines first: they are part of the process, which is measured here."""
     engine = resolve(settings.engine)
-    get_engine(engine)
+    engines = get_engines(engine)
     if settings.spill_dtype is not None and engine != "torch":
         raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
-    if settings.precision == "bfloat16" and not get_engine(engine).has_bfloat16:
+    if settings.precision == "bfloat16" and not any(one.has_bfloat16 for one in engines.values()):
         raise InputError(
             f"engine '{engine}' has no precision 'bfloat16' on this processor; use engine='torch' on one "
             "with AVX-512, or precision='float32'"
@@ -136,6 +136,12 @@ def rates_of(engine: str) -> Rates:
     return load_rates(engine) or NOMINAL
 
 
+def rates_in_use(graph: StepGraph, machine: Machine) -> dict[str, Rates]:
+    """Rates by the engines of the units; under "" those of the run's first engine."""
+    names = {call.engine for call in graph.calls if isinstance(call, UnitCall)} - {""}
+    return {"": rates_of(engines_of(machine.engine)[0]), **{name: rates_of(name) for name in sorted(names)}}
+
+
 def grown_bytes(layers: int, tasks: int) -> int:
     """What a plan of so many takes of the capacity itself."""
     return max(GRAPH_BYTES + layers * LAYER_BYTES + tasks * TASK_BYTES - PLAN_BYTES, 0)
@@ -143,7 +149,7 @@ def grown_bytes(layers: int, tasks: int) -> int:
 
 def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """How a step goes, after another has been, where arrays and programs have so much room."""
-    rates = rates_of(machine.engine)
+    rates = rates_in_use(graph, machine)
     return simulate(graph, room_bytes, machine.threads, machine.threads + 1, rates, RULES, keeps_old)
 
 

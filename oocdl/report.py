@@ -113,6 +113,8 @@ class LayerReport:
     """Measured: for memory, and for a compute slot."""
     read_bytes: float
     made_bytes: float
+    engine: str = ""
+    """That ran it, where engines are chosen by layer."""
 
     @property
     def ratio(self) -> float:
@@ -145,11 +147,13 @@ class Report:
         """A row a layer."""
         counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
         title = f"one step, predicted and measured (mean of {counted})"
-        columns = ("layer", "units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
-        table = table_of(title, *columns)
+        by_layer = any(layer.engine for layer in self.layers)
+        columns = ("units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
+        table = table_of(title, "layer", *["engine"] * by_layer, *columns)
         for layer in self.layers:
             table.add_row(
                 Text(layer.name),
+                *[layer.engine] * by_layer,
                 str(layer.units),
                 *(f"{number:.4f}" for number in (layer.predicted_seconds, layer.seconds)),
                 f"{layer.ratio:.2f}",
@@ -214,8 +218,12 @@ def make_report(
     predicted_peak_bytes: int,
     measured: Measured,
     peak_bytes: int,
+    engines: Mapping[str, str] | None = None,
 ) -> Report | None:
-    """Measured beside predicted, for a step that is these kinds of passes; None before the first."""
+    """Measured beside predicted, for a step that is these kinds of passes; None before the first.
+
+    ``engines``: of layers by name, where they have been chosen by layer.
+    """
     times = Counter(kinds)
     if not times.keys() <= measured.kinds.keys():
         return None
@@ -237,6 +245,7 @@ def make_report(
             spent(lambda one: one.wait_seconds),
             spent(lambda one: one.read_bytes),
             spent(lambda one: one.made_bytes),
+            (engines or {}).get(name, ""),
         )
 
     units = Counter(layer_of(ran.label) for one in simulated for ran in one.units if not combines(ran.label))

@@ -13,6 +13,7 @@ import zarr
 
 from oocdl import weights
 from oocdl.bind import Binding, bind
+from oocdl.choice import rates_by_engine
 from oocdl.compile import Compiled, compile_inference
 from oocdl.config import Settings, make_settings, restored
 from oocdl.errors import CorruptError, StoreError
@@ -252,8 +253,11 @@ class _Inference:
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
+        rates = rates_by_engine(self.settings)
         self.compiled: dict[str, Compiled] = {
-            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits, {})
+            f"infer{size}": compile_inference(
+                model, self.binding, self.settings, size, RULES, limits, {}, rates
+            )
             for size in sorted(sizes)
         }
         self.first = self.compiled[f"infer{self.batch}"]

@@ -42,6 +42,7 @@ ROOMS = (
     "report",
     "picture",
     "execute",
+    "choice",
     "compile",
     "simulate",
     "planning",

@@ -60,8 +60,13 @@ _SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
 """Environment of a runtime, read when it is first used, where the user has not set it.
 Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
 
+PRECISIONS = {"torch": frozenset({"float32", "bfloat16", "float64"}), "onnxruntime": frozenset({"float32"})}
+"""What each engine computes in."""
 CHANNELS_LAST = {"torch": frozenset({"float32", "bfloat16"})}
-"""Engines, and precisions, whose convolutions are faster where values lie with their channels last."""
+"""Engines, and precisions, whose convolutions are faster where values lie with their channels last.
+The other engines sort such values first."""
+MEASURED = "measured"
+"""Stands for all engines: each layer has the one that is predicted to be faster by measured rates."""
 
 _engines: dict[tuple[str, int], Engine] = {}
 _lock = threading.Lock()
@@ -80,10 +85,37 @@ def resolve(name: str) -> str:
     """
     if name == "auto":
         return "torch" if installed("torch") else "onnxruntime"
-    if name not in _INSTALL:
-        known = ", ".join(["auto", *_INSTALL])
+    if name not in (*_INSTALL, MEASURED):
+        known = ", ".join(["auto", *_INSTALL, MEASURED])
         raise InputError(f"there is no engine '{name}'; choose one of: {known}")
     return name
+
+
+def engines_of(name: str) -> tuple[str, ...]:
+    """The names of the engines that ``name`` stands for, the first of them for what no layer computes.
+
+    >>> engines_of("measured"), engines_of("onnxruntime")
+    (('torch', 'onnxruntime'), ('onnxruntime',))
+    """
+    name = resolve(name)
+    return tuple(_INSTALL) if name == MEASURED else (name,)
+
+
+def get_engines(name: str = "auto") -> dict[str, Engine]:
+    """The engines of this process for ``name``, by their own names; under "" the first of them.
+
+    Raises InputError that says how to install what is missing.
+    """
+    names = engines_of(name)
+    missing = [_INSTALL[one] for one in names if not installed(one)]
+    if missing:
+        raise InputError(f"engine '{resolve(name)}' needs {' and '.join(missing)}")
+    return {"": get_engine(names[0]), **{one: get_engine(one) for one in names}}
+
+
+def sorts(name: str) -> bool:
+    """Whether engine ``name`` has to sort values that have their channels last before it computes."""
+    return name in _INSTALL and name not in CHANNELS_LAST
 
 
 def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:

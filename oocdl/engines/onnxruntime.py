@@ -17,7 +17,7 @@ from oocdl.engines.onnx_emit import model_of
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import aligned, check_known
 from oocdl.errors import UnsupportedError
-from oocdl.graph.cost import program_work_bytes
+from oocdl.graph.cost import program_work_bytes, sorted_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import as_numbered, as_stored
 from oocdl.graph.program import Program
@@ -66,7 +66,7 @@ class OnnxRuntimeEngine:
 
     def work_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Engine.work_bytes``."""
-        return program_work_bytes(program, rules)
+        return program_work_bytes(program, rules) + sorted_bytes(program)
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

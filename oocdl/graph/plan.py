@@ -41,6 +41,8 @@ class LayerPlan:
     flops: int
     works: Mapping[str, int]
     """Key of each program -> what it takes while it runs."""
+    engine: str = ""
+    """The engine that runs it; empty: the one that runs all layers."""
 
     @property
     def peak_bytes(self) -> int:
@@ -101,6 +103,7 @@ class StepPlan:
         """A digest of everything in the plan that the bits of the result depend on."""
         digest = hashlib.blake2b(digest_size=16)
         for planned in self.layers:
+            digest.update(planned.engine.encode())
             for unit in planned.units:
                 digest.update(repr((unit.layer, unit.shard, unit.reads, unit.makes)).encode())
                 digest.update(unit.program.key.encode())
@@ -179,9 +182,11 @@ def _fitted(fitter: Fitter, layers: Sequence[Layer], settle: bool) -> list[tuple
 
 def frozen_cuts(plan: StepPlan) -> dict[str, object]:
     """What is needed to make the same plan again: plain data for ``plan.json``."""
+    engines = [layer.engine for layer in plan.layers]
     return {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
+        **({"engines": engines} if any(engines) else {}),
     }
 
 

@@ -62,6 +62,8 @@ class UnitCall:
     """Of arrays read and made."""
     work_bytes: int
     """Of the program while it runs."""
+    engine: str = ""
+    """The engine that runs it; empty: the one that runs all units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +294,7 @@ def _unit_call(
         (),
         unit_buffer_bytes(unit, layer, plan.factored),
         planned.works[unit.program.key],
+        planned.engine,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oocdl.engines.engine import Engine, get_engine, resolve
+from oocdl.engines.engine import Engine, get_engine, get_engines, resolve
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import ordered
@@ -111,6 +111,32 @@ def test_channels_last(case: Case, block_elements: int) -> None:
             assert error(got, want) <= 1e-12
         else:
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
+def test_an_engine_that_wants_planes_sorts_them(case: Case) -> None:
+    """Values with their channels last go in and out of onnxruntime as they lie."""
+    program = turned(case.program("float32"))
+    given, made = program.input_orders, program.output_orders
+    inputs = [
+        ordered(np.empty, a.shape, a.dtype, o) for a, o in zip(case.inputs("float32"), given, strict=True)
+    ]
+    for array, values in zip(inputs, case.inputs("float32"), strict=True):
+        array[...] = values
+    run = get_engine("onnxruntime").compile(program)
+    expected = case.expected("float32")
+    outs = [
+        ordered(np.empty, w.shape, d, o)
+        for w, d, o in zip(expected, program.instructions[0].dtypes, made, strict=True)
+    ]
+    planes = [np.ascontiguousarray(array) for array in inputs]
+    for results in (run(inputs), run(inputs, outs), run(planes)):
+        for got, want, order in zip(results, expected, made, strict=True):
+            assert (got.transpose(order) if order else got).flags.c_contiguous
+            if want.dtype.kind == "f":
+                assert error(got, want) <= case.tolerance
+            else:
+                np.testing.assert_array_equal(got, want)
 
 
 def block() -> tuple[Program, list[Array]]:
@@ -259,6 +285,8 @@ def test_float64_needs_torch() -> None:
 
 def test_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("auto") == "torch"
+    assert get_engines("measured")[""] is get_engines("torch")[""] is get_engine("torch")
+    assert set(get_engines("measured")) == {"", "torch", "onnxruntime"}
     assert get_engine("auto") is get_engine("torch")
     with pytest.raises(InputError, match="frob"):
         get_engine("frob")
@@ -268,6 +296,9 @@ def test_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("auto") == "onnxruntime"
     with pytest.raises(InputError, match="pip install"):
         get_engine("torch", 7)
+    monkeypatch.setattr("oocdl.engines.engine.installed", lambda name: name == "onnxruntime")
+    with pytest.raises(InputError, match=r"engine 'measured' needs PyTorch: pip install 'oocdl\[torch\]'$"):
+        get_engines("measured")
 
 
 def test_the_gate_imports_no_runtime() -> None:
