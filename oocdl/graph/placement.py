@@ -7,10 +7,12 @@ of its own, made where its chunk is, so that the chunk itself need not move.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, region_size
+from oocdl.graph.cost import itemsize
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 
 
@@ -38,10 +40,11 @@ class Placed:
 
 def place(graph: StepGraph, workers: int) -> Placed:
     """Give every call a worker, and cut strips at the seams."""
-    totals: dict[str, int] = {}
+    # By shard: units are numbered as they are swept, which is there and back again, layer by layer.
+    shards: dict[str, list[tuple[int, ...]]] = {}
     for call in graph.calls:
         if isinstance(call, UnitCall):
-            totals[call.key[0]] = totals.get(call.key[0], 0) + 1
+            insort(shards.setdefault(call.key[0], []), call.unit.shard)
     region_of = {key: region for pieces in graph.pieces.values() for region, key in pieces}
     worker_of: dict[Key, int] = {}
     position_of: dict[Key, int] = {}
@@ -53,13 +56,41 @@ def place(graph: StepGraph, workers: int) -> Placed:
         elif isinstance(call, CombineCall):
             worker_of[call.key], position_of[call.key] = worker_of[call.arguments[0]], call.position
         else:
-            mine = call.key[1] * workers // totals[call.key[0]]
+            layer = shards[call.key[0]]
+            mine = bisect_left(layer, call.unit.shard) * workers // len(layer)
             worker_of[call.key], position_of[call.key] = mine, call.position
             call = _with_strips(call, mine, worker_of, region_of, strips)
         calls.append((number, call))
     for key, strip in strips.items():
         worker_of[key], position_of[key] = worker_of[strip.source], position_of[strip.source]
     return Placed(tuple(calls), tuple(strips.values()), worker_of, position_of)
+
+
+def largest_crossing(graph: StepGraph, placed: Placed) -> int:
+    """Bytes of the largest chunk that may come to a worker from elsewhere."""
+    made: dict[Key, list[tuple[Region, str]]] = {}
+    # Weights and state come from the client, or from the worker that has updated them.
+    crossing = max(graph.input_bytes.values(), default=0)
+    strips = {strip.key: strip for strip in placed.strips}
+    for _, call in placed.calls:
+        if isinstance(call, PickCall):
+            made[call.key] = [made[call.source][call.number]]
+            continue
+        if isinstance(call, UnitCall):
+            regions = [region for _, region in call.unit.makes]
+        else:
+            regions = [call.region] * len(call.values)
+        made[call.key] = list(zip(regions, call.dtypes, strict=True))
+        mine = placed.worker_of[call.key]
+        for source in call.arguments:
+            if placed.worker_of.get(source, mine) == mine:
+                continue
+            if source in strips:
+                ((_, dtype),) = made[strips[source].source]
+                made[source] = [(strips[source].region, dtype)]
+            sizes = [region_size(region) * itemsize(dtype) for region, dtype in made[source]]
+            crossing = max(crossing, *sizes)
+    return crossing
 
 
 def _with_strips(
