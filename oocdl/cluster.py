@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
 from dask._task_spec import Task, TaskRef
+from dask.sizeof import sizeof
 from distributed import Future, Worker, WorkerPlugin, wait
 
 from oocdl import execute, weights
@@ -26,7 +28,7 @@ from oocdl.engines.engine import get_engines
 from oocdl.errors import ResourceError
 from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
-from oocdl.graph.placement import Placed, place
+from oocdl.graph.placement import Placed, largest_crossing, place
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
@@ -41,6 +43,25 @@ from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, use
 
+TRAVELLING = 3
+"""Times the largest chunk that travels: one arrives, and two at most are on their way to others."""
+LEAST_BYTES = 1 << 20
+"""So much may arrive at a time in any case."""
+
+
+@sizeof.register(Chunk)  # type: ignore[no-untyped-call, untyped-decorator]
+def _size_of(chunk: Chunk) -> int:
+    """Workers fetch no more at a time than they have room for, if they know how large chunks are."""
+    return chunk.nbytes
+
+
+def crew(client: Any) -> tuple[int, int]:
+    """Threads of each worker of a client, of the one that has the fewest, and how many workers there are."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    if not workers:
+        raise ResourceError("the Dask client has no workers; start some, or wait for them")
+    return min(worker["nthreads"] for worker in workers), len(workers)
+
 
 @dataclass(frozen=True, eq=False)
 class Setup:
@@ -53,6 +74,10 @@ class Setup:
     dataset: DatasetSpec
     settings: Settings
     plans: tuple[StepPlan, ...]
+    threads: int
+    """Programs that a worker runs at once."""
+    crossing_bytes: int
+    """Of the largest chunk that travels."""
 
 
 class WorkerSetup(WorkerPlugin):
@@ -68,11 +93,11 @@ class WorkerSetup(WorkerPlugin):
         dataset = open_dataset(known.dataset)
         engines = get_engines(known.settings.engine)
         check_budget(known.settings.memory_bytes)
-        machine = machine_for(known.settings, dataset)
-        room = machine.room_bytes(known.plans)
+        machine = machine_for(known.settings, dataset, known.threads)
+        room = machine.room_bytes(known.plans, TRAVELLING * known.crossing_bytes)
         folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
         keep_freed_memory()
-        heap = Heap(worker.state.nthreads, room, lambda: self.tier.mapped_bytes)
+        heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes)
         self.tier = Tier(room, SpillStore(folder), before_mapping=heap.before_mapping)
         use(self.tier)
         arrays = dataset.arrays
@@ -86,8 +111,26 @@ class WorkerSetup(WorkerPlugin):
             for name, feeds in known.feeds.items()
         }
         execute.register(known.run_id, execute.Context(known.graphs, sources, engines, self.tier, heap))
+        self._hire(worker)
+
+    def _hire(self, worker: Worker) -> None:
+        """Threads of our own for its tasks: one more than compute, to read what comes next meanwhile.
+
+        They start now, so they share the main heap; the worker's own may have started before.
+        Of chunks it fetches no more at a time than there is room for.
+        """
+        known, state = self.run_setup, worker.state
+        self.before = state.nthreads, state.transfer_incoming_bytes_limit
+        self.most_outgoing = worker.transfer_outgoing_count_limit
+        state.nthreads = known.threads + 1
+        state.transfer_incoming_bytes_limit = max(known.crossing_bytes, LEAST_BYTES)
+        worker.transfer_outgoing_count_limit = 1
+        worker.executors[self.name] = ThreadPoolExecutor(known.threads + 1, thread_name_prefix="oocdl")
 
     def teardown(self, worker: Worker) -> None:
+        worker.state.nthreads, worker.state.transfer_incoming_bytes_limit = self.before
+        worker.transfer_outgoing_count_limit = self.most_outgoing
+        worker.executors.pop(self.name).shutdown()
         execute.forget(self.run_setup.run_id)
         use(None)
         self.tier.close()
@@ -102,13 +145,16 @@ def _moved(run_id: str) -> tuple[int, int, int, int, int]:
 
 
 def _write(
-    writer: Writer, name: str, box: Region, place: tuple[slice, ...], trained: bool, chunk: Chunk
+    run_id: str, writer: Writer, name: str, box: Region, place: tuple[slice, ...], trained: bool, chunk: Chunk
 ) -> Any:
     """Write one piece of a commit where it is; runs on the worker."""
-    array = chunk.copy()[place].reshape(region_shape(box))
-    if trained:
-        weights.check_finite(name, array)
-    return writer.write(name, box, array)
+    with execute.context_of(run_id).tier.reserve(0, [chunk]):
+        array = chunk.array()[place].reshape(region_shape(box))
+        if trained:
+            weights.check_finite(name, array)
+        written = writer.write(name, box, array)
+        del array
+    return written
 
 
 @dataclass(eq=False)
@@ -120,6 +166,8 @@ class ClusterSession(Held[Future[Chunk]]):
     compiled: Mapping[str, Compiled]
     dataset: Dataset
     settings: Settings
+    threads: int
+    """Programs that a worker runs at once."""
     held: dict[Key, Future[Chunk]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
@@ -127,6 +175,9 @@ class ClusterSession(Held[Future[Chunk]]):
         self.workers = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
         if not self.workers:
             raise ResourceError("the Dask client has no workers; start some, or wait for them")
+        self.placed: dict[str, Placed] = {
+            name: place(c.graph, len(self.workers)) for name, c in self.compiled.items()
+        }
         setup = Setup(
             self.run_id,
             {name: c.graph for name, c in self.compiled.items()},
@@ -135,12 +186,11 @@ class ClusterSession(Held[Future[Chunk]]):
             self.dataset.spec(),
             self.settings,
             tuple(c.plan for c in self.compiled.values()),
+            self.threads,
+            max(largest_crossing(c.graph, self.placed[name]) for name, c in self.compiled.items()),
         )
         self.plugin = WorkerSetup(setup)
         self.client.register_plugin(self.plugin)
-        self.placed: dict[str, Placed] = {
-            name: place(c.graph, len(self.workers)) for name, c in self.compiled.items()
-        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -162,7 +212,7 @@ class ClusterSession(Held[Future[Chunk]]):
         numbers, positions, workers = placed.worker_of, placed.position_of, self.workers
         where = {(key[0] + suffix, key[1]): [workers[n]] for key, n in numbers.items()}
         order = {(key[0] + suffix, key[1]): -n for key, n in positions.items()}
-        with annotate(workers=where.__getitem__, priority=order.__getitem__):
+        with annotate(workers=where.__getitem__, priority=order.__getitem__, executor=self.plugin.name):
             futures = self.client.get(tasks, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(list(made.values()))  # type: ignore[no-untyped-call]
@@ -177,7 +227,7 @@ class ClusterSession(Held[Future[Chunk]]):
         tasks: dict[Any, Any] = {}
         for strip in placed.strips:
             key = named(strip.key)
-            tasks[key] = Task(key, execute.run_strip, strip.region, TaskRef(named(strip.source)))
+            tasks[key] = Task(key, execute.run_strip, self.run_id, strip.region, TaskRef(named(strip.source)))
         for number, call in placed.calls:
             key = named(call.key)
             if isinstance(call, PickCall):
@@ -205,7 +255,7 @@ class ClusterSession(Held[Future[Chunk]]):
                 for future, region in zip(futures, regions, strict=True):
                     ((box, part),) = own_regions(factored.factors[spec.name], region)
                     job = self.client.submit(
-                        _write, writer, spec.name, box, part, trained, future, pure=False
+                        _write, self.run_id, writer, spec.name, box, part, trained, future, pure=False
                     )
                     jobs.append((spec.name, job))
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +20,12 @@ from dask._task_spec import Task, TaskRef
 from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import ordered
+from oocdl.graph.memory import footprint
 from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
 from oocdl.report import Measured, Spent
 from oocdl.sources import Sources, StepInfo
-from oocdl.storage.chunk import Chunk, home
+from oocdl.storage.chunk import Chunk
 from oocdl.storage.tier import Reservation, Tier
 
 Listener = Callable[[Call, float, float], None]
@@ -137,11 +138,13 @@ def _copy(held: Reservation, chunk: Chunk) -> Array:
     return out
 
 
-def run_strip(region: Region, chunk: Chunk) -> Chunk:
+def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:
     """Part of a chunk, for a unit on another worker."""
-    out = ordered(np.empty, region_shape(region), chunk.dtype, chunk.order)
-    chunk.read(region, out)
-    return home().adopt(out, region, ())
+    shape = region_shape(region)
+    with _contexts[run_id].tier.reserve(footprint(prod(shape) * chunk.dtype.itemsize)) as held:
+        out = held.empty(shape, chunk.dtype, chunk.order)
+        chunk.read(region, out)
+        return held.put(out, region)
 
 
 def combine(how: str, total: list[Array], count: int, other: Sequence[Array], elements: int) -> None:

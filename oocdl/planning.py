@@ -66,24 +66,34 @@ class Machine:
     """For arrays in the RAM tier, and for programs that run."""
     reserved_bytes: int = 0
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
+    workers: int = 0
+    """Processes of a cluster, each with all of this; 0: it is this process that works."""
+
+    @property
+    def slots(self) -> int:
+        """Programs that run at once, wherever."""
+        return self.threads * max(self.workers, 1)
 
     @property
     def unit_bytes(self) -> int:
         """What each unit may take if ``threads`` of them run while inputs of another are read."""
-        return max(self.capacity_bytes // (self.threads + 1), 1)
+        # What comes from other processes, and goes to them, is smaller than units that read and make it.
+        return max(self.capacity_bytes // (self.threads + 1 + bool(self.workers)), 1)
 
     def limits(self, settings: Settings, unit_bytes: int) -> Limits:
         """What a plan has to keep where a unit may take so much."""
         parallel = None if settings.parallel == "auto" else settings.parallel
-        return Limits(unit_bytes, self.threads, parallel)
+        return Limits(unit_bytes, self.slots, parallel)
 
-    def room_bytes(self, plans: Iterable[StepPlan]) -> int:
+    def room_bytes(self, plans: Iterable[StepPlan], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
 
-        Raises BudgetError if the largest unit would not find room.
+        ``travelling_bytes``: kept free for messages between processes. Raises BudgetError if the largest
+        unit would not find room.
         """
         give_back_freed_memory()
         grown = max(anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
+        grown += travelling_bytes
         left = self.capacity_bytes - grown
         needed = max(plan.peak_unit_bytes for plan in plans)
         if needed > left:
@@ -96,8 +106,13 @@ class Machine:
         return left
 
 
-def machine_for(settings: Settings, dataset: Dataset) -> Machine:
-    """Spend the budget. Loads engines first: they are part of the process, which is measured here."""
+def machine_for(
+    settings: Settings, dataset: Dataset, threads: int | None = None, workers: int = 0
+) -> Machine:
+    """Spend the budget. Loads engines first: they are part of the process, which is measured here.
+
+    ``threads``: of a process, where the settings do not say; None: one a core.
+    """
     engine = resolve(settings.engine)
     engines = get_engines(engine)
     if settings.spill_dtype is not None and engine != "torch":
@@ -107,14 +122,14 @@ def machine_for(settings: Settings, dataset: Dataset) -> Machine:
             f"engine '{engine}' has no precision 'bfloat16' on this processor; use engine='torch' on one "
             "with AVX-512, or precision='float32'"
         )
-    threads = settings.threads or cores()
+    threads = settings.threads or threads or cores()
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
     reserved = OVERHEAD_BYTES + KEPT_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     base = anonymous_bytes() + reserved
     # Nothing left is refused by whoever plans: he can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
-    return Machine(engine, threads, base, capacity, reserved)
+    return Machine(engine, threads, base, capacity, reserved, workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +165,9 @@ def grown_bytes(layers: int, tasks: int) -> int:
 def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """How a step goes, after another has been, where arrays and programs have so much room."""
     rates = rates_in_use(graph, machine)
-    return simulate(graph, room_bytes, machine.threads, machine.threads + 1, rates, RULES, keeps_old)
+    processes = max(machine.workers, 1)  # taken for one that has all of their memory
+    slots = machine.slots
+    return simulate(graph, room_bytes * processes, slots, slots + processes, rates, RULES, keeps_old)
 
 
 def compile_within(

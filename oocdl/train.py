@@ -57,13 +57,19 @@ class Job:
         return Course(self.binding.samples, self.settings)
 
 
-def _job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Job:
+def _job(model: str | Path, dataset: Any, options: Mapping[str, Any], client: Any = None) -> Job:
     settings = make_settings(**options)
     use_one_heap()
     opened = inspect_onnx(model)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    return Job(opened, data, settings, binding, machine_for(settings, data))
+    crew = (None, 0) if client is None else _cluster().crew(client)
+    return Job(opened, data, settings, binding, machine_for(settings, data, *crew))
+
+
+def _cluster() -> Any:
+    # distributed takes 16 MiB, which a run in one process can use better.
+    return importlib.import_module("oocdl.cluster")
 
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
@@ -144,7 +150,7 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    job = _job(model, dataset, options)
+    job = _job(model, dataset, options, client)
     if client is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
@@ -249,9 +255,9 @@ class Trainer:
         if self.client is not None:
             if settings.keep:
                 raise InputError("keep is not available with a client; train in one process to keep values")
-            # distributed takes 16 MiB, which a run in one process can use better.
-            cluster = importlib.import_module("oocdl.cluster")
-            made: Held[Any] = cluster.ClusterSession(self.client, self.compiled, self.job.dataset, settings)
+            made: Held[Any] = _cluster().ClusterSession(
+                self.client, self.compiled, self.job.dataset, settings, self.job.machine.threads
+            )
             return made
         spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(

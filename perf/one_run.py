@@ -84,7 +84,7 @@ def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
         return
     from distributed import Client, LocalCluster
 
-    options: dict[str, Any] = {"memory_limit": None, "dashboard_address": None}
+    options: dict[str, Any] = {"memory_limit": None, "dashboard_address": ":0"}
     with (
         TemporaryDirectory(dir=folder) as place,
         LocalCluster(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +16,10 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
+from oocdl.config import parse_bytes
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.axes import Region
-from oocdl.graph.placement import place
+from oocdl.graph.placement import largest_crossing, place
 from oocdl.graph.rates import NOMINAL
 from oocdl.graph.step import Key, UnitCall
 from oocdl.losses import CrossEntropy
@@ -46,7 +50,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             threads_per_worker=1,
             processes=True,
             memory_limit=None,
-            dashboard_address=None,
+            dashboard_address=":0",
             local_directory=str(folder),
         ) as cluster,
         Client(cluster) as client,
@@ -189,3 +193,46 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
     assert oocdl.open(tmp_path / "wild").steps == 0
     # And the client is as good as before.
     assert oocdl.fit(*job, workdir=tmp_path / "good", client=client, **{**QUICK, "steps": 1}).steps == 1
+
+
+def test_a_plan_has_work_for_every_worker(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **{**QUICK, "steps": 1})
+    graph = run.plan.compiled.graph
+    placed = place(graph, 2)
+    units = [call for call in graph.calls if isinstance(call, UnitCall)]
+    assert {placed.worker_of[call.key] for call in units if call.key[1]} == {0, 1}
+    assert run.plan.machine.workers == 2
+
+
+def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl.Run) -> None:
+    """Units are numbered there and back again; a worker has the same part of space in all layers."""
+    graph = local.plan.compiled.graph
+    placed = place(graph, 2)
+    for call in graph.calls:
+        if isinstance(call, UnitCall) and call.unit.shard == (0,) and len(call.unit.makes) == 1:
+            assert placed.worker_of[call.key] == 0
+    largest = max(np.prod([b - a for a, b in region]) for ps in graph.pieces.values() for region, _ in ps)
+    assert largest_crossing(graph, placed) < 4 * largest
+
+
+@pytest.mark.parametrize("budget", ["470MiB", "600MiB"])
+def test_workers_keep_their_budget(tmp_path: Path, client: Client, budget: str) -> None:
+    """Anonymous memory of both, sampled while they work."""
+    model = write_unet3d(tmp_path / "unet.onnx", base=4, depth=1, classes=2)
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 64))
+    pids, peaks, over = client.run(os.getpid).values(), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            for pid in pids:
+                resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+                peaks[0] = max(peaks[0], (resident - shared) * resource.getpagesize())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        oocdl.fit(model, data, workdir=tmp_path / "run", client=client, **{**QUICK, "memory": budget})
+    finally:
+        over.set()
+        watcher.join()
+    assert 0 < peaks[0] <= parse_bytes(budget)

@@ -147,17 +147,34 @@ class Tier:
         return reservation
 
     def adopt(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
-        """Take over an array that is in memory already (arrived, or read at start-up).
+        """A chunk of what is in an array of others (arrived, or read at start-up), which may go afterwards.
 
-        Never waits. If it does not fit, something is evicted in the background; until
-        then the capacity is exceeded by at most what was adopted.
+        Waits for nobody, as it may be called by the event loop: what finds no room goes to the
+        spill at once, straight from the array. Copied, as what arrives is part of a larger message.
         """
         stored, order = in_memory_order(array)
-        made = Chunk(self, Slot(stored, uses), region, order)
+        slot = Slot(stored, uses)
         with self._changed:
-            self._books.enter(made.slot, overflow=True)
+            self._mover.bury()
+            self._mover.make_room(slot.room)
+            fits = slot.room <= self._books.free
+            if fits:
+                self._books.enter(slot)
+                slot.readers += 1  # not to be evicted before it is here
+        slot.array = None
+        if fits:
+            slot.array = self._pool.empty(stored.shape, stored.dtype)
+            np.copyto(slot.array, stored)
+        else:
+            slot.file = self._spill.write(stored)
+        with self._changed:
+            if fits:
+                slot.readers -= 1
+                self._books.offer(slot)
+            else:
+                self._books.written_bytes += slot.nbytes
             self._mover.settle()
-        return made
+        return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
         """Tell the plan position that runs now; decides what is evicted first."""
