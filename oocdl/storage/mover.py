@@ -62,7 +62,7 @@ class Mover:
             self._writes.put(slot)
 
     def settle(self) -> None:
-        """After any change: undo an overflow of adopt(), wake the waiters."""
+        """After any change: undo an overflow, wake the waiters."""
         if self.books.free < 0 and self.error is None:
             self.make_room(0)
         self.changed.notify_all()
