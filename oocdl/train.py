@@ -63,7 +63,7 @@ def _job(model: str | Path, dataset: Any, options: Mapping[str, Any], client: An
     opened = inspect_onnx(model)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    crew = (None, 0) if client is None else _cluster().crew(client)
+    crew = () if client is None else _cluster().crew(client)
     return Job(opened, data, settings, binding, machine_for(settings, data, *crew))
 
 

@@ -16,7 +16,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.config import parse_bytes
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.graph.placement import largest_crossing, place
@@ -195,13 +194,22 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
     assert oocdl.fit(*job, workdir=tmp_path / "good", client=client, **{**QUICK, "steps": 1}).steps == 1
 
 
-def test_a_plan_has_work_for_every_worker(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **{**QUICK, "steps": 1})
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A U-Net whose layers are worth cutting for threads, and a volume of 64³."""
+    folder = tmp_path_factory.mktemp("larger")
+    model = write_unet3d(folder / "unet.onnx", base=4, depth=1, classes=2)
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 64))
+
+
+def test_a_plan_has_work_for_every_worker(client: Client, larger: tuple[Path, Path], tmp_path: Path) -> None:
+    run = oocdl.fit(*larger, workdir=tmp_path / "run", client=client, **{**QUICK, "steps": 1})
+    assert run.plan.machine.workers == 2
     graph = run.plan.compiled.graph
     placed = place(graph, 2)
     units = [call for call in graph.calls if isinstance(call, UnitCall)]
-    assert {placed.worker_of[call.key] for call in units if call.key[1]} == {0, 1}
-    assert run.plan.machine.workers == 2
+    shares = [sum(placed.worker_of[call.key] == worker for call in units) for worker in (0, 1)]
+    assert shares[1] > shares[0] / 2  # layers too small to be cut are all on the first
 
 
 def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl.Run) -> None:
@@ -215,11 +223,13 @@ def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl
     assert largest_crossing(graph, placed) < 4 * largest
 
 
-@pytest.mark.parametrize("budget", ["470MiB", "600MiB"])
-def test_workers_keep_their_budget(tmp_path: Path, client: Client, budget: str) -> None:
+@pytest.mark.parametrize("spare", [100 << 20, 250 << 20])
+def test_workers_keep_their_budget(
+    tmp_path: Path, client: Client, larger: tuple[Path, Path], spare: int
+) -> None:
     """Anonymous memory of both, sampled while they work."""
-    model = write_unet3d(tmp_path / "unet.onnx", base=4, depth=1, classes=2)
-    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 64))
+    # Who plans has to fit the budget as well, and after other tests it is large itself.
+    budget = oocdl.plan(*larger, **QUICK).machine.base_bytes + spare
     pids, peaks, over = client.run(os.getpid).values(), [0], threading.Event()
 
     def watch() -> None:
@@ -231,8 +241,8 @@ def test_workers_keep_their_budget(tmp_path: Path, client: Client, budget: str) 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        oocdl.fit(model, data, workdir=tmp_path / "run", client=client, **{**QUICK, "memory": budget})
+        oocdl.fit(*larger, workdir=tmp_path / "run", client=client, **{**QUICK, "memory": budget})
     finally:
         over.set()
         watcher.join()
-    assert 0 < peaks[0] <= parse_bytes(budget)
+    assert 0 < peaks[0] <= budget
