@@ -27,7 +27,7 @@ from oocdl.storage.direct import BOUNCE_BYTES
 from oocdl.storage.tier import IO_THREADS
 from oocdl.timeline import Simulated
 
-OVERHEAD_BYTES = 64 << 20
+OVERHEAD_BYTES = 72 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the
 kernel counts in a cgroup: page tables, shared memory, files being written."""
 PLAN_BYTES = 32 << 20
@@ -35,6 +35,9 @@ PLAN_BYTES = 32 << 20
 GRAPH_BYTES, LAYER_BYTES, TASK_BYTES = 24 << 20, 96 << 10, 16 << 10
 """Of the plan: by itself, for each layer and for each task. Measured: 25 and 34 MiB for 245 and 781 tasks of
 a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224."""
+TRYING_BYTES = 256 << 10
+"""What it may take to try units of half the size, for each task of the plan at hand: up to four times as
+many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
 LARGEST_TRIED_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
 SEARCH_SECONDS = 15.0
@@ -214,6 +217,8 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
         found = chosen
         if found.simulated.moved_bytes == 0:
             break  # all of it fits: smaller units would only read more halos
+        if found.compiled.plan.tasks * TRYING_BYTES > machine.capacity_bytes:
+            break
     # Where not even that many have room, fewer units run at once.
     for divisor in range(at_once - 1, 0, -1):
         found = found or _chosen(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
