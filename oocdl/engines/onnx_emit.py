@@ -249,6 +249,11 @@ def _operand(emit: Emitter, value: Val, instruction: Instruction, index: int) ->
     return value if pads is None else emit.pad(value, pads, fill)
 
 
+def _input(index: int, shape: Shape, dtype: str, order: Order) -> Val:
+    """An input as it lies in memory."""
+    return Val(f"x{index}", tuple(shape[axis] for axis in order) or shape, dtype)
+
+
 def _output(emit: Emitter, value: Val, operand: Operand, order: Order, taken: set[str]) -> Val:
     """An output under a name of its own: of neither an input nor another output."""
     if operand.crop is not None:
@@ -263,18 +268,15 @@ def _output(emit: Emitter, value: Val, operand: Operand, order: Order, taken: se
 
 
 def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
-    """The program as a model, and the model's outputs; both ends with their axes as they lie in memory."""
+    """The program as a model, and the model's outputs; inputs and outputs lie as their orders say."""
     emit = Emitter()
-    inputs = [
-        Val(f"x{index}", tuple(shape[axis] for axis in order) or shape, dtype)
-        for index, (shape, dtype, order) in enumerate(
-            zip(program.input_shapes, program.input_dtypes, program.input_orders, strict=True)
-        )
-    ]
-    slots = {
-        slot: emit.transpose(value, [order.index(axis) for axis in range(len(order))]) if order else value
-        for slot, value, order in zip(program.inputs, inputs, program.input_orders, strict=True)
-    }
+    orders = dict(program.orders)
+    kinds = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
+    inputs = [_input(i, shape, dtype, orders.get(slot, ())) for i, (slot, shape, dtype) in enumerate(kinds)]
+    slots = dict(zip(program.inputs, inputs, strict=True))
+    for slot, value in slots.items():
+        if slot in orders:
+            slots[slot] = emit.transpose(value, [int(axis) for axis in np.argsort(orders[slot])])
     for item in program.instructions:
         args = [
             _operand(emit, slots[operand.slot], item, index) for index, operand in enumerate(item.operands)

@@ -1,30 +1,34 @@
-"""The onnxruntime engine: a program becomes a small model of standard operators, a session.
+"""The onnxruntime engine: small models of standard operators, and NumPy on what lies between.
 
-Sessions use one thread and no arena: worker threads run beside each other, and an
-arena would keep its peak for ever (research/kernels.md, sections C and D).
+Chains of elementwise instructions run block by block (``chains``): onnxruntime would make an array
+of every one of them. What is left between them becomes sessions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped]
 
+from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled
-from oocdl.engines.onnx_emit import model_of
+from oocdl.engines.numpy_chain import ChainStep, crop
+from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
+from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import LOWERINGS
-from oocdl.engines.operands import aligned, check_known
+from oocdl.engines.operands import check_known, output_dtypes
 from oocdl.errors import UnsupportedError
 from oocdl.graph.cost import program_work_bytes, sorted_bytes
 from oocdl.graph.ir import Array
-from oocdl.graph.memory import as_numbered, as_stored
-from oocdl.graph.program import Program
+from oocdl.graph.memory import ordered
+from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 
-_SCATTERS = frozenset({"GatherGrad", "MaxPoolGrad"})
-"""Operators that add in an order that would depend on the threads."""
+BLOCK_ELEMENTS = 1 << 16
+"""Of a block of a chain."""
+
+Step = ChainStep | NumpyStep | SessionStep
 
 
 def _check_dtypes(program: Program) -> None:
@@ -35,33 +39,101 @@ def _check_dtypes(program: Program) -> None:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
-def _session(model: bytes, threads: int) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    # Errors are raised; printed as well, they would be noise.
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Constants are small as emitted; folded, a tensor of zeros would stay in memory.
-    return ort.InferenceSession(
-        model,
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["ConstantFolding"],
-    )
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """A step, and what can go after it."""
+
+    step: Step
+    done: tuple[int, ...]
+    """Outputs of the program (by number) to be copied from their slots after it."""
+    dying: tuple[int, ...]
+    """Slots that nothing reads after it."""
+
+
+def _joined(groups: Sequence[Group]) -> list[Chain | list[Instruction]]:
+    """The groups, neighbours that are left to onnxruntime together."""
+    found: list[Chain | list[Instruction]] = []
+    session = False
+    for group in groups:
+        if isinstance(group, Chain):
+            found.append(group)
+            session = False
+        elif session and not suits_numpy(group):
+            last = found[-1]
+            assert isinstance(last, list)
+            last.append(group)
+        else:
+            found.append([group])
+            session = not suits_numpy(group)
+    return found
+
+
+class _Maker:
+    """Makes the stages of a program."""
+
+    def __init__(self, program: Program, elements: int, threads: int) -> None:
+        self.program, self.threads = program, threads
+        self.kinds = Kinds.of(program)
+        groups = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+        self.parts = _joined(groups)
+        self.reads = [self._of(part, reads_of) for part in self.parts]
+        self.makes = [self._of(part, makes_of) for part in self.parts]
+        self.last: dict[int, int] = {}
+        for index, (reads, makes) in enumerate(zip(self.reads, self.makes, strict=True)):
+            self.last |= dict.fromkeys(reads | makes, index)
+
+    @staticmethod
+    def _of(part: Chain | list[Instruction], slots_of: object) -> frozenset[int]:
+        assert callable(slots_of)
+        groups = [part] if isinstance(part, Chain) else part
+        return frozenset(slot for group in groups for slot in slots_of(group))
+
+    def stages(self) -> list[_Stage]:
+        """The program in the order it runs."""
+        final = {operand.slot for operand in self.program.outputs}
+        stages = []
+        for index, part in enumerate(self.parts):
+            later = {slot for slot in self.makes[index] if self.last[slot] > index}
+            ending = frozenset(slot for slot, at in self.last.items() if at == index)
+            done = [n for n, operand in enumerate(self.program.outputs) if operand.slot in ending]
+            step: Step
+            if isinstance(part, Chain):
+                step = ChainStep(part, frozenset(later | (self.makes[index] & final)))
+            elif len(part) == 1 and suits_numpy(part[0]):
+                step = NumpyStep(part[0], self.kinds)
+            else:
+                step = SessionStep(part, self.program, self.kinds, later, self.threads)
+            stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
+        return stages
+
+
+def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[int, int]:
+    """Slot -> number of the output that it is, uncropped: steps of NumPy make it where it belongs."""
+    whole: set[int] = set()
+    for stage in stages:
+        if isinstance(stage.step, ChainStep):
+            whole |= stage.step.full
+        elif isinstance(stage.step, NumpyStep):
+            whole |= set(stage.step.outputs)
+    found: dict[int, int] = {}
+    for number, item in enumerate(program.outputs):
+        if item.slot in whole and item.crop is None and item.shape == kinds.shapes[item.slot]:
+            found.setdefault(item.slot, number)
+    return found
 
 
 class OnnxRuntimeEngine:
-    """Runs programs with onnxruntime on the CPU."""
+    """Runs programs with onnxruntime on the CPU.
+
+    Chains of elementwise instructions run in blocks of ``block_elements``.
+    """
 
     name = "onnxruntime"
     has_bfloat16 = False
 
-    def __init__(self, threads_per_kernel: int = 1) -> None:
+    def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel
+        self.block_elements = block_elements
         self._cache = Cache()
 
     def work_bytes(self, program: Program, rules: Rules) -> int:
@@ -75,37 +147,42 @@ class OnnxRuntimeEngine:
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(LOWERINGS), self.name)
         _check_dtypes(program)
-        scatters = any(item.op in _SCATTERS for item in program.instructions)
-        model, outputs = model_of(program, LOWERINGS)
-        threads = 1 if scatters else self.threads_per_kernel
-        session = _session(model.SerializeToString(), threads)
-        # An input that no output depends on is not one of the session's.
-        known = {item.name for item in session.get_inputs()}
-        names = [f"x{index}" for index in range(len(program.inputs))]
-        given, made = program.input_orders, program.output_orders
-        specs = [(value.name, value.shape, np.dtype(value.dtype)) for value in outputs]
+        maker = _Maker(program, self.block_elements, self.threads_per_kernel)
+        stages = maker.stages()
+        direct = _direct(program, stages, maker.kinds)
+        dtypes = output_dtypes(program)
+        made = {slot for stage in stages for slot in stage.dying}
+        written = {n for stage in stages if isinstance(stage.step, SessionStep) for n in stage.step.numbers}
+        written |= set(direct.values())
+        rest = [n for n, item in enumerate(program.outputs) if item.slot not in made]
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
-            binding = session.io_binding()
-            held = [
-                aligned(np.asarray(as_stored(array, order), order="C"))
-                for array, order in zip(arrays, given, strict=True)
-            ]
-            for name, array in zip(names, held, strict=True):
-                if name in known:
-                    binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            results = (
-                list(outs)
-                if outs is not None
-                else [
-                    as_numbered(np.empty(shape, dtype), order)
-                    for (_, shape, dtype), order in zip(specs, made, strict=True)
+            if outs is None:
+                outs = [
+                    ordered(np.empty, item.shape, dtype, order)
+                    for item, dtype, order in zip(program.outputs, dtypes, program.output_orders, strict=True)
                 ]
-            )
-            for (name, shape, dtype), result in zip(specs, results, strict=True):
-                binding.bind_output(name, "cpu", 0, dtype, shape, result.ctypes.data)
-            session.run_with_iobinding(binding)
-            return results
+            slots: Slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+            places = {slot: outs[number] for slot, number in direct.items()}
+
+            def put(numbers: Sequence[int]) -> None:
+                for number in numbers:
+                    if number not in written:
+                        item = program.outputs[number]
+                        outs[number][...] = crop(slots[item.slot], item.crop).reshape(item.shape)
+
+            # Infinities and what is not a number are values like others here.
+            with np.errstate(all="ignore"):
+                for stage in stages:
+                    if isinstance(stage.step, SessionStep):
+                        stage.step.run(slots, outs)
+                    else:
+                        stage.step.run(slots, places)
+                    put(stage.done)
+                    for slot in stage.dying:
+                        slots.pop(slot, None)
+                put(rest)
+            return list(outs)
 
         return call
 

@@ -32,16 +32,20 @@ CASES = [
     *convolutions(),
     *pools(),
 ]
-ENGINES = ("torch", "torch in blocks", "onnxruntime")
+ENGINES = ("torch", "torch in blocks", "onnxruntime", "onnxruntime in blocks")
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn; PyTorch's also with blocks so small that everything is cut."""
+    """Each engine in turn, also with blocks so small that everything is cut."""
     if request.param == "torch in blocks":
         from oocdl.engines.torch import TorchEngine
 
         return TorchEngine(block_elements=8)
+    if request.param == "onnxruntime in blocks":
+        from oocdl.engines.onnxruntime import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(block_elements=8)
     return get_engine(request.param)
 
 
