@@ -76,7 +76,7 @@ ONLY = {
 
 GATES = {
     "onnx": ("graph.*onnx*", "engines.onnx*", "zoo"),
-    "onnxruntime": ("engines.onnxruntime",),
+    "onnxruntime": ("engines.onnx_session",),
     "torch": ("engines.torch*",),
     "dask": ("execute", "schedule", "preview", "session", "cluster", "testing"),
     "distributed": ("cluster",),

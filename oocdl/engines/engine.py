@@ -62,9 +62,8 @@ Large pages for large tensors, as NumPy has them: half of a copy's time is page 
 
 PRECISIONS = {"torch": frozenset({"float32", "bfloat16", "float64"}), "onnxruntime": frozenset({"float32"})}
 """What each engine computes in."""
-CHANNELS_LAST = {"torch": frozenset({"float32", "bfloat16"})}
-"""Engines, and precisions, whose convolutions are faster where values lie with their channels last.
-The other engines sort such values first."""
+CHANNELS_LAST = {"onnxruntime": frozenset({"float32"}), "torch": frozenset({"float32", "bfloat16"})}
+"""Engines, and precisions, whose convolutions are faster where values lie with their channels last."""
 MEASURED = "measured"
 """Stands for all engines: each layer has the one that is predicted to be faster by measured rates."""
 

@@ -6,7 +6,7 @@ of every one of them. What is left between them becomes sessions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled
 from oocdl.engines.numpy_chain import ChainStep, crop
 from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
+from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import check_known, output_dtypes
@@ -28,7 +29,7 @@ from oocdl.graph.rule import Rules
 BLOCK_ELEMENTS = 1 << 16
 """Of a block of a chain."""
 
-Step = ChainStep | NumpyStep | SessionStep
+Step = ChainStep | ConvStep | NumpyStep | SessionStep
 
 
 def _check_dtypes(program: Program) -> None:
@@ -50,7 +51,7 @@ class _Stage:
     """Slots that nothing reads after it."""
 
 
-def _joined(groups: Sequence[Group]) -> list[Chain | list[Instruction]]:
+def _joined(groups: Sequence[Group], ordered: Collection[int]) -> list[Chain | list[Instruction]]:
     """The groups, neighbours that are left to onnxruntime together."""
     found: list[Chain | list[Instruction]] = []
     session = False
@@ -58,13 +59,14 @@ def _joined(groups: Sequence[Group]) -> list[Chain | list[Instruction]]:
         if isinstance(group, Chain):
             found.append(group)
             session = False
-        elif session and not suits_numpy(group):
-            last = found[-1]
-            assert isinstance(last, list)
+            continue
+        alone = suits_numpy(group) or suits_blocks(group, ordered)
+        last = found[-1] if session else None
+        if isinstance(last, list) and not alone:
             last.append(group)
         else:
             found.append([group])
-            session = not suits_numpy(group)
+        session = not alone
     return found
 
 
@@ -75,7 +77,7 @@ class _Maker:
         self.program, self.threads = program, threads
         self.kinds = Kinds.of(program)
         groups = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
-        self.parts = _joined(groups)
+        self.parts = _joined(groups, self.kinds.orders)
         self.reads = [self._of(part, reads_of) for part in self.parts]
         self.makes = [self._of(part, makes_of) for part in self.parts]
         self.last: dict[int, int] = {}
@@ -99,8 +101,10 @@ class _Maker:
             step: Step
             if isinstance(part, Chain):
                 step = ChainStep(part, frozenset(later | (self.makes[index] & final)))
-            elif len(part) == 1 and suits_numpy(part[0]):
+            elif suits_numpy(part[0]):
                 step = NumpyStep(part[0], self.kinds)
+            elif suits_blocks(part[0], self.kinds.orders):
+                step = ConvStep(part[0], self.kinds)
             else:
                 step = SessionStep(part, self.program, self.kinds, later, self.threads)
             stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
@@ -113,7 +117,7 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     for stage in stages:
         if isinstance(stage.step, ChainStep):
             whole |= stage.step.full
-        elif isinstance(stage.step, NumpyStep):
+        elif isinstance(stage.step, (ConvStep, NumpyStep)):
             whole |= set(stage.step.outputs)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):

@@ -97,24 +97,37 @@ def turned(program: Program) -> Program:
 SPACED = [case for case in CASES if turned(case.program("float64")).orders and "to" not in case.attrs]
 
 
+def check_turned(engine: Engine, case: Case, dtype: str, tolerance: float) -> None:
+    """Run one case with its channels last, and compare."""
+    program = turned(case.program(dtype))
+    orders = dict(program.orders)
+    inputs = []
+    for slot, array in enumerate(case.inputs(dtype)):
+        inputs.append(ordered(np.empty, array.shape, array.dtype, orders.get(slot, ())))
+        inputs[-1][...] = array
+    results = engine.compile(program)(inputs)
+    for got, want, order in zip(results, case.expected(dtype), program.output_orders, strict=True):
+        assert (got.transpose(order) if order else got).flags.c_contiguous
+        if want.dtype.kind == "f":
+            assert error(got, want) <= tolerance
+        else:
+            np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
 def test_channels_last(case: Case, block_elements: int) -> None:
     from oocdl.engines.torch import TorchEngine
 
-    program = turned(case.program("float64"))
-    orders = dict(program.orders)
-    inputs = []
-    for slot, array in enumerate(case.inputs("float64")):
-        inputs.append(ordered(np.empty, array.shape, array.dtype, orders.get(slot, ())))
-        inputs[-1][...] = array
-    results = TorchEngine(block_elements=block_elements).compile(program)(inputs)
-    for got, want, order in zip(results, case.expected("float64"), program.output_orders, strict=True):
-        assert (got.transpose(order) if order else got).flags.c_contiguous
-        if want.dtype.kind == "f":
-            assert error(got, want) <= 1e-12
-        else:
-            np.testing.assert_array_equal(got, want)
+    check_turned(TorchEngine(block_elements=block_elements), case, "float64", 1e-12)
+
+
+@pytest.mark.parametrize("block_elements", [8, 1 << 18])
+@pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
+def test_channels_last_in_float32(case: Case, block_elements: int) -> None:
+    from oocdl.engines.onnxruntime import OnnxRuntimeEngine
+
+    check_turned(OnnxRuntimeEngine(block_elements=block_elements), case, "float32", case.tolerance)
 
 
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
