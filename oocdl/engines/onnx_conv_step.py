@@ -16,8 +16,8 @@ from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad"})
-_MOST_PADDED = 2.0
-"""Products made for each that is wanted, above which Conv of volumes is faster."""
+_MOST_PADDED, _MOST_PADDED_ROWS = 2.0, 1.6
+"""Products made for each that is wanted, above which Conv of volumes is faster; of a weight gradient."""
 
 
 def _channels(item: Instruction) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def suits_blocks(item: Instruction, ordered: Collection[int]) -> bool:
     padded = onnx_volumes.padded_channels(*((outer,) if lone else (inner, outer)))
     if gradient:
         padded *= onnx_volumes.padded_rows(item.operands[0].shape[3])
-    return padded <= _MOST_PADDED
+    return padded <= (_MOST_PADDED_ROWS if gradient else _MOST_PADDED)
 
 
 def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:

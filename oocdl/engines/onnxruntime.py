@@ -16,6 +16,7 @@ from oocdl.engines.engine import Cache, Compiled
 from oocdl.engines.numpy_chain import ChainStep, crop
 from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
 from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
+from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import check_known, output_dtypes
@@ -29,7 +30,7 @@ from oocdl.graph.rule import Rules
 BLOCK_ELEMENTS = 1 << 16
 """Of a block of a chain."""
 
-Step = ChainStep | ConvStep | NumpyStep | SessionStep
+Step = ChainStep | ConvStep | LastStep | NumpyStep | SessionStep
 
 
 def _check_dtypes(program: Program) -> None:
@@ -60,7 +61,7 @@ def _joined(groups: Sequence[Group], ordered: Collection[int]) -> list[Chain | l
             found.append(group)
             session = False
             continue
-        alone = suits_numpy(group) or suits_blocks(group, ordered)
+        alone = suits_numpy(group) or suits_blocks(group, ordered) or suits_last(group, ordered)
         last = found[-1] if session else None
         if isinstance(last, list) and not alone:
             last.append(group)
@@ -105,6 +106,8 @@ class _Maker:
                 step = NumpyStep(part[0], self.kinds)
             elif suits_blocks(part[0], self.kinds.orders):
                 step = ConvStep(part[0], self.kinds)
+            elif suits_last(part[0], self.kinds.orders):
+                step = LastStep(part[0], self.kinds)
             else:
                 step = SessionStep(part, self.program, self.kinds, later, self.threads)
             stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
@@ -117,7 +120,7 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     for stage in stages:
         if isinstance(stage.step, ChainStep):
             whole |= stage.step.full
-        elif isinstance(stage.step, (ConvStep, NumpyStep)):
+        elif isinstance(stage.step, (ConvStep, LastStep, NumpyStep)):
             whole |= set(stage.step.outputs)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):

@@ -1,0 +1,102 @@
+"""Moves and pools of values with their channels last, by NumPy: onnxruntime has them in planes only.
+
+Arrays are ``[n, *space, c]`` here. What lies side by side is moved as one element as long as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.operands import concat_axis, concat_pieces, crop_of
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction
+
+
+def copy(source: Array, target: Array) -> None:
+    """``target[...] = source``, runs of channels as one element each."""
+    run = source.shape[-1] * source.itemsize
+    if source.strides[-1] == target.strides[-1] == source.itemsize and source.shape == target.shape:
+        source, target = (array.view(f"V{run}") for array in (source, target))
+    target[...] = source
+
+
+def concat(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """The operands one after the other, whichever the axis."""
+    axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[concat_axis(item)]
+    start = 0
+    for index in concat_pieces(item):
+        stop = start + args[index].shape[axis]
+        copy(args[index], out[(slice(None),) * axis + (slice(start, stop),)])
+        start = stop
+
+
+def cut(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """A Slice, whose operand begins and ends with what is wanted."""
+    axis = int(item.attrs["axis"]) % out.ndim
+    axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[axis]
+    copy(args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)], out)
+
+
+def is_tiled(item: Instruction) -> bool:
+    """Whether windows lie side by side, all of them whole, and cover their operand or result."""
+    small, large = item.kernel_shapes[0], item.operands[0].shape
+    kernel: Sequence[int] = item.attrs.get("kernel_shape") or item.operands[1].shape[2:]
+    if item.op == "MaxPoolGrad":
+        small = item.operands[1].shape
+    elif item.op == "ConvWeightGrad":
+        small, kernel = item.operands[1].shape, item.kernel_shapes[0][2:]
+    elif item.op == "ConvTranspose":
+        small, large = large, small
+    ones = (1,) * len(kernel)
+    return (
+        tuple(item.attrs.get("strides") or ones) == tuple(kernel)
+        and tuple(item.attrs.get("dilations") or ones) == ones
+        and tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
+        and not any(crop_of(item))
+        and prod(large) > 0
+        and len(kernel) == 3
+    )
+
+
+def _largest(x: Array, kernel: Sequence[int]) -> Array:
+    """The largest element of every window of ``x[kd, h, w, c]``, one plane: ``[h, w, c]``."""
+    _, height, width = kernel
+    planes = np.maximum.reduce(x, axis=0) if len(x) > 1 else x[0]
+    rows = planes[::height].copy()
+    for row in range(1, height):
+        np.maximum(rows, planes[row::height], out=rows)
+    found: Array = rows[:, ::width].copy()
+    for column in range(1, width):
+        np.maximum(found, rows[:, column::width], out=found)
+    return found
+
+
+def max_pool(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """Windows side by side."""
+    kernel = item.attrs["kernel_shape"]
+    for sample, made in zip(args[0], out, strict=True):
+        for place in range(len(made)):
+            made[place] = _largest(sample[place * kernel[0] : (place + 1) * kernel[0]], kernel)
+
+
+def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """The gradient goes to the first of the largest elements of a window."""
+    depth, height, width = kernel = item.attrs["kernel_shape"]
+    for sample, grad, made in zip(*args, out, strict=True):
+        for place in range(len(grad)):
+            x = sample[place * depth : (place + 1) * depth]
+            largest = _largest(x, kernel)
+            dy = np.ascontiguousarray(grad[place])
+            open_ = np.ones(largest.shape, bool)
+            for tap in np.ndindex(depth, height, width):
+                window = (tap[0], slice(tap[1], None, height), slice(tap[2], None, width))
+                is_it = np.equal(np.ascontiguousarray(x[window]), largest)
+                np.logical_and(is_it, open_, out=is_it)
+                np.logical_xor(open_, is_it, out=open_)
+                copy(np.multiply(dy, is_it), made[place * depth : (place + 1) * depth][window])
+
+
+KERNELS = {"Concat": concat, "Slice": cut, "MaxPool": max_pool, "MaxPoolGrad": max_pool_grad}
