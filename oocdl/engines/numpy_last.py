@@ -5,7 +5,7 @@ Arrays are ``[n, *space, c]`` here. What lies side by side is moved as one eleme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -13,6 +13,9 @@ import numpy as np
 from oocdl.engines.operands import concat_axis, concat_pieces, crop_of
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
+
+WORK_ELEMENTS = 1 << 16
+"""Of a plane of what is pooled, in work at once."""
 
 
 def copy(source: Array, target: Array) -> None:
@@ -74,29 +77,40 @@ def _largest(x: Array, kernel: Sequence[int]) -> Array:
     return found
 
 
+def _parts(small: Array, kernel: Sequence[int]) -> Iterator[tuple[int, slice, slice, slice]]:
+    """(plane and rows of the pooled value; the planes, the rows that these see) of a sample."""
+    depth, height, width = kernel
+    rows = max(WORK_ELEMENTS // (height * width * prod(small.shape[2:])), 1)
+    for place in range(len(small)):
+        for first in range(0, small.shape[1], rows):
+            last = min(first + rows, small.shape[1])
+            planes = slice(place * depth, (place + 1) * depth)
+            yield place, slice(first, last), planes, slice(first * height, last * height)
+
+
 def max_pool(args: Sequence[Array], out: Array, item: Instruction) -> None:
     """Windows side by side."""
     kernel = item.attrs["kernel_shape"]
     for sample, made in zip(args[0], out, strict=True):
-        for place in range(len(made)):
-            made[place] = _largest(sample[place * kernel[0] : (place + 1) * kernel[0]], kernel)
+        for place, mine, planes, rows in _parts(made, kernel):
+            made[place, mine] = _largest(sample[planes, rows], kernel)
 
 
 def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
     """The gradient goes to the first of the largest elements of a window."""
     depth, height, width = kernel = item.attrs["kernel_shape"]
     for sample, grad, made in zip(*args, out, strict=True):
-        for place in range(len(grad)):
-            x = sample[place * depth : (place + 1) * depth]
+        for place, mine, planes, rows in _parts(grad, kernel):
+            x, dx = sample[planes, rows], made[planes, rows]
             largest = _largest(x, kernel)
-            dy = np.ascontiguousarray(grad[place])
+            dy = np.ascontiguousarray(grad[place, mine])
             open_ = np.ones(largest.shape, bool)
             for tap in np.ndindex(depth, height, width):
                 window = (tap[0], slice(tap[1], None, height), slice(tap[2], None, width))
                 is_it = np.equal(np.ascontiguousarray(x[window]), largest)
                 np.logical_and(is_it, open_, out=is_it)
                 np.logical_xor(open_, is_it, out=open_)
-                copy(np.multiply(dy, is_it), made[place * depth : (place + 1) * depth][window])
+                copy(np.multiply(dy, is_it), dx[window])
 
 
 KERNELS = {"Concat": concat, "Slice": cut, "MaxPool": max_pool, "MaxPoolGrad": max_pool_grad}

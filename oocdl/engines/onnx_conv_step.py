@@ -46,8 +46,8 @@ def suits_blocks(item: Instruction, ordered: Collection[int]) -> bool:
     if any(slot in ordered and n % 4 for slot, n in zip(data, (inner, outer), strict=True)):
         return False  # not known to the operators that sort
     window = item.kernel_shapes[0] if gradient else item.operands[1].shape
-    if prod(window[2:]) == 1:  # it is the sorting that counts
-        return True
+    if prod(window[2:]) == 1:  # a matrix product where all lies last (``onnx_tiles``); else sorting counts
+        return not all(slot in ordered for slot in data)
     # Few channels are not blocked, and the gradient takes rows for channels.
     lone = gradient or (data[0] not in ordered and inner <= 2)
     padded = onnx_volumes.padded_channels(*((outer,) if lone else (inner, outer)))

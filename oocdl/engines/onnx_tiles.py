@@ -51,8 +51,10 @@ def _tiles(x: Array, kernel: Sequence[int]) -> Array:
 
 def _gathered(tiles: Array) -> Array:
     """Windows as rows of a matrix."""
-    made = np.empty(tiles.shape, np.float32)
-    copy(tiles, made)
+    made = tiles
+    if not tiles.flags.c_contiguous:
+        made = np.empty(tiles.shape, np.float32)
+        copy(tiles, made)
     return made.reshape(-1, prod(tiles.shape[3:]))
 
 

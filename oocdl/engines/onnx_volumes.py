@@ -12,12 +12,16 @@ from math import prod
 import numpy as np
 
 from oocdl.engines import onnx_blocks
+from oocdl.engines.numpy_last import copy
 from oocdl.engines.onnx_blocks import block, blocks_of
 from oocdl.engines.operands import Pads
 from oocdl.graph.ir import Array
 
-SCRATCH_BYTES = 1 << 20
-"""Of the rows of a gradient that are in work at once: they stay in the cache."""
+SCRATCH_BYTES = 2 << 20
+"""Of a plane of ``dy`` in work at once: with fewer rows there are too many calls."""
+
+TWICE = 128
+"""Most channels of which weights are made for two planes as well, which takes four times their memory."""
 
 
 def _filters(w: Array, planes: int, few: bool) -> Array:
@@ -28,8 +32,10 @@ def _filters(w: Array, planes: int, few: bool) -> Array:
     """
     b, (o, c, depth, height, width) = block(), w.shape
     rows = c if few else blocks_of(c) * b
-    whole = np.zeros((blocks_of(o) * b, rows, depth, height, width), np.float32)
-    whole[:o, :c] = w
+    whole = w
+    if (blocks_of(o) * b, rows) != (o, c):
+        whole = np.zeros((blocks_of(o) * b, rows, depth, height, width), np.float32)
+        whole[:o, :c] = w
     if few:
         parts = whole.reshape(-1, b, c, depth, height, width).transpose(0, 3, 2, 4, 5, 1)
     else:
@@ -61,7 +67,7 @@ def convolve(x: Array, w: Array, pads: Pads, out: Array, x_last: bool, out_last:
     depth = out.shape[0 if out_last else 1]
     # One block of filters does not fill the kernel's registers; two planes' blocks do, though a
     # quarter of what is multiplied is zeros.
-    together = 2 if blocks_of(filters) == 1 and depth > 1 else 1
+    together = 2 if blocks_of(filters) == 1 and depth > 1 and w.shape[1] <= TWICE else 1
     images, few = _images(x, x_last, w.shape[2] + together - 1)
     sides = (pads[1][0], pads[2][0], pads[1][1], pads[2][1])
     weights = {n: _filters(w, n, few) for n in {together, (depth - 1) % together + 1}}
@@ -123,7 +129,8 @@ class WeightGradient:
         """One sample: ``x[d, h, w, c]``, ``dy[d, h, w, o]``."""
         b = block()
         blocks = -(-x.shape[1] // b)
-        most = max(SCRATCH_BYTES // (4 * b * b * self.shape[3] * dy.shape[2]), 1)
+        scratch = min(SCRATCH_BYTES, dy.nbytes)
+        most = max(scratch // (4 * b * b * self.shape[3] * dy.shape[2]), 1)
         count = -(-blocks // most)
         rows = -(-blocks // count) * b
         for first in range(0, x.shape[1], rows):
@@ -133,16 +140,18 @@ class WeightGradient:
         """What ``rows`` rows of ``x`` from ``first`` on add."""
         o, c, depth, height, width = self.shape
         images = self._images(x, first, rows, dy.shape[2] + width - 1)
+        padded = np.zeros((rows + height - 1, dy.shape[2], block()), np.float32)
+        filters = np.empty((height, rows // block(), dy.shape[2], block(), block()), np.float32)
         for place in range(len(dy)):
             low = place - self.pads[0][0]
             start, stop = max(-low, 0), min(len(x) - low, depth)
             if stop <= start:
                 continue
             for part in range(blocks_of(o)):
-                filters = self._filters(dy[place], part, first, rows)
+                self._sort_filters(dy[place], part, first, padded, filters)
                 onnx_blocks.convolve(
                     images[low + start : low + stop],
-                    filters,
+                    filters.reshape(height * block(), rows, 1, -1),
                     self.total[part, start:stop],
                     (1, dy.shape[2]),
                     dilations=(1, c),
@@ -161,20 +170,23 @@ class WeightGradient:
             onnx_blocks.sort_planes(padded, made[place : place + 1])
         return made
 
-    def _filters(self, dy: Array, part: int, first: int, rows: int) -> Array:
-        """A block of channels of a plane of ``dy[h, w, o]``, moved by every row of the kernel."""
-        b, height = block(), self.shape[3]
+    def _sort_filters(self, dy: Array, part: int, first: int, padded: Array, filters: Array) -> None:
+        """A block of channels of a plane of ``dy[h, w, o]``, moved by every row of the kernel.
+
+        ``padded``: rows that ``filters`` see; zeros stay where ``dy`` has nothing.
+        """
+        b, height = block(), len(filters)
         mine = dy[..., part * b : (part + 1) * b]
-        padded = np.zeros((rows + height - 1, dy.shape[1], b), np.float32)
         low = first + self.pads[1][0] - (height - 1)
         start, stop = max(-low, 0), min(len(dy) - low, len(padded))
+        if mine.shape[-1] < b:
+            padded[...] = 0
         if stop > start:
-            padded[start:stop, :, : mine.shape[-1]] = mine[low + start : low + stop]
-        made = np.empty((height, rows // b, dy.shape[1], b, b), np.float32)
+            copy(mine[low + start : low + stop], padded[start:stop, :, : mine.shape[-1]])
+        rows = len(padded) - height + 1
         for row in range(height):
             moved = padded[height - 1 - row : height - 1 - row + rows]
-            onnx_blocks.interleave(moved.reshape(rows // b, b, -1, b), made[row])
-        return made.reshape(height * b, rows, 1, dy.shape[1])
+            onnx_blocks.interleave(moved.reshape(rows // b, b, -1, b), filters[row])
 
     def result(self) -> Array:
         """``[o, c, d, h, w]``."""

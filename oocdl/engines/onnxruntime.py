@@ -27,8 +27,8 @@ from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 
-BLOCK_ELEMENTS = 1 << 16
-"""Of a block of a chain."""
+BLOCK_ELEMENTS = 1 << 17
+"""Of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 % longer for their calls."""
 
 Step = ChainStep | ConvStep | LastStep | NumpyStep | SessionStep
 

@@ -86,6 +86,10 @@ def test_points() -> None:
     check("Conv", [x, w], y, None, PLAIN)
     check("ConvTranspose", [y, w], x, None, PLAIN)
     check("ConvWeightGrad", [x, y], w, None, PLAIN)
+    y, w = (1, 24, 4, 5, 6), (24, 16, 1, 1, 1)
+    check("Conv", [x, w], y, None, PLAIN)
+    check("ConvTranspose", [y, w], x, None, PLAIN)
+    check("ConvWeightGrad", [x, y], w, None, PLAIN)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
