@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from oocdl.calibrate import WHOLE_THREADS, load_rates, rates_for
 from oocdl.config import Settings
-from oocdl.engines.engine import MEASURED, PRECISIONS, engines_of, get_engine, sorts
+from oocdl.engines.engine import MEASURED, PRECISIONS, engines_of, get_engine
 from oocdl.errors import BudgetError
 from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.program import Program
-from oocdl.graph.rates import Rates, program_seconds, sorting_seconds
+from oocdl.graph.rates import Rates, program_seconds
 from oocdl.graph.rule import Rules
 from oocdl.machine import anonymous_bytes, cores
 
@@ -39,17 +38,11 @@ def rates_by_engine(settings: Settings) -> dict[str, Rates]:
     return {name: rates or rates_for(name) for name, rates in found.items()}
 
 
-def seconds_on(engine: str, program: Program, rules: Rules, rates: Rates) -> float:
-    """Predicted seconds of one run of a program, with what the engine has to sort for it."""
-    seconds = program_seconds(program, rules, rates)
-    return seconds + sorting_seconds(program, rates) if sorts(engine) else seconds
-
-
-def layer_seconds(layer: LayerPlan, engine: str, rules: Rules, rates: Rates) -> float:
+def layer_seconds(layer: LayerPlan, rules: Rules, rates: Rates) -> float:
     """Predicted seconds of all units of a layer, one after another."""
     programs = {unit.program.key: unit.program for unit in layer.units}
     counts = Counter(unit.program.key for unit in layer.units)
-    return sum(counts[key] * seconds_on(engine, programs[key], rules, rates) for key in programs)
+    return sum(counts[key] * program_seconds(programs[key], rules, rates) for key in programs)
 
 
 def fastest(
@@ -62,7 +55,7 @@ def fastest(
 
     def choose(layer: LayerPlan) -> str:
         able = [name for name in rates if run_by(layer, name, rules).peak_bytes <= unit_bytes]
-        return min(able, key=lambda name: layer_seconds(layer, name, rules, rates[name]))
+        return min(able, key=lambda name: layer_seconds(layer, rules, rates[name]))
 
     return tuple(map(choose, layers))
 

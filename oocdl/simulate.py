@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from oocdl.choice import seconds_on
 from oocdl.graph.axes import region_size
 from oocdl.graph.calls import made_of, parts_of
 from oocdl.graph.cost import itemsize
 from oocdl.graph.memory import footprint
-from oocdl.graph.rates import Rates
+from oocdl.graph.rates import Rates, program_seconds
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 from oocdl.storage.ledger import Ledger
@@ -297,7 +296,7 @@ class _Machine:
         key = call.engine, call.unit.program.key
         if key not in self._known:
             rates = self.by_engine[call.engine]
-            self._known[key] = seconds_on(call.engine, call.unit.program, self.rules, rates)
+            self._known[key] = program_seconds(call.unit.program, self.rules, rates)
         return TASK_SECONDS + BESIDE * self._known[key]
 
     def reset(self) -> None:

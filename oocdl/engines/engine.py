@@ -112,11 +112,6 @@ def get_engines(name: str = "auto") -> dict[str, Engine]:
     return {"": get_engine(names[0]), **{one: get_engine(one) for one in names}}
 
 
-def sorts(name: str) -> bool:
-    """Whether engine ``name`` has to sort values that have their channels last before it computes."""
-    return name in _INSTALL and name not in CHANNELS_LAST
-
-
 def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
     """The engine of this process for ``name``; the same instance for the same arguments."""
     if threads_per_kernel < 1:

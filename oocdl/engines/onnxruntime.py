@@ -21,7 +21,7 @@ from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import check_known, output_dtypes
 from oocdl.errors import UnsupportedError
-from oocdl.graph.cost import program_work_bytes, sorted_bytes
+from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Program
@@ -145,7 +145,7 @@ class OnnxRuntimeEngine:
 
     def work_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Engine.work_bytes``."""
-        return program_work_bytes(program, rules) + sorted_bytes(program)
+        return program_work_bytes(program, rules)
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

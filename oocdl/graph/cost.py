@@ -88,15 +88,6 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
     return peak * HOLES // 4
 
 
-def sorted_bytes(program: Program) -> int:
-    """What one run takes beside that where inputs that lie otherwise are copied to lie as they are numbered.
-
-    Results are counted already: they lie so before they are put where they belong.
-    """
-    inputs = zip(program.input_shapes, program.input_dtypes, program.input_orders, strict=True)
-    return sum(prod(shape) * itemsize(dtype) for shape, dtype, order in inputs if order) * HOLES // 4
-
-
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
     """Bytes of the arrays that a unit reads and makes, and of the lanes it adds its partial results to."""
     read, made = read_bytes(unit, factored), made_bytes(unit, factored)

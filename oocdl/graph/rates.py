@@ -231,20 +231,6 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
     return seconds + copied / rates.copy_bytes_per_second
 
 
-def sorting_seconds(program: Program, rates: Rates) -> float:
-    """Predicted seconds to have inputs lie as their axes are numbered, and results as they shall lie."""
-    dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
-    for step in program.instructions:
-        dtypes.update(zip(step.outputs, step.dtypes, strict=True))
-    shapes = list(zip(program.inputs, program.input_shapes, program.input_orders, strict=True))
-    shapes += [
-        (item.slot, item.shape, order)
-        for item, order in zip(program.outputs, program.output_orders, strict=True)
-    ]
-    nbytes = sum(prod(shape) * np.dtype(dtypes[slot]).itemsize for slot, shape, order in shapes if order)
-    return 2 * nbytes / rates.bytes_per_second("Transpose")
-
-
 _CHANNELS, _EXTENTS = (1, 4, 16, 64, 256), (1, 4, 16, 64, 256, 1024)
 _TAPS_2D, _TAPS_3D = (9, 36, 144, 576, 2304), (27, 108, 432, 1728, 6912)
 
