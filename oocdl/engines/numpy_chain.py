@@ -6,24 +6,16 @@ What is read outside of the chain is written where it belongs; what is not takes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 import numpy as np
 
+from oocdl.engines.chain_columns import ROW, Crop, Kind, allocate, members_of
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.numpy_into import IN_PLACE, REDUCTIONS, bound, finish
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
-
-ROW = 1 << 14
-"""Most elements that are worth copying to be a row."""
-Crop = tuple[tuple[int, int], ...]
-Key = tuple[int, Crop | None, Shape]
-"""Slot, crop and shape of an operand."""
-Kind = tuple[Shape, str]
-"""Shape of a value in its kernel, and dtype."""
 
 
 def crop(array: Array, box: Crop | None) -> Array:
@@ -83,49 +75,6 @@ class _Blocks:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """One member: its operands and results as columns, an array a block each."""
-
-    item: Instruction
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-
-    def may_take(self, source: int) -> bool:
-        """Whether a result may lie in the memory of column ``source``."""
-        most = IN_PLACE.get(self.item.op, len(self.ins))
-        return self.item.op not in REDUCTIONS and source not in self.ins[most:]
-
-
-def _allocate(steps: Sequence[_Step], kinds: Mapping[int, Kind]) -> tuple[dict[int, int], list[Kind]]:
-    """Memory of a block each for the columns in ``kinds``: the register of each, and their kinds."""
-    last: dict[int, int] = {}
-    for index, step in enumerate(steps):
-        last |= dict.fromkeys((*step.outs, *step.ins), index)
-    registers: list[Kind] = []
-    found: dict[int, int] = {}
-    free: list[int] = []
-    for index, step in enumerate(steps):
-        ends = [column for column in dict.fromkeys(step.ins) if column in kinds and last[column] == index]
-        for column in step.outs:
-            if column not in kinds:
-                continue
-            sources = [c for c in ends if kinds[c] == kinds[column] and step.may_take(c)]
-            unused = [register for register in free if registers[register] == kinds[column]]
-            if sources:
-                found[column] = found[sources[0]]
-                ends.remove(sources[0])
-            elif unused:
-                found[column] = unused[-1]
-                free.remove(unused[-1])
-            else:
-                found[column] = len(registers)
-                registers.append(kinds[column])
-        free += [found[column] for column in ends]
-        free += [found[column] for column in step.outs if column in kinds and last[column] == index]
-    return found, registers
-
-
 class ChainStep:
     """One chain, with all that can be decided before it runs."""
 
@@ -134,9 +83,8 @@ class ChainStep:
         self.chain = chain
         self.rank = len(chain.domain)
         self.blocks = _Blocks(chain.domain, chain.block)
-        self.columns: dict[Key | int, int] = {}
+        steps, self.columns = members_of(chain, IN_PLACE, REDUCTIONS)
         """Operands from outside, and slots made here -> columns."""
-        steps = [self._step(item) for item in chain.members]
         self.parts = {item.outputs: axes for item in chain.members if (axes := self._cut_axes(item))}
         """Outputs of reductions whose blocks are put together at the end; the axes these are over."""
         split = {slot for slots in self.parts for slot in slots}
@@ -148,18 +96,8 @@ class ChainStep:
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True)
             if slot not in self.full | split
         }
-        self.register_of, self.registers = _allocate(steps, self.kinds)
+        self.register_of, self.registers = allocate(steps, self.kinds)
         self.kernels = [(bound(step.item), step.ins, step.outs) for step in steps]
-
-    def _step(self, item: Instruction) -> _Step:
-        ins = []
-        for operand in item.operands:
-            key: Key | int = (operand.slot, operand.crop, operand.shape)
-            if operand.slot in self.columns:
-                key = operand.slot
-            ins.append(self.columns.setdefault(key, len(self.columns)))
-        outs = [self.columns.setdefault(slot, len(self.columns)) for slot in item.outputs]
-        return _Step(item, tuple(ins), tuple(outs))
 
     def _cut_axes(self, item: Instruction) -> tuple[int, ...]:
         """The axes that a reduction is over, if blocks are cut along one of them."""

@@ -12,9 +12,10 @@ from math import prod
 
 import numpy as np
 
+from oocdl.engines.chain_columns import ROW
 from oocdl.engines.chains import Chain
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
-from oocdl.engines.torch_chain import ROW, ChainStep
+from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
