@@ -75,10 +75,14 @@ class Timed:
 
 def serial(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
     """One thread, everything timed."""
-    clock, true_engine = Clock(), session.get_engine
+    clock, true_engines = Clock(), session.get_engines
     for name, kind in CLOCKS.items():
         setattr(execute, name, clock.around(kind, getattr(execute, name)))
-    setattr(session, "get_engine", lambda name: Timed(true_engine(name), clock))  # noqa: B010
+
+    def timed(name: str) -> dict[str, Any]:
+        return {one: Timed(engine, clock) for one, engine in true_engines(name).items()}
+
+    setattr(session, "get_engines", timed)  # noqa: B010
     scheduler = clock.around("get", partial(get, workers=1))
     found = train(model, dataset, scheduler=scheduler, listeners=[clock.listen], **options)
     return {**found, "clock": clock.steps}

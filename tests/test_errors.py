@@ -220,7 +220,7 @@ def test_a_missing_chunk(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
         ({"memory": -5}, "a size must be at least one byte, got -5"),
         ({"memory": "1.2.3G"}, "'1.2.3G' is not a size"),
         ({"commit_seconds": float("nan")}, "commit_seconds must be a number of seconds, got nan"),
-        ({"precision": "float16"}, "precision must be 'float32' or 'float64', got float16"),
+        ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16' or 'float64', got float16"),
         ({"logits": True}, "logits must be 'strict' or 'auto', got True"),
         ({"engine": "jax"}, "there is no engine 'jax'; choose one of: auto, torch, onnxruntime"),
         ({"inputs": {"image": "x"}}, "inputs names 'image', the model has: 'x'"),

@@ -41,7 +41,8 @@ class Ledger:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.slots: set[Slot] = set()  # counted as resident: in RAM, or being loaded
+        # Counted as resident: in RAM, or being loaded. In order of arrival: a plan made again is the same.
+        self.slots: dict[Slot, None] = {}
         self.resident = self.reserved = self.peak = 0
         self.leaving = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
@@ -65,14 +66,14 @@ class Ledger:
 
     def enter(self, slot: Slot, from_reserved: bool = False, overflow: bool = False) -> None:
         """A chunk becomes resident, out of reserved bytes or out of free ones."""
-        self.slots.add(slot)
+        self.slots[slot] = None
         self.count(slot.room, -slot.room if from_reserved else 0, overflow)
         self.offer(slot)
 
     def leave(self, slot: Slot) -> None:
         """A chunk is no longer resident."""
         if slot in self.slots:
-            self.slots.discard(slot)
+            del self.slots[slot]
             slot.array = None
             self.count(resident=-slot.room)
 
