@@ -136,10 +136,9 @@ def fit(
         of spill and run directory together; more than is free is refused in any case.
         ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers if that is faster.
         ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
-        ``engine``: "torch", "onnxruntime", "auto" (torch if it is installed), or "measured": for each
-        layer the one that this machine's measured rates predict to be faster, fixed in the plan.
-        ``precision``: "float32", "float64", or "bfloat16" of convolutions and products alone.
-        ``threads``, ``freeze`` (patterns), ``keep`` (names), ``commit_seconds``.
+        ``engine``: "torch", "onnxruntime", "auto" (torch if it is installed), or "measured": for each layer
+        the one that measured rates predict to be faster. ``precision``: "float32", "float64", or "bfloat16"
+        (of convolutions and products). ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
 
     Raises
     ------

@@ -9,6 +9,7 @@ already such blocks where there is one block of them, else they are sorted, whic
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from oocdl.engines.onnx_session import Session
+from oocdl.engines.onnx_session import REFUSALS, Session
 from oocdl.graph.ir import Array
 
 DOMAIN = "com.microsoft.nchwc"
@@ -64,16 +65,19 @@ def _convolver(
 
 @cache
 def block() -> int:
-    """Channels of a block on this processor; 1 where there are no such kernels.
+    """Channels of a block on this processor; 1, with a warning, where there are no such kernels.
 
     Two places of many channels are sorted: the second one comes after a block of the first.
     """
     channels = 64
     try:
         session = _sorter(True)
-    except (
-        Exception
-    ):  # onnxruntime has its errors by their texts only; without the operator there is no session
+    except REFUSALS:
+        warnings.warn(
+            "onnxruntime has no kernels for channels in blocks on this processor: convolutions of volumes take "
+            "about twice as long; engine='torch' may be faster",
+            stacklevel=2,
+        )
         return 1
     given = np.arange(2 * channels, dtype=np.float32).reshape(1, 1, 2, channels)
     made = np.empty((1, channels, 1, 2), np.float32)

@@ -6,7 +6,7 @@ of every one of them. What is left between them becomes sessions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,8 +86,7 @@ class _Maker:
             self.last |= dict.fromkeys(reads | makes, index)
 
     @staticmethod
-    def _of(part: Chain | list[Instruction], slots_of: object) -> frozenset[int]:
-        assert callable(slots_of)
+    def _of(part: Chain | list[Instruction], slots_of: Callable[[Group], frozenset[int]]) -> frozenset[int]:
         groups = [part] if isinstance(part, Chain) else part
         return frozenset(slot for group in groups for slot in slots_of(group))
 

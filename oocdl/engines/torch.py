@@ -225,9 +225,7 @@ class TorchEngine:
         if program.key not in self._work:
             stages = _stages(program, self.block_elements)
             seen = [
-                (stage.step.chain, stage.step, stage.dying)
-                if isinstance(stage.step, ChainStep)
-                else (stage.step.instruction, None, stage.dying)
+                (stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction, stage.dying)
                 for stage in stages
             ]
             self._work[program.key] = work_bytes(program, seen, _direct(program, stages), rules)

@@ -11,11 +11,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oocdl.engines.chain_columns import ROW, Crop, Kind, allocate, members_of
+from oocdl.engines.chain_step import ROW, BlockStep, Crop, Kernels, Kind
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
+
+_KERNELS: Kernels[Tensor] = Kernels(IN_PLACE, frozenset(REDUCTIONS), bound)
 
 
 def crop(tensor: Tensor, box: Crop | None) -> Tensor:
@@ -78,35 +80,16 @@ class _Blocks:
         return found
 
 
-class ChainStep:
-    """One chain, with all that can be decided before it runs."""
+class ChainStep(BlockStep[Tensor]):
+    """A chain on tensors."""
 
     def __init__(self, chain: Chain, needed: frozenset[int], dying: frozenset[int]) -> None:
         """``needed``: slots that are read after the chain. ``dying``: slots it may overwrite."""
-        self.chain = chain
         self.blocks = _Blocks(chain.domain, chain.block)
-        self.steps, self.columns = members_of(chain, IN_PLACE, REDUCTIONS)
-        """Members; operands from outside, and slots made here -> columns."""
-        self.parts = {item.outputs: axes for item in chain.members if (axes := self._cut_axes(item))}
-        """Outputs of reductions whose blocks are put together at the end; the axes these lie along."""
-        split = {slot for slots in self.parts for slot in slots}
-        self.full = {slot for item in chain.members for slot in item.outputs if slot in needed} - split
-        """Slots made whole."""
-        self.kinds = {
-            self.columns[slot]: (shape, dtype)
-            for item in chain.members
-            for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True)
-            if slot not in self.full | split
-        }
-        self.register_of, self.registers = allocate(self.steps, self.kinds)
+        super().__init__(chain, needed, self.blocks, _KERNELS)
         self.reuse = self._reuse(dying)
-        self.kernels = [(bound(step.item), step.ins, step.outs) for step in self.steps]
 
-    def _cut_axes(self, item: Instruction) -> tuple[int, ...]:
-        """The axes that a reduction is over and blocks are cut along."""
-        if item.op not in REDUCTIONS:
-            return ()
-        over = {axis % self.blocks.rank for axis in item.attrs["axes"]}
+    def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.blocks.sizes if axis in over)
 
     def _reuse(self, dying: frozenset[int]) -> dict[int, int]:
@@ -115,98 +98,60 @@ class ChainStep:
         That one is read block by block like the result, and never after it is overwritten.
         """
         found: dict[int, int] = {}
-        for index, step in enumerate(self.steps):
-            for slot, shape in zip(step.item.outputs, step.item.kernel_shapes, strict=True):
+        for index, member in enumerate(self.members):
+            for slot, shape in zip(member.item.outputs, member.item.kernel_shapes, strict=True):
                 for old in sorted(dying - set(found.values())):
                     column = self.columns.get((old, None, shape))
                     others = [key for key in self.columns if isinstance(key, tuple) and key[0] == old]
                     if slot not in self.full or shape != self.chain.domain or len(others) != 1:
                         continue
-                    if column is None or any(column in later.ins for later in self.steps[index + 1 :]):
+                    if column is None or any(column in later.ins for later in self.members[index + 1 :]):
                         continue
-                    if step.may_take(column):
+                    if member.may_take(column):
                         found[slot] = old
                         break
         return found
 
-    def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
-        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
-        columns: list[list[Tensor]] = [[]] * len(self.columns)
-        for key, column in self.columns.items():
-            if isinstance(key, tuple):
-                slot, box, shape = key
-                columns[column] = self.blocks.pieces(self._rows(self._seen(crop(slots[slot], box), shape)))
-        buffers = [self._buffer(kind) for kind in self.registers]
-        for column, register in self.register_of.items():
-            columns[column] = self.blocks.of_buffer(buffers[register], self.kinds[column][0])
-        results: dict[int, Tensor] = {}
-        for item in self.chain.members:
-            axes = self.parts.get(item.outputs, ())
-            for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
-                if axes:
-                    results[slot] = self._partial(shape, dtype, axes)
-                elif slot in self.full:
-                    results[slot] = self._whole(slot, (shape, dtype), slots, places)
-                else:
-                    continue
-                columns[self.columns[slot]] = self.blocks.pieces(results[slot], axes)
-        for row in zip(*columns, strict=True):
-            for kernel, ins, outs in self.kernels:
-                kernel([row[i] for i in ins], [row[i] for i in outs])
-        for item in self.chain.members:
-            self._keep(item, results, slots)
+    def _empty(self, shape: Shape, dtype: str) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
 
-    def _buffer(self, kind: Kind) -> Tensor:
-        shape, dtype = kind
-        extents = (1 if n == 1 else size for n, size in zip(shape, self.chain.block, strict=True))
-        return torch.empty(prod(extents), dtype=getattr(torch, dtype))
-
-    def _partial(self, shape: Shape, dtype: str, axes: tuple[int, ...]) -> Tensor:
-        """Memory of a reduction's results, a block each."""
-        blocks = tuple(len(self.blocks.sizes[a]) if a in axes else n for a, n in enumerate(shape))
-        return torch.empty(blocks, dtype=getattr(torch, dtype))
+    def _part_shape(self, shape: Shape, axes: tuple[int, ...]) -> Shape:
+        return tuple(len(self.blocks.sizes[a]) if a in axes else n for a, n in enumerate(shape))
 
     def _whole(
         self, slot: int, kind: Kind, slots: Mapping[int, Tensor], places: Mapping[int, Tensor]
     ) -> Tensor:
-        """Memory of a result: where it is wanted, that of an operand which ends here, or new."""
         if slot in places:
             place = self._seen(places[slot], kind[0])
             assert place.data_ptr() == places[slot].data_ptr(), "a result would go to a copy of its place"
             return place
-        dtype = getattr(torch, kind[1])
         if slot in self.reuse:
             old = self._seen(slots[self.reuse[slot]], kind[0])
-            if old.is_contiguous() and old.dtype == dtype:
+            if old.is_contiguous() and old.dtype == getattr(torch, kind[1]):
                 return old
-        return torch.empty(kind[0], dtype=dtype)
+        return self._empty(*kind)
 
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """What there is one of for each channel, said for a whole row.
+    def _operand(self, array: Tensor, box: Crop | None, shape: Shape) -> Tensor:
+        """What there is one of for each channel is said for a whole row.
 
         Loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
         """
+        tensor = self._seen(crop(array, box), shape)
         *_, places, channels = self.chain.domain
-        alone = tensor.dim() == self.blocks.rank and tensor.shape[-2:] == (1, channels)
+        alone = tensor.dim() == self.rank and tensor.shape[-2:] == (1, channels)
         if not self.chain.last or not alone or tensor.numel() * places > ROW:
             return tensor
         return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
 
     def _seen(self, tensor: Tensor, shape: Shape) -> Tensor:
         """What lies in a slot, in a shape of the chain."""
-        if not self.chain.last or len(shape) != self.blocks.rank:
+        if not self.chain.last or len(shape) != self.rank:
             return tensor.reshape(shape)
         return tensor.reshape(unmoved(shape)).movedim(1, -1)
 
-    def _keep(self, item: Instruction, results: dict[int, Tensor], slots: dict[int, Tensor]) -> None:
-        """Put a member's results into ``slots``, blocks of reductions put together."""
-        made = [results[slot] for slot in item.outputs if slot in results]
-        axes = self.parts.get(item.outputs, ())
-        if axes:
-            over = tuple(axis % self.blocks.rank for axis in item.attrs["axes"])
-            made = finish(item.op, made, self.blocks.counts(axes, over), axes)
-            results |= dict(zip(item.outputs, made, strict=True))
-        for slot, shape in zip(item.outputs, item.shapes, strict=True):
-            if slot in results:
-                result = results[slot].movedim(-1, 1) if self.chain.last else results[slot]
-                slots[slot] = result.view(shape)
+    def _finished(self, item: Instruction, parts: list[Tensor], axes: tuple[int, ...]) -> list[Tensor]:
+        over = tuple(axis % self.rank for axis in item.attrs["axes"])
+        return finish(item.op, parts, self.blocks.counts(axes, over), axes)
+
+    def _result(self, array: Tensor, shape: Shape) -> Tensor:
+        return (array.movedim(-1, 1) if self.chain.last else array).view(shape)

@@ -12,8 +12,7 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.chain_columns import ROW
-from oocdl.engines.chains import Chain
+from oocdl.engines.chain_step import ROW
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
@@ -82,12 +81,10 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
     for item in chain.members:
         for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
             heap.dtype_of[slot] = dtype
-            if slot not in step.full:
+            if slot not in step.full or slot in direct:
                 continue
             old = step.reuse.get(slot)
             # A part of a larger result has gaps if there are several samples, and is not taken over.
-            if slot in direct:
-                continue
             if old is not None and shape[0] == 1 and heap.dtype_of.get(old) == dtype:
                 heap.share(slot, old)
             else:
@@ -202,22 +199,21 @@ def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
 
 def work_bytes(
     program: Program,
-    stages: Iterable[tuple[Chain | Instruction, ChainStep | None, Collection[int]]],
+    stages: Iterable[tuple[ChainStep | Instruction, Collection[int]]],
     direct: Collection[int],
     rules: Rules,
 ) -> int:
     """Upper bound of the heap that a run of ``program`` takes.
 
-    ``stages``: each group in order, its chain's step if it is one, and the slots that nothing reads
-    after it. ``direct``: slots that chains make where the program's results belong.
+    ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
+    ``direct``: slots that chains make where the program's results belong.
     """
     heap = _Heap(program)
-    for group, step, dying in stages:
-        if step is not None:
+    for step, dying in stages:
+        if isinstance(step, ChainStep):
             _run_chain(heap, step, direct)
         else:
-            assert not isinstance(group, Chain)
-            _run_alone(heap, group, rules)
+            _run_alone(heap, step, rules)
         for slot in dying:
             heap.drop(slot)
     return heap.peak * HOLES // 4

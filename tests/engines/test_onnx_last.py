@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oocdl.engines import onnx_blocks
 from oocdl.engines.engine import get_engine
 from oocdl.engines.onnx_blocks import block
 from oocdl.engines.onnx_conv_step import suits_blocks
@@ -114,3 +115,11 @@ def test_moves() -> None:
     check("Concat", [a, a], (2, 8, 3, 8, 5), None, {"axis": -2})
     check("Slice", [b], b, None, {"axis": 1, "step": 1})
     check("Slice", [b], (2, 8, 3, 4, 5), None, {"axis": 1, "step": 2})
+
+
+def test_a_processor_without_blocks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then all convolutions run as sessions, with the same results."""
+    monkeypatch.setattr(onnx_blocks, "DOMAIN", "com.microsoft.nothing")
+    monkeypatch.setattr(onnx_blocks, "_sorter", onnx_blocks._sorter.__wrapped__)
+    with pytest.warns(UserWarning, match="no kernels for channels in blocks"):
+        assert onnx_blocks.block.__wrapped__() == 1
