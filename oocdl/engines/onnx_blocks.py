@@ -74,8 +74,8 @@ def block() -> int:
         session = _sorter(True)
     except REFUSALS:
         warnings.warn(
-            "onnxruntime has no kernels for channels in blocks on this processor: convolutions of volumes take "
-            "about twice as long; engine='torch' may be faster",
+            "onnxruntime has no kernels for channels in blocks on this processor: convolutions of volumes "
+            "take about twice as long; engine='torch' may be faster",
             stacklevel=2,
         )
         return 1

@@ -19,11 +19,10 @@ from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
 from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import LOWERINGS
-from oocdl.engines.operands import check_known, output_dtypes
+from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.errors import UnsupportedError
 from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array
-from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 
@@ -156,18 +155,13 @@ class OnnxRuntimeEngine:
         maker = _Maker(program, self.block_elements, self.threads_per_kernel)
         stages = maker.stages()
         direct = _direct(program, stages, maker.kinds)
-        dtypes = output_dtypes(program)
         made = {slot for stage in stages for slot in stage.dying}
         written = {n for stage in stages if isinstance(stage.step, SessionStep) for n in stage.step.numbers}
         written |= set(direct.values())
         rest = [n for n, item in enumerate(program.outputs) if item.slot not in made]
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
-            if outs is None:
-                outs = [
-                    ordered(np.empty, item.shape, dtype, order)
-                    for item, dtype, order in zip(program.outputs, dtypes, program.output_orders, strict=True)
-                ]
+            outs = empty_outputs(program) if outs is None else outs
             slots: Slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir import Array, Shape
+from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Operand, Program
 
 Pads = tuple[tuple[int, int], ...]
@@ -98,6 +101,12 @@ def output_dtypes(program: Program) -> list[str]:
     for instruction in program.instructions:
         found |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
     return [found[item.slot] for item in program.outputs]
+
+
+def empty_outputs(program: Program) -> list[Array]:
+    """New arrays for the outputs of a program, in memory as it wants them."""
+    kinds = zip(program.outputs, output_dtypes(program), program.output_orders, strict=True)
+    return [ordered(np.empty, item.shape, dtype, order) for item, dtype, order in kinds]
 
 
 def check_known(program: Program, known: frozenset[str], engine: str) -> None:

@@ -16,8 +16,8 @@ from oocdl.engines.operands import (
     PAD_THEMSELVES,
     aligned,
     check_known,
+    empty_outputs,
     fill_of,
-    output_dtypes,
     pads_of,
 )
 from oocdl.engines.torch_chain import ChainStep, crop
@@ -28,7 +28,6 @@ from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.layout import DATA, SPACED
-from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Operand, Program
 from oocdl.graph.rule import Rules
 
@@ -237,18 +236,13 @@ class TorchEngine:
 
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(KERNELS), self.name)
-        dtypes = output_dtypes(program)
         stages = _stages(program, self.block_elements)
         direct = _direct(program, stages)
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
-            if outs is None:
-                outs = [
-                    ordered(np.empty, item.shape, dtype, order)
-                    for item, dtype, order in zip(program.outputs, dtypes, program.output_orders, strict=True)
-                ]
+            outs = empty_outputs(program) if outs is None else outs
             use_threads(self.threads_per_kernel)
             with torch.inference_mode():
                 slots = {
