@@ -11,8 +11,10 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.chain_step import ROW, BlockStep, Crop, Kernels, Kind
+from oocdl.engines.chain_members import Crop, Kind
+from oocdl.engines.chain_step import ROW, BlockStep, Kernels
 from oocdl.engines.chains import Chain, unmoved
+from oocdl.engines.fused import View
 from oocdl.engines.numpy_into import IN_PLACE, REDUCTIONS, bound, finish
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
@@ -80,10 +82,10 @@ class _Blocks:
 class ChainStep(BlockStep[Array]):
     """A chain on arrays."""
 
-    def __init__(self, chain: Chain, needed: frozenset[int]) -> None:
-        """``needed``: slots that are read after the chain."""
+    def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
+        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
         self.blocks = _Blocks(chain.domain, chain.block)
-        super().__init__(chain, needed, self.blocks, _KERNELS)
+        super().__init__(chain, needed, dtype_of, self.blocks, _KERNELS)
 
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
         return over if any(axis in over for axis in self.blocks.cut) else ()
@@ -102,11 +104,22 @@ class ChainStep(BlockStep[Array]):
         return place
 
     def _operand(self, array: Array, box: Crop | None, shape: Shape) -> Array:
+        return self._seen(crop(array, box), shape)
+
+    def _view(self, array: Array) -> View:
+        return View(array.ctypes.data, array.shape, array.strides)
+
+    def _copy(self, array: Array) -> Array:
+        return array.copy()
+
+    def _of_numpy(self, array: Array, dtype: str) -> Array:
+        return array.astype(dtype)
+
+    def _wide(self, seen: Array) -> Array:
         """What there is one of for each channel is said for a whole row.
 
         NumPy's innermost loop would run over the channels alone.
         """
-        seen = self._seen(crop(array, box), shape)
         *_, places, channels = self.chain.domain
         alone = seen.ndim == self.rank and seen.shape[-2:] == (1, channels)
         if not self.chain.last or not alone or seen.size * places > ROW:

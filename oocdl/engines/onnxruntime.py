@@ -13,6 +13,7 @@ import numpy as np
 
 from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled
+from oocdl.engines.fused import is_loop
 from oocdl.engines.numpy_chain import ChainStep, crop
 from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
 from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
@@ -20,6 +21,7 @@ from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import check_known, empty_outputs
+from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
 from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array
@@ -76,7 +78,8 @@ class _Maker:
     def __init__(self, program: Program, elements: int, threads: int) -> None:
         self.program, self.threads = program, threads
         self.kinds = Kinds.of(program)
-        groups = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+        arranged = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+        groups, self.dtypes = recomputed(arranged, program, is_loop)
         self.parts = _joined(groups, self.kinds.orders)
         self.reads = [self._of(part, reads_of) for part in self.parts]
         self.makes = [self._of(part, makes_of) for part in self.parts]
@@ -99,7 +102,7 @@ class _Maker:
             done = [n for n, operand in enumerate(self.program.outputs) if operand.slot in ending]
             step: Step
             if isinstance(part, Chain):
-                step = ChainStep(part, frozenset(later | (self.makes[index] & final)))
+                step = ChainStep(part, frozenset(later | (self.makes[index] & final)), self.dtypes)
             elif suits_numpy(part[0]):
                 step = NumpyStep(part[0], self.kinds)
             elif suits_blocks(part[0], self.kinds.orders):

@@ -95,11 +95,25 @@ def concat_pieces(instruction: Instruction) -> list[int]:
     return found
 
 
-def output_dtypes(program: Program) -> list[str]:
-    """The dtype of each output of a program."""
+def slot_dtypes(program: Program) -> dict[int, str]:
+    """The dtype of each slot of a program."""
     found = dict(zip(program.inputs, program.input_dtypes, strict=True))
     for instruction in program.instructions:
         found |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
+    return found
+
+
+def slot_shapes(program: Program) -> dict[int, Shape]:
+    """The shape of each slot of a program."""
+    found = dict(zip(program.inputs, program.input_shapes, strict=True))
+    for instruction in program.instructions:
+        found |= dict(zip(instruction.outputs, instruction.shapes, strict=True))
+    return found
+
+
+def output_dtypes(program: Program) -> list[str]:
+    """The dtype of each output of a program."""
+    found = slot_dtypes(program)
     return [found[item.slot] for item in program.outputs]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled
+from oocdl.engines.fused import is_loop
 from oocdl.engines.operands import (
     PAD_THEMSELVES,
     aligned,
@@ -20,6 +21,7 @@ from oocdl.engines.operands import (
     fill_of,
     pads_of,
 )
+from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
 from oocdl.engines.torch_kernels import KERNELS
@@ -170,7 +172,8 @@ def _overwritable(groups: Sequence[Group]) -> frozenset[int]:
 def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
     turned = frozenset(slot for slot, _ in program.orders)
-    groups = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+    arranged = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+    groups, dtype_of = recomputed(arranged, program, is_loop)
     last = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
         last |= dict.fromkeys(reads_of(group), index)
@@ -181,7 +184,7 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
         ending = frozenset(slot for slot, at in last.items() if at == index)
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
-            step: _Step | ChainStep = ChainStep(group, needed, ending & own & reads_of(group))
+            step: _Step | ChainStep = ChainStep(group, needed, ending & own & reads_of(group), dtype_of)
         else:
             step = _Step(group, turned)
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)

@@ -11,10 +11,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oocdl.engines.chain_step import ROW, BlockStep, Crop, Kernels, Kind
+from oocdl.engines.chain_members import Crop, Kind
+from oocdl.engines.chain_step import ROW, BlockStep, Kernels
 from oocdl.engines.chains import Chain, unmoved
+from oocdl.engines.fused import View
 from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
-from oocdl.graph.ir import Shape
+from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
 
 _KERNELS: Kernels[Tensor] = Kernels(IN_PLACE, frozenset(REDUCTIONS), bound)
@@ -83,10 +85,15 @@ class _Blocks:
 class ChainStep(BlockStep[Tensor]):
     """A chain on tensors."""
 
-    def __init__(self, chain: Chain, needed: frozenset[int], dying: frozenset[int]) -> None:
-        """``needed``: slots that are read after the chain. ``dying``: slots it may overwrite."""
+    def __init__(
+        self, chain: Chain, needed: frozenset[int], dying: frozenset[int], dtype_of: Mapping[int, str]
+    ) -> None:
+        """``needed``: slots that are read after the chain. ``dying``: slots it may overwrite.
+
+        ``dtype_of``: of each slot.
+        """
         self.blocks = _Blocks(chain.domain, chain.block)
-        super().__init__(chain, needed, self.blocks, _KERNELS)
+        super().__init__(chain, needed, dtype_of, self.blocks, _KERNELS)
         self.reuse = self._reuse(dying)
 
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,11 +139,23 @@ class ChainStep(BlockStep[Tensor]):
         return self._empty(*kind)
 
     def _operand(self, array: Tensor, box: Crop | None, shape: Shape) -> Tensor:
+        return self._seen(crop(array, box), shape)
+
+    def _view(self, array: Tensor) -> View:
+        strides = tuple(step * array.element_size() for step in array.stride())
+        return View(array.data_ptr(), tuple(array.shape), strides)
+
+    def _copy(self, array: Tensor) -> Tensor:
+        return array.contiguous()
+
+    def _of_numpy(self, array: Array, dtype: str) -> Tensor:
+        return torch.from_numpy(array).to(getattr(torch, dtype))
+
+    def _wide(self, tensor: Tensor) -> Tensor:
         """What there is one of for each channel is said for a whole row.
 
         Loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
         """
-        tensor = self._seen(crop(array, box), shape)
         *_, places, channels = self.chain.domain
         alone = tensor.dim() == self.rank and tensor.shape[-2:] == (1, channels)
         if not self.chain.last or not alone or tensor.numel() * places > ROW:

@@ -16,6 +16,7 @@ from oocdl.engines.chain_step import ROW
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
+from oocdl.engines.torch_pool import CHUNK
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
 from oocdl.graph.layout import DATA, SPACED
@@ -25,6 +26,8 @@ from oocdl.graph.rule import Rules
 
 _VIEWS = frozenset({"Identity", "Transpose", "Expand", "Slice", "Pad"})
 """Operators whose result is a way to see operand 0."""
+_POOLS = {"MaxPool": (1, 3), "MaxPoolGrad": (4, 6)}
+"""Portions of the operand that pools take while they run, if each axis at least halves it, and if not."""
 _TEMPORARIES = {"Moments": 1, "LogSumExp": 2, "Dropout": 1, "Where": 1, "Softplus": 1}
 """Blocks that a member of a chain takes while it runs."""
 
@@ -69,18 +72,33 @@ class _Heap:
         self.peak = max(self.peak, self.live + nbytes)
 
 
-def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
-    """Blocks for what stays inside, whole memory for what is read after it."""
-    chain = step.chain
-    block = prod(chain.block)
+def _blocks_bytes(step: ChainStep) -> int:
+    """What a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
+    if step.fused is not None:
+        return step.fused.work_bytes
+    block = prod(step.chain.block)
     width = max((np.dtype(dtype).itemsize for _, dtype in step.kinds.values()), default=8)
     blocks = sum(_bytes([min(block, prod(shape))], dtype) for shape, dtype in step.registers)
-    blocks += max((_TEMPORARIES.get(item.op, 0) for item in chain.members), default=0) * block * int(width)
-    if chain.last:
+    temporaries = max((_TEMPORARIES.get(item.op, 0) for item in step.chain.members), default=0)
+    blocks += temporaries * block * int(width)
+    if step.chain.last:
         blocks += ROW * int(width) * len(step.columns)
-    for item in chain.members:
+    for item in step.chain.members:
+        if item.outputs in step.parts:
+            count = prod(len(step.blocks.sizes[axis]) for axis in step.parts[item.outputs])
+            for shape, dtype in zip(item.kernel_shapes, item.dtypes, strict=True):
+                # Parts in the precision of the result, and put together in float64.
+                blocks += count * (_bytes(shape, dtype) + 4 * _bytes(shape, "float64"))
+    return blocks
+
+
+def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
+    """Whole memory for what is read after it, blocks for what stays inside."""
+    for item in step.chain.members:
         for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
             heap.dtype_of[slot] = dtype
+            if slot in step.summed:
+                heap.add(slot, _bytes(shape, dtype))
             if slot not in step.full or slot in direct:
                 continue
             old = step.reuse.get(slot)
@@ -89,13 +107,7 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
                 heap.share(slot, old)
             else:
                 heap.add(slot, _bytes(shape, dtype))
-        if item.outputs in step.parts:
-            counts = [len(step.blocks.sizes[axis]) for axis in step.parts[item.outputs]]
-            for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
-                # Parts in the precision of the result, and put together in float64.
-                blocks += prod(counts) * (_bytes(shape, dtype) + 4 * _bytes(shape, "float64"))
-                heap.add(slot, _bytes(shape, dtype))
-    heap.need(blocks)
+    heap.need(_blocks_bytes(step))
 
 
 def _flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
@@ -168,6 +180,14 @@ def _plane(item: Instruction, dtype: str) -> int:
     return 2 * _bytes((seen[1], *weights[2:], *seen[3:]), dtype)
 
 
+def _portion(item: Instruction) -> int:
+    """Elements of the operand that are pooled at a time (``torch_pool``): a chunk, or what a window sees."""
+    batch, channels, *space = padded_shape(item.operands[0])
+    kernel = int(item.attrs["kernel_shape"][0]) * int((item.attrs.get("dilations") or (1,))[0])
+    window = max(channels * kernel * prod(space[1:]), prod(space))
+    return min(batch * channels * prod(space), max(CHUNK, window))
+
+
 def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
     """What an instruction that runs by itself takes beside operands and results."""
     dtype = heap.dtype_of[item.operands[0].slot] if item.operands else item.dtypes[0]
@@ -176,6 +196,10 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
     if item.op in DATA and last:
         return _window_last(item, dtype, heap.ordered)
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
+    if item.op in _POOLS:
+        halves = min(item.attrs.get("strides") or (1,)) > 1
+        padded = sum(_data_bytes(item, i, dtype) for i, o in enumerate(item.operands) if pads_of(o))
+        return padded + _bytes([_POOLS[item.op][not halves] * _portion(item)], dtype)
     node = Node("", item.op, (), (), item.attrs)
     scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
     copies = sum(

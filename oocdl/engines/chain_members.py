@@ -1,0 +1,83 @@
+"""What a chain's members read and make, as columns; memory of a block for those that stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from oocdl.engines.chains import Chain
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction
+
+Crop = tuple[tuple[int, int], ...]
+Key = tuple[int, Crop | None, Shape]
+"""Slot, crop and shape of an operand."""
+Kind = tuple[Shape, str]
+"""Shape of a value in its kernel, and dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One instruction: its operands and results as columns, an array a block each."""
+
+    item: Instruction
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    owned: int
+    """In the memory of how many of its first operands a result may lie."""
+
+    def may_take(self, source: int) -> bool:
+        """Whether a result may lie in the memory of column ``source``."""
+        return self.owned > 0 and source not in self.ins[self.owned :]
+
+
+def members_of(
+    chain: Chain, in_place: Mapping[str, int], reductions: Collection[str]
+) -> tuple[list[Member], dict[Key | int, int]]:
+    """The members, and the column of each operand from outside and of each slot made here.
+
+    ``in_place``: operator -> how many of its first operands a result may lie in; all where it is not
+    named. ``reductions`` take no operand's memory.
+    """
+    columns: dict[Key | int, int] = {}
+    members = []
+    for item in chain.members:
+        ins = []
+        for operand in item.operands:
+            key: Key | int = (operand.slot, operand.crop, operand.shape)
+            if operand.slot in columns:
+                key = operand.slot
+            ins.append(columns.setdefault(key, len(columns)))
+        outs = [columns.setdefault(slot, len(columns)) for slot in item.outputs]
+        owned = 0 if item.op in reductions else in_place.get(item.op, len(ins))
+        members.append(Member(item, tuple(ins), tuple(outs), owned))
+    return members, columns
+
+
+def allocate(members: Sequence[Member], kinds: Mapping[int, Kind]) -> tuple[dict[int, int], list[Kind]]:
+    """Memory of a block each for the columns in ``kinds``: the register of each, and their kinds."""
+    last: dict[int, int] = {}
+    for index, member in enumerate(members):
+        last |= dict.fromkeys((*member.outs, *member.ins), index)
+    registers: list[Kind] = []
+    found: dict[int, int] = {}
+    free: list[int] = []
+    for index, member in enumerate(members):
+        ends = [column for column in dict.fromkeys(member.ins) if column in kinds and last[column] == index]
+        for column in member.outs:
+            if column not in kinds:
+                continue
+            sources = [c for c in ends if kinds[c] == kinds[column] and member.may_take(c)]
+            unused = [register for register in free if registers[register] == kinds[column]]
+            if sources:
+                found[column] = found[sources[0]]
+                ends.remove(sources[0])
+            elif unused:
+                found[column] = unused[-1]  # the warmest
+                free.remove(unused[-1])
+            else:
+                found[column] = len(registers)
+                registers.append(kinds[column])
+        free += [found[column] for column in ends]
+        free += [found[column] for column in member.outs if column in kinds and last[column] == index]
+    return found, registers

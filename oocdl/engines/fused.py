@@ -1,0 +1,301 @@
+"""Chains as one compiled loop each: every operand is read once, every result written once.
+
+What the loop is, and in which order it sums, depends on the chain alone: not on threads, and not on
+how operands happen to lie. Chains with a member that is not in the tables run block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from oocdl.engines.chain_members import Key, Member, members_of
+from oocdl.engines.chains import Chain
+from oocdl.engines.fused_compile import Code, compiled
+from oocdl.engines.fused_loop import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.program import Instruction
+
+SHORT = 1024
+"""Most elements of the innermost axis that are lanes of one row; a longer one is cut."""
+CUT = 256
+"""Lanes of a row of a longer one."""
+SUMS = frozenset({"ReduceSum", "Moments"})
+"""Reductions that loops know."""
+
+
+class View(NamedTuple):
+    """An array in memory."""
+
+    address: int
+    shape: Shape
+    strides: tuple[int, ...]
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Axes of the domain that the loop takes as one."""
+
+    axes: tuple[int, ...]
+    extent: int
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """How the loop runs over the domain."""
+
+    outer: tuple[_Group, ...]
+    rows: _Group | None
+    """None: parts of the lanes' axis."""
+    lanes: _Group
+
+
+@dataclass(frozen=True, eq=False)
+class _Total:
+    """A reduction: its column, and the shape of its result."""
+
+    item: Instruction
+    column: int
+    kept: tuple[bool, ...]
+    """Of each axis of the domain."""
+
+
+def _kept(item: Instruction, rank: int) -> tuple[bool, ...]:
+    over = {axis % rank for axis in item.attrs["axes"]}
+    return tuple(axis not in over for axis in range(rank))
+
+
+def _groups(domain: Shape, alike: Sequence[tuple[bool, ...]], apart: Collection[int]) -> list[_Group]:
+    """Neighbouring axes put together where each of ``alike`` says the same of both.
+
+    ``apart``: axes that do not lie within those before them.
+    """
+    groups: list[list[int]] = []
+    for axis in (axis for axis, extent in enumerate(domain) if extent > 1):
+        joins = groups and axis not in apart
+        if joins and all(flags[axis] == flags[groups[-1][-1]] for flags in alike):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return [_Group(tuple(axes), prod(domain[a] for a in axes)) for axes in groups]
+
+
+def _nest(groups: list[_Group], totals: Sequence[_Total]) -> _Nest | None:
+    """Rows and lanes; None where sums would have to be kept a row each."""
+    *before, lanes = groups or [_Group((), 1)]
+    keeps = [total.kept for total in totals]
+    inside = bool(lanes.axes) and any(kept[lanes.axes[0]] for kept in keeps)
+    row_kept = bool(before) and any(kept[before[-1].axes[0]] for kept in keeps)
+    if row_kept and inside:
+        return None
+    if row_kept or (lanes.extent > SHORT and not inside):
+        nest = _Nest(tuple(before), None, lanes)
+    else:
+        nest = _Nest(tuple(before[:-1]), before[-1] if before else _Group((), 1), lanes)
+    return nest if len(nest.outer) <= OUTER else None
+
+
+def _strides(view: View, groups: Iterable[_Group], domain: Shape) -> list[int] | None:
+    """Bytes between neighbours of each group; None where it has no one stride."""
+    found = []
+    lead = len(domain) - len(view.shape)
+    for group in groups:
+        axes = [axis - lead for axis in group.axes if axis >= lead and view.shape[axis - lead] > 1]
+        if not axes:
+            found.append(0)
+            continue
+        for axis, inner in zip(axes, axes[1:], strict=False):
+            if view.strides[axis] != view.strides[inner] * view.shape[inner]:
+                return None
+        found.append(view.strides[axes[-1]])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The loop over all rows, or over what is left of the last."""
+
+    rows: int
+    lanes: int
+    start: int
+    """The first of the lanes' axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """A chain's loop."""
+
+    chain: Chain
+    dtypes: Mapping[int, str]
+    """Of each column."""
+    ops: tuple[Op, ...]
+    reads: tuple[int, ...]
+    """Columns from outside."""
+    writes: tuple[int, ...]
+    """Columns that are made whole."""
+    totals: tuple[_Total, ...]
+    nest: _Nest
+    codes: dict[tuple[object, ...], Code]
+
+    @property
+    def work_bytes(self) -> int:
+        """Memory for sums, and for what is made of them."""
+        return 3 * sum(8 * _planes(total) * prod(self._kept_shape(total)) for total in self.totals)
+
+    def _calls(self) -> list[_Call]:
+        nest = self.nest
+        if nest.rows is not None:
+            return [_Call(nest.rows.extent, nest.lanes.extent, 0)]
+        lanes = min(CUT, nest.lanes.extent)
+        rows, rest = divmod(nest.lanes.extent, lanes)
+        calls = [_Call(rows, lanes, 0)]
+        return [*calls, _Call(1, rest, rows * lanes)] if rest else calls
+
+    def _kept_shape(self, total: _Total) -> Shape:
+        """Of the sums of a total: kept outer axes, and a lane each."""
+        outer = [group.extent if total.kept[group.axes[0]] else 1 for group in self.nest.outer]
+        return (*outer, self._calls()[0].lanes)
+
+    def groups(self) -> list[_Group]:
+        """All axes of the loop, in order."""
+        rows = () if self.nest.rows is None else (self.nest.rows,)
+        return [*self.nest.outer, *rows, self.nest.lanes]
+
+    def fits(self, view: View) -> bool:
+        """Whether the loop can run over an array as it lies; else it wants a dense copy."""
+        return _strides(view, self.groups(), self.chain.domain) is not None
+
+    def run(self, views: Mapping[int, View]) -> list[tuple[Instruction, list[Array]]]:
+        """Read and write all columns; ``views`` has each.
+
+        Returns the reductions and their results, float64 in the shape of the chain.
+        """
+        sums = [np.zeros((_planes(total), *self._kept_shape(total))) for total in self.totals]
+        for call in self._calls():
+            arguments = self._arguments(call, views, sums)
+            code = self._code(call, arguments)
+            code(arguments.ctypes.data)
+        return [
+            (total.item, self._result(total, array)) for total, array in zip(self.totals, sums, strict=True)
+        ]
+
+    def _arguments(self, call: _Call, views: Mapping[int, View], sums: Sequence[Array]) -> Array:
+        extents = [group.extent for group in self.nest.outer]
+        lines = [[1] * (OUTER - len(extents)) + extents + [call.rows]]
+        for column in (*self.reads, *self.writes):
+            steps = _strides(views[column], self.groups(), self.chain.domain)
+            assert steps is not None, "an array that the loop cannot run over"
+            lines.append(self._fields(views[column].address, steps, call))
+        for total, array in zip(self.totals, sums, strict=True):
+            outer = [
+                step if n > 1 else 0
+                for step, n in zip(array.strides[1:-1], self._kept_shape(total), strict=False)
+            ]
+            for plane in array:
+                lines.append([plane.ctypes.data, *[0] * (OUTER - len(outer)), *outer, 0, 8])
+        return np.array([number for line in lines for number in line], np.int64)
+
+    def _fields(self, address: int, steps: Sequence[int], call: _Call) -> list[int]:
+        """An array's address and strides, as the loop has its axes."""
+        if self.nest.rows is None:
+            *outer, lane = steps
+            row = lane * call.lanes
+        else:
+            *outer, row, lane = steps
+        return [address + call.start * lane, *[0] * (OUTER - len(outer)), *outer, row, lane]
+
+    def _code(self, call: _Call, arguments: Array) -> Code:
+        """The code for arrays that lie like these."""
+        streams = []
+        for number, column in enumerate((*self.reads, *self.writes)):
+            fields = arguments[OUTER + 1 + FIELDS * number :][:FIELDS]
+            nbytes = int(np.dtype(self.dtypes[column]).itemsize)
+            single = call.lanes == 1 or fields[-1] == nbytes
+            step: Step = "one" if fields[-1] == 0 else "next" if single else "far"
+            streams.append(Stream(column, self.dtypes[column], step, bool(fields[-2])))
+        key = (call.lanes, *((stream.step, stream.rows) for stream in streams))
+        if key not in self.codes:
+            reads, writes = tuple(streams[: len(self.reads)]), tuple(streams[len(self.reads) :])
+            sums = tuple(Sum(total.column, total.item.op == "Moments") for total in self.totals)
+            self.codes[key] = compiled(Loop(self.ops, reads, writes, sums, call.lanes))
+        return self.codes[key]
+
+    def _result(self, total: _Total, sums: Array) -> list[Array]:
+        """Of the sums of each lane."""
+        lanes = self.nest.lanes.axes
+        over = self.nest.rows is None or not (lanes and total.kept[lanes[0]])
+        shape = total.item.kernel_shapes[0]
+        if total.item.op == "ReduceSum":
+            return [(sums[0].sum(-1) if over else sums[0]).reshape(shape)]
+        counts, means, squares = sums
+        if over:
+            count = counts.sum(-1, keepdims=True)
+            mean = (counts * means).sum(-1, keepdims=True) / count
+            squares = (squares + counts * (means - mean) ** 2).sum(-1, keepdims=True)
+            counts, means = count, mean
+        return [means.reshape(shape), (squares / counts).reshape(shape)]
+
+
+def _planes(total: _Total) -> int:
+    return 3 if total.item.op == "Moments" else 1
+
+
+def fuse(
+    chain: Chain,
+    members: Sequence[Member],
+    columns: Mapping[Key | int, int],
+    full: Collection[int],
+    dtype_of: Mapping[int, str],
+) -> Fused | None:
+    """The loop of a chain; None where loops cannot do what it does.
+
+    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: of each slot.
+    """
+    rank = len(chain.domain)
+    dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
+    totals, ops = [], []
+    summed: set[int] = set()
+    for member in members:
+        item = member.item
+        if summed & set(member.ins):
+            return None
+        if item.op in SUMS and dtypes[member.ins[0]] in ("float32", "float64"):
+            totals.append(_Total(item, member.ins[0], _kept(item, rank)))
+            summed.update(member.outs)
+            continue
+        attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in _ATTRS))
+        op = Op(item.op, attrs, member.ins, member.outs[0], item.dtypes[0])
+        if item.kernel_shapes[0] != chain.domain or not knows(op, dtypes):
+            return None
+        ops.append(op)
+    if any(total.item.operands[0].shape != chain.domain for total in totals):
+        return None
+    outside = {column: key for key, column in columns.items() if isinstance(key, tuple)}
+    alike = [_varies(key[2], chain.domain) for key in outside.values()] + [total.kept for total in totals]
+    apart = {axis for key in outside.values() if key[1] is not None for axis in range(rank)}
+    nest = _nest(_groups(chain.domain, alike, apart), totals)
+    if nest is None or any(len(key[2]) > rank for key in outside.values()):
+        return None
+    writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
+    return Fused(chain, dtypes, tuple(ops), tuple(outside), writes, tuple(totals), nest, {})
+
+
+def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
+    """Whether a chain runs as one loop."""
+    members, columns = members_of(chain, {}, SUMS)
+    return fuse(chain, members, columns, (), dtype_of) is not None
+
+
+_ATTRS = frozenset({"alpha", "eps", "ratio"})
+"""Attributes that operators of the tables have."""
+
+
+def _varies(shape: Shape, domain: Shape) -> tuple[bool, ...]:
+    """Which axes of the domain an operand has."""
+    full = (1,) * (len(domain) - len(shape)) + tuple(shape)
+    return tuple(mine > 1 for mine in full)

@@ -1,0 +1,133 @@
+"""Text of LLVM's intermediate representation: values, loops, vectors of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+KINDS = {"float32": "float", "float64": "double", "bfloat16": "bfloat", "int64": "i64", "int32": "i32"}
+KINDS |= {"bool": "i1", "uint8": "i8"}
+"""LLVM's name of each dtype that loops know."""
+
+
+class Builder:
+    """Lines of one function; values on vectors of ``lanes`` of the dtype that is ``set``."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.variables: list[str] = []
+        """Lines that come first."""
+        self.declared: dict[str, str] = {}
+        """Function -> its declaration."""
+        self._count = 0
+        self._block = "entry"
+        self.lanes, self.kind = 1, "float"
+
+    @property
+    def type(self) -> str:
+        """The vector that operators work on."""
+        return f"<{self.lanes} x {self.kind}>"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether operators work on floating-point numbers."""
+        return self.kind in ("float", "double", "bfloat")
+
+    def new(self, expression: str) -> str:
+        """A value: its name."""
+        self._count += 1
+        self.lines.append(f"  %v{self._count} = {expression}")
+        return f"%v{self._count}"
+
+    def do(self, line: str) -> None:
+        """An instruction without a value."""
+        self.lines.append(f"  {line}")
+
+    def splat(self, scalar: str) -> str:
+        """A constant in each lane."""
+        return f"<{', '.join([f'{self.kind} {scalar}'] * self.lanes)}>"
+
+    def spread(self, scalar: str, kind: str) -> str:
+        """A value in each lane."""
+        vector = f"<{self.lanes} x {kind}>"
+        first = self.new(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
+        return self.new(
+            f"shufflevector {vector} {first}, {vector} poison, <{self.lanes} x i32> zeroinitializer"
+        )
+
+    def select(self, condition: str, yes: str, no: str) -> str:
+        """``yes`` where ``condition``, else ``no``."""
+        return self.new(f"select <{self.lanes} x i1> {condition}, {self.type} {yes}, {self.type} {no}")
+
+    def call(self, name: str, type_: str, args: Sequence[str]) -> str:
+        """One of LLVM's functions on vectors of floating-point numbers."""
+        kind = {"float": "f32", "double": "f64", "bfloat": "bf16"}[self.kind]
+        full = f"@llvm.{name}.v{self.lanes}{kind}"
+        self.declared[full] = f"declare {type_} {full}({', '.join([type_] * len(args))})"
+        return self.new(f"call {type_} {full}({', '.join(f'{type_} {arg}' for arg in args)})")
+
+    def slot(self, type_: str) -> str:
+        """A variable. All are made at the start: elsewhere each pass would make another."""
+        name = f"%s{len(self.variables)}"
+        self.variables.append(f"  {name} = alloca {type_}")
+        return name
+
+    def label(self, name: str) -> None:
+        """Begin a block, which the one before runs into."""
+        self.do(f"br label %{name}")
+        self.lines.append(f"{name}:")
+        self._block = name
+
+    @contextmanager
+    def loop(self, start: str, stop: str, step: int) -> Iterator[str]:
+        """Run once at least, for ``start``, and on as long as the next is less than ``stop``."""
+        self._count += 1
+        head, index, before = f"loop{self._count}", f"%i{self._count}", self._block
+        self.label(head)
+        at = len(self.lines)
+        self.lines.append("")
+        yield index
+        following = self.new(f"add nsw i64 {index}, {step}")
+        again = self.new(f"icmp slt i64 {following}, {stop}")
+        latch, end = self._block, f"end{head}"
+        self.lines[at] = f"  {index} = phi i64 [{start}, %{before}], [{following}, %{latch}]"
+        self.do(f"br i1 {again}, label %{head}, label %{end}")
+        self.lines.append(f"{end}:")
+        self._block = end
+
+    def load(self, dtype: str, address: str, step: str) -> str:
+        """A vector of memory; ``step``: "one" for all lanes, "next" to each other, else bytes between."""
+        if dtype == "bool":
+            raw = self._load("i8", address, step)
+            return self.new(f"icmp ne <{self.lanes} x i8> {raw}, zeroinitializer")
+        return self._load(KINDS[dtype], address, step)
+
+    def _load(self, kind: str, address: str, step: str) -> str:
+        if step == "next":
+            return self.new(f"load <{self.lanes} x {kind}>, ptr {address}, align 1")
+        if step == "one":
+            return self.spread(self.new(f"load {kind}, ptr {address}, align 1"), kind)
+        value = "poison"
+        for lane in range(self.lanes):
+            scalar = self.new(f"load {kind}, ptr {self._lane(address, step, lane)}, align 1")
+            value = self.new(f"insertelement <{self.lanes} x {kind}> {value}, {kind} {scalar}, i64 {lane}")
+        return value
+
+    def store(self, dtype: str, value: str, address: str, step: str) -> None:
+        """Put a vector into memory."""
+        kind = KINDS[dtype]
+        if dtype == "bool":
+            value, kind = self.new(f"zext <{self.lanes} x i1> {value} to <{self.lanes} x i8>"), "i8"
+        if step == "next":
+            self.do(f"store <{self.lanes} x {kind}> {value}, ptr {address}, align 1")
+            return
+        for lane in range(self.lanes):
+            scalar = self.new(f"extractelement <{self.lanes} x {kind}> {value}, i64 {lane}")
+            self.do(f"store {kind} {scalar}, ptr {self._lane(address, step, lane)}, align 1")
+
+    def _lane(self, address: str, step: str, lane: int) -> str:
+        return self.at(address, self.new(f"mul i64 {step}, {lane}"))
+
+    def at(self, address: str, offset: str) -> str:
+        """The address so many bytes further on."""
+        return self.new(f"getelementptr i8, ptr {address}, i64 {offset}")

@@ -1,0 +1,323 @@
+"""One loop for a chain: what it reads, does, writes and sums, as text for LLVM.
+
+The loop runs over five axes; the two inner ones are rows of lanes. In a row all members run on one
+vector after the other, in registers. Sums are kept a lane each: in their own precision over at most
+``CHUNK`` rows, then put to those in memory in float64. Moments of a chunk are those of the distances
+to its first row, put together as Chan, Golub and LeVeque (1983) do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oocdl.engines.fused_ir import KINDS, Builder
+from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC, Emit
+
+LANES = 16
+"""Of a vector: a register of 512 bits of float32; LLVM takes more registers where they are smaller."""
+CHUNK = 64
+"""Rows that are summed in the precision of what is summed."""
+OUTER = 3
+"""Axes around rows and lanes."""
+FIELDS = OUTER + 3
+"""Of each array in the arguments: its address, and bytes between neighbours of each axis."""
+Step = Literal["one", "next", "far"]
+"""Lanes in memory: one for all of them, next to each other, or with gaps."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """A member that is no reduction."""
+
+    name: str
+    attrs: tuple[tuple[str, Any], ...]
+    ins: tuple[int, ...]
+    out: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An array that is read or written."""
+
+    column: int
+    dtype: str
+    step: Step
+    rows: bool
+    """Whether it is another in each row."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A column that is summed: its sum, or count, mean and sum of squares of distances to the mean."""
+
+    column: int
+    moments: bool
+
+    @property
+    def planes(self) -> int:
+        """Arrays in memory."""
+        return 3 if self.moments else 1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Everything that the code depends on."""
+
+    ops: tuple[Op, ...]
+    reads: tuple[Stream, ...]
+    writes: tuple[Stream, ...]
+    sums: tuple[Sum, ...]
+    lanes: int
+    """Of a row."""
+
+
+_BYTES = {"float": 4, "double": 8, "bfloat": 2, "i64": 8, "i32": 4, "i1": 1, "i8": 1}
+
+
+class Writer:
+    """The function of one loop: ``void loop(ptr arguments)``."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.b = loop, Builder()
+        self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
+        self.dtypes |= {op.out: op.dtype for op in loop.ops}
+        streams = (*loop.reads, *loop.writes)
+        self.extents = [self._argument(i) for i in range(OUTER + 1)]
+        self.fields = [self._fields(OUTER + 1 + FIELDS * i) for i in range(len(streams))]
+        first = OUTER + 1 + FIELDS * len(streams)
+        self.sums: list[list[list[str]]] = []
+        for one in loop.sums:
+            self.sums.append([self._fields(first + FIELDS * plane) for plane in range(one.planes)])
+            first += FIELDS * one.planes
+
+    def _argument(self, index: int) -> str:
+        address = self.b.new(f"getelementptr i64, ptr %arguments, i64 {index}")
+        return self.b.new(f"load i64, ptr {address}")
+
+    def _fields(self, first: int) -> list[str]:
+        address, *steps = (self._argument(first + i) for i in range(FIELDS))
+        return [self.b.new(f"inttoptr i64 {address} to ptr"), *steps]
+
+    def write(self) -> str:
+        """The text of the module."""
+        b = self.b
+        with ExitStack() as loops:
+            at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
+            bases = [self._base(fields, at) for fields in self.fields]
+            sums = [[self._base(fields, at) for fields in planes] for planes in self.sums]
+            first = loops.enter_context(b.loop("0", self.extents[-1], CHUNK))
+            end = b.new(f"add i64 {first}, {CHUNK}")
+            inside = b.new(f"icmp slt i64 {end}, {self.extents[-1]}")
+            end = b.new(f"select i1 {inside}, i64 {end}, i64 {self.extents[-1]}")
+            self._strips(bases, sums, first, end)
+        declared = "\n".join(b.declared.values())
+        body = "\n".join((*b.variables, *b.lines))
+        return f"{declared}\ndefine void @loop(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
+
+    def _base(self, fields: Sequence[str], indices: Sequence[str]) -> str:
+        address, *steps = fields
+        for index, step in zip(indices, steps, strict=False):
+            address = self.b.at(address, self.b.new(f"mul i64 {index}, {step}"))
+        return address
+
+    def _strips(self, bases: list[str], sums: list[list[str]], first: str, end: str) -> None:
+        """A row's vectors, as many at once as registers allow."""
+        full, rest = divmod(self.loop.lanes, LANES)
+        widths = [LANES] * full + ([rest] if rest else [])
+        most = 4 if len(self.loop.sums) < 2 else 2
+        many = full // most if full >= 2 * most else 0
+        if many:
+            with self.b.loop("0", str(many * most * LANES), most * LANES) as lane:
+                self._strip(bases, sums, first, end, lane, [LANES] * most)
+        for start in range(many * most, len(widths), most):
+            self._strip(bases, sums, first, end, str(start * LANES), widths[start : start + most])
+
+    def _strip(
+        self, bases: list[str], sums: list[list[str]], first: str, end: str, lane: str, widths: list[int]
+    ) -> None:
+        """Some vectors of each row from ``first`` to ``end``."""
+        b = self.b
+        vectors = []
+        for index, width in enumerate(widths):
+            at = b.new(f"add i64 {lane}, {sum(widths[:index])}")
+            vectors.append(_Vector(self, bases, sums, at, width, first))
+        with b.loop(first, end, 1) as row:
+            for vector in vectors:
+                vector.row(row)
+        count = b.new(f"sub i64 {end}, {first}")
+        for vector in vectors:
+            vector.flush(b.new(f"sitofp i64 {count} to double"))
+
+
+class _Vector:
+    """One vector of each row of a chunk."""
+
+    def __init__(
+        self, writer: Writer, bases: list[str], sums: list[list[str]], lane: str, width: int, first: str
+    ) -> None:
+        self.w, self.b, self.width, self.sums = writer, writer.b, width, sums
+        loop, b = writer.loop, writer.b
+        b.lanes = width
+        self.lane = lane
+        self.addresses = []
+        for stream, base, fields in zip((*loop.reads, *loop.writes), bases, writer.fields, strict=True):
+            step = {"one": "0", "next": str(_BYTES[KINDS[stream.dtype]]), "far": fields[-1]}[stream.step]
+            self.addresses.append(b.at(base, b.new(f"mul i64 {lane}, {step}")))
+        self.constant = {
+            stream.column: self._load(index, stream, self.addresses[index])
+            for index, stream in enumerate(loop.reads)
+            if not stream.rows
+        }
+        self.origins: dict[int, str] = {}
+        if any(one.moments for one in loop.sums):
+            values = self._values(first)
+            self.origins = {one.column: values[one.column] for one in loop.sums if one.moments}
+        self.totals = [[self._zero(one) for _ in range(min(one.planes, 2))] for one in loop.sums]
+
+    def _load(self, index: int, stream: Stream, address: str) -> str:
+        step = self.w.fields[index][-1] if stream.step == "far" else stream.step
+        return self.b.load(stream.dtype, address, step)
+
+    def _zero(self, one: Sum) -> str:
+        kind = f"<{self.width} x {KINDS[self.w.dtypes[one.column]]}>"
+        slot = self.b.slot(kind)
+        self.b.do(f"store {kind} zeroinitializer, ptr {slot}")
+        return slot
+
+    def _row_address(self, index: int, row: str) -> str:
+        return self.b.at(self.addresses[index], self.b.new(f"mul i64 {row}, {self.w.fields[index][-2]}"))
+
+    def _values(self, row: str) -> dict[int, str]:
+        """All columns in a row."""
+        values = dict(self.constant)
+        for index, stream in enumerate(self.w.loop.reads):
+            if stream.rows:
+                values[stream.column] = self._load(index, stream, self._row_address(index, row))
+        for op in self.w.loop.ops:
+            args = [values[column] for column in op.ins]
+            values[op.out] = emit(self.b, op, args, self.w.dtypes[op.ins[0]])
+        return values
+
+    def row(self, row: str) -> None:
+        """Read, compute, write, sum."""
+        self.b.lanes = self.width
+        loop = self.w.loop
+        values = self._values(row)
+        for index, stream in enumerate(loop.writes, len(loop.reads)):
+            step = self.w.fields[index][-1] if stream.step == "far" else stream.step
+            self.b.store(stream.dtype, values[stream.column], self._row_address(index, row), step)
+        for one, slots in zip(loop.sums, self.totals, strict=True):
+            value = values[one.column]
+            self.b.kind = KINDS[self.w.dtypes[one.column]]
+            if one.moments:
+                value = self.b.new(f"fsub {self.b.type} {value}, {self.origins[one.column]}")
+                square = self.b.new(f"fmul {self.b.type} {value}, {value}")
+                self._add(slots[1], square)
+            self._add(slots[0], value)
+
+    def _add(self, slot: str, value: str) -> None:
+        b = self.b
+        old = b.new(f"load {b.type}, ptr {slot}")
+        b.do(f"store {b.type} {b.new(f'fadd {b.type} {old}, {value}')}, ptr {slot}")
+
+    def flush(self, count: str) -> None:
+        """Put the totals of a chunk to those in memory."""
+        b = self.b
+        b.lanes = self.width
+        for one, slots, planes in zip(self.w.loop.sums, self.totals, self.sums, strict=True):
+            offset = b.new(f"mul i64 {self.lane}, 8")
+            places = [b.at(plane, offset) for plane in planes]
+            dtype = self.w.dtypes[one.column]
+            found = [
+                self._double(b.new(f"load <{self.width} x {KINDS[dtype]}>, ptr {s}"), dtype) for s in slots
+            ]
+            old = [b.load("float64", place, "next") for place in places]
+            b.kind = "double"
+            new = [b.new(f"fadd {b.type} {old[0]}, {found[0]}")]
+            if one.moments:
+                origin = self._double(self.origins[one.column], dtype)
+                b.kind = "double"
+                new = _merged(b, old, (b.spread(count, "double"), origin, found[0], found[1]))
+            for place, value in zip(places, new, strict=True):
+                b.store("float64", value, place, "next")
+
+    def _double(self, value: str, dtype: str) -> str:
+        return cast(self.b, value, dtype, "float64")
+
+
+def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
+    """Count, mean and squares of what was and of a chunk: count, origin, sum and squares from there."""
+
+    def do(name: str, x: str, y: str) -> str:
+        return b.new(f"{name} {b.type} {x}, {y}")
+
+    (counted, mean, squares), (count, origin, total, square) = old, chunk
+    shift = do("fdiv", total, count)
+    inner = do("fsub", square, do("fmul", total, shift))
+    all_ = do("fadd", counted, count)
+    delta = do("fsub", do("fadd", origin, shift), mean)
+    share = do("fmul", delta, do("fdiv", count, all_))
+    between = do("fmul", do("fmul", delta, share), counted)
+    return [all_, do("fadd", mean, share), do("fadd", squares, do("fadd", inner, between))]
+
+
+def cast(b: Builder, value: str, source: str, target: str) -> str:
+    """A vector of ``source`` as one of ``target``."""
+    how = conversion(source, target)
+    if how is None:
+        return value
+    return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
+
+
+_WIDTH = {"bfloat16": 16, "float32": 32, "float64": 64}
+
+
+def conversion(source: str, target: str) -> str | None:
+    """LLVM's instruction from one dtype to another; None where they are one.
+
+    >>> conversion("float32", "bfloat16"), conversion("int64", "float32"), conversion("bool", "float32")
+    ('fptrunc', 'sitofp', 'uitofp')
+    """
+    if source == target:
+        return None
+    if source in _WIDTH:
+        return "fpext" if _WIDTH[source] < _WIDTH[target] else "fptrunc"
+    return "uitofp" if source == "bool" else "sitofp"
+
+
+_TABLE: Mapping[str, Emit] = {**FLOATS, **COMPARE, **LOGIC}
+
+
+def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
+    """Whether loops can do what a member does; ``dtypes``: of each column."""
+    kinds = [dtypes[column] for column in op.ins]
+    if any(kind not in KINDS for kind in (*kinds, op.dtype)):
+        return False
+    if op.name == "Cast":
+        return op.dtype in _WIDTH
+    if op.name == "Where":
+        return kinds == ["bool", op.dtype, op.dtype]
+    if op.name in LOGIC:
+        return set(kinds) == {"bool"}
+    if op.name in FLOATS:
+        return op.dtype in _WIDTH and set(kinds) == {op.dtype}
+    return op.name in COMPARE and len(set(kinds)) == 1 and kinds[0] != "bool"
+
+
+def emit(b: Builder, op: Op, args: Sequence[str], dtype: str) -> str:
+    """The result of a member; ``dtype``: of its first operand."""
+    if op.name == "Cast":
+        return cast(b, args[0], dtype, op.dtype)
+    if op.name == "Where":
+        b.kind = KINDS[op.dtype]
+        return b.select(args[0], args[1], args[2])
+    rounded = dtype == "bfloat16"  # computed in float32
+    if rounded:
+        args = [cast(b, arg, dtype, "float32") for arg in args]
+    b.kind = "float" if rounded else KINDS[dtype]
+    result = _TABLE[op.name](b, args, dict(op.attrs))
+    return cast(b, result, "float32", "bfloat16") if rounded and op.name in FLOATS else result

@@ -1,0 +1,126 @@
+"""The elementwise operators of fused loops, as instructions of LLVM on vectors.
+
+Each entry takes the builder, its operands (names of values) and the node's attributes, and gives the
+name of the result. Arithmetic is as the operators are defined, never contracted or reordered: a
+fused chain rounds where its members do.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oocdl.engines.fused_ir import Builder
+
+Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
+
+
+def constant(value: float, kind: str) -> str:
+    """A number as LLVM writes those of ``kind``, rounded to it.
+
+    >>> constant(0.01, "float")
+    '0x3F847AE140000000'
+    """
+    if kind == "float":
+        value = struct.unpack("f", struct.pack("f", value))[0]
+    return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}"
+
+
+def _splat(b: Builder, value: float) -> str:
+    return b.splat(constant(value, b.kind))
+
+
+def _two(name: str) -> Emit:
+    """An instruction of two operands."""
+    return lambda b, args, attrs: b.new(f"{name} {b.type} {args[0]}, {args[1]}")
+
+
+def _call(name: str) -> Emit:
+    """A function of LLVM's on floating-point numbers."""
+    return lambda b, args, attrs: b.call(name, b.type, args)
+
+
+def _compare(floats: str, integers: str) -> Emit:
+    def emit(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+        name = f"fcmp {floats}" if b.is_float else f"icmp {integers}"
+        return b.new(f"{name} {b.type} {args[0]}, {args[1]}")
+
+    return emit
+
+
+def _positive(b: Builder, value: str) -> str:
+    return b.new(f"fcmp ogt {b.type} {value}, zeroinitializer")
+
+
+def _relu(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    low = b.new(f"fcmp ole {b.type} {args[0]}, zeroinitializer")  # what is no number stays
+    return b.select(low, "zeroinitializer", args[0])
+
+
+def _relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    low = b.new(f"fcmp ole {b.type} {args[1]}, zeroinitializer")
+    return b.select(low, "zeroinitializer", args[0])
+
+
+def _leaky_relu(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, attrs['alpha'])}")
+    return b.select(_positive(b, args[0]), args[0], scaled)
+
+
+def _leaky_relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, attrs['alpha'])}")
+    return b.select(_positive(b, args[1]), args[0], scaled)
+
+
+def _normalize(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    x, mean, variance = args
+    moved = b.new(f"fadd {b.type} {variance}, {_splat(b, attrs['eps'])}")
+    root = b.call("sqrt", b.type, [moved])
+    scale = b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {root}")
+    centred = b.new(f"fsub {b.type} {x}, {mean}")
+    return b.new(f"fmul {b.type} {centred}, {scale}")
+
+
+def _dropout(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    ratio = float(attrs["ratio"])
+    if ratio >= 1.0:
+        return "zeroinitializer"
+    kept = b.new(f"fcmp oge {b.type} {args[1]}, {_splat(b, ratio)}")
+    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, 1.0 / (1.0 - ratio))}")
+    return b.select(kept, scaled, "zeroinitializer")
+
+
+FLOATS: Mapping[str, Emit] = {
+    "Add": _two("fadd"),
+    "Sub": _two("fsub"),
+    "Mul": _two("fmul"),
+    "Div": _two("fdiv"),
+    "Max": _call("maximum"),
+    "Min": _call("minimum"),
+    "Neg": lambda b, args, attrs: b.new(f"fneg {b.type} {args[0]}"),
+    "Sqrt": _call("sqrt"),
+    "Abs": _call("fabs"),
+    "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {args[0]}"),
+    "Relu": _relu,
+    "ReluGrad": _relu_grad,
+    "LeakyRelu": _leaky_relu,
+    "LeakyReluGrad": _leaky_relu_grad,
+    "Normalize": _normalize,
+    "Dropout": _dropout,
+}
+"""Operators on floating-point numbers whose operands are all of the result's dtype."""
+
+COMPARE: Mapping[str, Emit] = {
+    "Greater": _compare("ogt", "sgt"),
+    "Less": _compare("olt", "slt"),
+    "Equal": _compare("oeq", "eq"),
+}
+"""Operators on two numbers of one dtype, that give a bool."""
+
+LOGIC: Mapping[str, Emit] = {
+    "And": _two("and"),
+    "Or": _two("or"),
+    "Not": lambda b, args, attrs: b.new(f"xor {b.type} {args[0]}, {b.splat('true')}"),
+}
+"""Operators on bools."""

@@ -1,0 +1,149 @@
+"""Values that a later chain makes again, where keeping them would cost more.
+
+A value that only chains read is written whole by one and read by another. Where it comes from what
+is there anyway by a few elementwise instructions, the later chain's loop makes it again, in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from oocdl.engines.chain_members import Crop
+from oocdl.engines.chains import Chain, Group, reads_of
+from oocdl.engines.fused_ops import FLOATS
+from oocdl.engines.operands import slot_dtypes, slot_shapes
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction, Operand, Program
+
+CHEAP = frozenset(FLOATS) | {"Cast"}
+Fits = Callable[[Chain, Mapping[int, str]], bool]
+"""Whether a chain, given the dtype of each slot, runs as one loop."""
+
+
+def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
+    """What ``box`` says of what ``outer`` has cut out, said of the whole."""
+    if outer is None or box is None:
+        return outer or box
+    return tuple((a + start, a + stop) for (a, _), (start, stop) in zip(outer, box, strict=True))
+
+
+def _extents(operand: Operand, shape: Shape) -> Shape:
+    """Of what an operand sees of a slot of ``shape``."""
+    return shape if operand.crop is None else tuple(stop - start for start, stop in operand.crop)
+
+
+@dataclass
+class _Copy:
+    """Members of one chain, made again for a part of its domain in another."""
+
+    source: Chain
+    target: Chain
+    shapes: Mapping[int, Shape]
+    fresh: Callable[[], int]
+    makers: Mapping[int, Instruction]
+    """Slot -> member of ``source`` that makes it."""
+    members: list[Instruction] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    """Slot of ``source`` -> that of its copy."""
+    large: set[tuple[int, Crop | None]] = field(default_factory=set)
+    """What is read whole for it."""
+
+    def make(self, slot: int, box: Crop | None) -> bool:
+        """Make the part of a slot that ``box`` cuts out; whether that can be."""
+        if slot in self.slots:
+            return True
+        item = self.makers.get(slot)
+        if item is None:
+            return False
+        operands = [self._operand(operand, item, box) for operand in item.operands]
+        if None in operands:
+            return False
+        self.slots[slot] = self.fresh()
+        domain = self.target.domain
+        seen = tuple(operand for operand in operands if operand is not None)
+        shape = item.shapes[0] if box is None else tuple(stop - start for start, stop in box)
+        outputs = (self.slots[slot],)
+        copy = replace(item, operands=seen, outputs=outputs, kernel_shapes=(domain,), shapes=(shape,))
+        self.members.append(copy)
+        return True
+
+    def _operand(self, operand: Operand, item: Instruction, box: Crop | None) -> Operand | None:
+        """What the copy reads; None where that is not there."""
+        domain = self.target.domain
+        if operand.slot in self.makers:
+            found = self.make(operand.slot, box)
+            return replace(operand, slot=self.slots[operand.slot], shape=domain) if found else None
+        if operand.shape == self.source.domain:
+            if _extents(operand, self.shapes[operand.slot]) != item.shapes[0]:
+                return None
+            crop = _inner(operand.crop, box)
+            self.large.add((operand.slot, crop))
+            return replace(operand, crop=crop, shape=domain)
+        lead = len(domain) - len(operand.shape)
+        varies = (axis + lead for axis, extent in enumerate(operand.shape) if extent > 1)
+        same = all(self.source.domain[axis] == domain[axis] for axis in varies)
+        return operand if same else None
+
+
+def _replaced(copy: _Copy, wanted: Mapping[int, Crop | None]) -> Chain | None:
+    """The target, making ``wanted`` itself; None where that cannot be or reads more."""
+    if not all(copy.make(slot, box) for slot, box in wanted.items()):
+        return None
+    read = {(o.slot, o.crop) for item in copy.target.members for o in item.operands}
+    if len(copy.large - read) > len(wanted):
+        return None
+    domain = copy.target.domain
+
+    def seen(operand: Operand) -> Operand:
+        if operand.slot not in wanted:
+            return operand
+        return replace(operand, slot=copy.slots[operand.slot], crop=None, shape=domain)
+
+    members = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
+    return replace(copy.target, members=(*copy.members, *members))
+
+
+def _wanted(target: Chain, slots: frozenset[int]) -> dict[int, Crop | None] | None:
+    """The part of each of ``slots`` that a chain reads; None where it reads one in two ways."""
+    found: dict[int, Crop | None] = {}
+    for item in target.members:
+        for operand in item.operands:
+            if operand.slot in slots:
+                whole = operand.shape == target.domain and operand.pads is None
+                if not whole or found.setdefault(operand.slot, operand.crop) != operand.crop:
+                    return None
+    return found
+
+
+def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[list[Group], dict[int, str]]:
+    """The groups, and the dtype of each slot, new ones among them."""
+    found, dtypes, shapes = list(groups), slot_dtypes(program), slot_shapes(program)
+    final = {item.slot for item in program.outputs}
+    numbers = count(max(dtypes, default=0) + 1)
+    for index, source in enumerate(found):
+        if not isinstance(source, Chain):
+            continue
+        cheap = [i for i in source.members if i.op in CHEAP and i.kernel_shapes[0] == source.domain]
+        makers = {item.outputs[0]: item for item in cheap}
+        readers = [at for at in range(index + 1, len(found)) if reads_of(found[at]) & makers.keys()]
+        elsewhere = {
+            slot for at in readers if not isinstance(found[at], Chain) for slot in reads_of(found[at])
+        }
+        slots = frozenset(slot for slot in makers if slot not in final | elsewhere)
+        for at in readers:
+            target = found[at]
+            if not isinstance(target, Chain) or target.last != source.last:
+                continue
+            wanted = _wanted(target, slots)
+            if not wanted or len(target.domain) != len(source.domain):
+                continue
+            copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
+            made = _replaced(copy, wanted)
+            kinds = {copy.slots[slot]: dtypes[slot] for slot in copy.slots}
+            if made is not None and fits(made, dtypes | kinds):
+                found[at] = made
+                dtypes |= kinds
+                shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}
+    return found, dtypes
