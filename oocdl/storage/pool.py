@@ -3,15 +3,19 @@
 The C library's heap cannot keep a budget: chunks live long, temporaries live short,
 and between them it is left with holes that stay resident (a U-Net counted at 1150 MiB
 took 2100). Mapped and unmapped one by one, arrays leave no holes, but every page is
-faulted in anew, which costs as much as the arithmetic. So arrays of chunks have
-mappings of their own, which go back to the pool when the last view of them dies.
+faulted in anew, which costs as much as the arithmetic. So arrays of chunks lie in
+segments of their own: what an array leaves is a hole whose pages are kept for the next
+one, of whatever size, and given back only where others are wanted and there are too many.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,40 +27,167 @@ from oocdl.graph.memory import SMALL_BYTES, footprint
 
 Array = npt.NDArray[Any]
 
+SEGMENT_BYTES = 64 << 20
+"""Least address space that is asked for at once; its pages are taken when they are touched."""
 HUGE_BYTES = 2 << 20
-"""Mappings of this size on ask for large pages, which cost fewer faults."""
+"""Of a large page."""
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Part of a segment that nothing lies in."""
+
+    start: int
+    stop: int
+    warm: bool
+    """Whether it has pages."""
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class _Segment:
+    """Address space that arrays lie in."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self.mapping = mmap.mmap(-1, size, flags=flags)
+        self.address: int = np.frombuffer(self.mapping, np.uint8).__array_interface__["data"][0]
+        self.size = size
+        self.holes = [_Hole(0, size, warm=False)]
+        """In order; neighbours are not both warm, nor both cold."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing lies in it and it has no pages."""
+        return self.holes == [_Hole(0, self.size, warm=False)]
+
+    def _advise(self, advice: str, start: int, stop: int) -> None:
+        """Of the large pages between."""
+        first = -(-(self.address + start) // HUGE_BYTES) * HUGE_BYTES - self.address
+        last = (self.address + stop) // HUGE_BYTES * HUGE_BYTES - self.address
+        if last > first and hasattr(mmap, advice):
+            self.mapping.madvise(getattr(mmap, advice), first, last - first)
+
+    def runs(self) -> Iterator[list[_Hole]]:
+        """Holes that touch each other."""
+        run: list[_Hole] = []
+        for hole in self.holes:
+            if run and run[-1].stop != hole.start:
+                yield run
+                run = []
+            run.append(hole)
+        if run:
+            yield run
+
+    def take(self, start: int, size: int) -> None:
+        """Something lies there from now on.
+
+        Pages that it takes anew may be large ones, which cost fewer faults and direct I/O less, where
+        nothing else lies in them.
+        """
+        stop = start + size
+        left = []
+        for hole in self.holes:
+            if not hole.warm:
+                self._advise("MADV_HUGEPAGE", max(hole.start, start), min(hole.stop, stop))
+        for hole in self.holes:
+            if hole.stop <= start or hole.start >= stop:
+                left.append(hole)
+                continue
+            if hole.start < start:
+                left.append(_Hole(hole.start, start, hole.warm))
+            if hole.stop > stop:
+                left.append(_Hole(stop, hole.stop, hole.warm))
+        self.holes = left
+
+    def leave(self, start: int, size: int, warm: bool = True) -> None:
+        """Nothing lies there any more."""
+        holes = sorted([*self.holes, _Hole(start, start + size, warm)], key=lambda hole: hole.start)
+        joined = holes[:1]
+        for hole in holes[1:]:
+            last = joined[-1]
+            if last.stop == hole.start and last.warm == hole.warm:
+                joined[-1] = _Hole(last.start, hole.stop, hole.warm)
+            else:
+                joined.append(hole)
+        self.holes = joined
+
+    def cool(self, hole: _Hole, size: int) -> None:
+        """Give the last ``size`` bytes of a hole's pages back."""
+        start = hole.stop - size
+        self.mapping.madvise(mmap.MADV_DONTNEED, start, size)
+        self._advise("MADV_NOHUGEPAGE", start, hole.stop)
+        self.take(start, size)
+        self.leave(start, size, warm=False)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array could lie."""
+
+    segment: _Segment
+    start: int
+    cold: int
+    """Bytes of it that have no pages yet."""
+    room: int
+    """Bytes around it that would be left."""
+
+
+def _places(segment: _Segment, size: int) -> Iterator[_Place]:
+    """In each run of holes that is long enough: at both ends, and at each warm hole's."""
+    for run in segment.runs():
+        first, last = run[0].start, run[-1].stop
+        if last - first < size:
+            continue
+        starts = {first, last - size}
+        for hole in run:
+            if hole.warm:
+                starts |= {hole.start, hole.stop - size}
+        begins = [hole.start for hole in run]
+        before = [0, *accumulate(hole.size * hole.warm for hole in run)]
+        for start in starts:
+            if first <= start and start + size <= last:
+                warm = 0
+                for at, sign in ((start + size, 1), (start, -1)):
+                    index = bisect_right(begins, at) - 1
+                    warm += sign * (before[index] + (at - begins[index]) * run[index].warm)
+                yield _Place(segment, start, size - warm, last - first - size)
 
 
 class _Block:
-    """A mapping lent to one array; goes back when the array and all its views are gone."""
+    """Memory lent to one array; goes back when the array and all its views are gone."""
 
-    __slots__ = ("__array_interface__", "_mapping", "_returned")
+    __slots__ = ("__array_interface__", "_lent", "_returned")
 
-    def __init__(self, mapping: mmap.mmap, returned: SimpleQueue[mmap.mmap]) -> None:
-        # The view is let go at once: a mapping with a view open cannot be resized.
-        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    def __init__(
+        self, lent: tuple[_Segment, int, int], returned: SimpleQueue[tuple[_Segment, int, int]]
+    ) -> None:
+        segment, start, size = lent
         self.__array_interface__ = {
-            "version": 3, "shape": (len(mapping),), "typestr": "|u1", "data": (address, False),
+            "version": 3, "shape": (size,), "typestr": "|u1", "data": (segment.address + start, False),
         }  # fmt: skip
-        self._mapping = mapping
+        self._lent = lent
         self._returned = returned
 
     def __del__(self) -> None:
         # SimpleQueue.put takes no lock of Python's: the collector may run this anywhere.
-        self._returned.put(self._mapping)
+        self._returned.put(self._lent)
 
 
 class Pool:
-    """Lends page-aligned arrays. At most ``capacity_bytes`` are mapped, unless more are lent.
+    """Lends page-aligned arrays. At most ``capacity_bytes`` have pages, unless more are lent.
 
-    ``before_mapping`` is told how many bytes more are about to be mapped.
+    ``before_mapping`` is told how many bytes more are about to be taken from the system.
 
     >>> pool = Pool(1 << 20)
     >>> first = pool.empty((256, 256), np.float32)
     >>> first.ctypes.data % 4096, pool.mapped_bytes
     (0, 262144)
     >>> del first
-    >>> pool.empty((65536,), np.float32).nbytes, pool.mapped_bytes
+    >>> second, third = (pool.empty((32768,), np.float32) for _ in range(2))
+    >>> second.nbytes + third.nbytes, pool.mapped_bytes
     (262144, 262144)
     """
 
@@ -65,8 +196,8 @@ class Pool:
         self._before_mapping = before_mapping or (lambda nbytes: None)
         self.mapped_bytes = 0
         """Lent, and kept for the next."""
-        self._returned: SimpleQueue[mmap.mmap] = SimpleQueue()
-        self._kept: dict[int, list[mmap.mmap]] = {}  # by size, those used longest ago first
+        self._returned: SimpleQueue[tuple[_Segment, int, int]] = SimpleQueue()
+        self._segments: list[_Segment] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -76,65 +207,55 @@ class Pool:
         if nbytes < SMALL_BYTES:
             return np.empty(shape, kind)
         with self._lock:
-            mapping = self._take(footprint(nbytes))
-        block: Any = _Block(mapping, self._returned)
+            lent = self._take(footprint(nbytes))
+        block: Any = _Block(lent, self._returned)
         return np.asarray(block)[:nbytes].view(kind).reshape(shape)
 
     def clear(self) -> None:
-        """Unmap everything that is not lent."""
+        """Give back everything that is not lent."""
         with self._lock:
             self._drain()
-            while self._kept:
-                self._unmap(next(iter(self._kept)))
+            self._cool(self.mapped_bytes)
 
     def shrink(self, capacity_bytes: int) -> None:
-        """Change the capacity; unmap what is not lent and goes beyond it."""
+        """Change the capacity; give back what is not lent and goes beyond it."""
         with self._lock:
             self.capacity_bytes = capacity_bytes
             if self.mapped_bytes > capacity_bytes:
                 self._drain()
-                while self._kept and self.mapped_bytes > capacity_bytes:
-                    self._unmap(next(iter(self._kept)))
+                self._cool(self.mapped_bytes - capacity_bytes)
 
-    def _take(self, size: int) -> mmap.mmap:
+    def _take(self, size: int) -> tuple[_Segment, int, int]:
         self._drain()
-        if size in self._kept:
-            return self._pop(size)
-        if self.mapped_bytes + size > self.capacity_bytes and self._kept:
-            # Another size changes: pages that both have are not faulted in again.
-            near = min(self._kept, key=lambda kept: abs(kept - size))
-            while self.mapped_bytes + size - near > self.capacity_bytes and self._others(near):
-                self._unmap(next(kept for kept in self._kept if kept != near or len(self._kept[near]) > 1))
-            mapping = self._pop(near)
-            self._before_mapping(max(size - near, 0))
-            mapping.resize(size)
-            self.mapped_bytes += size - near
-            return mapping
-        self._before_mapping(size)
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if size >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.mapped_bytes += size
-        return mapping
-
-    def _others(self, size: int) -> bool:
-        return len(self._kept) > 1 or len(self._kept[size]) > 1
+        places = [place for segment in self._segments for place in _places(segment, size)]
+        if not places:
+            self._segments.append(_Segment(max(size, SEGMENT_BYTES)))
+            places = list(_places(self._segments[-1], size))
+        # The fewest new pages; then the tightest, so that long holes stay long.
+        best = min(places, key=lambda place: (place.cold, place.room, place.start))
+        best.segment.take(best.start, size)
+        if best.cold:
+            self._cool(self.mapped_bytes + best.cold - self.capacity_bytes)
+            self._before_mapping(best.cold)
+            self.mapped_bytes += best.cold
+        return best.segment, best.start, size
 
     def _drain(self) -> None:
         while True:
             try:
-                mapping = self._returned.get_nowait()
+                segment, start, size = self._returned.get_nowait()
             except Empty:
                 return
-            self._kept.setdefault(len(mapping), []).append(mapping)
+            segment.leave(start, size)
 
-    def _pop(self, size: int) -> mmap.mmap:
-        kept = self._kept[size]
-        mapping = kept.pop()  # the warmest
-        if not kept:
-            del self._kept[size]
-        return mapping
-
-    def _unmap(self, size: int) -> None:
-        self._pop(size).close()
-        self.mapped_bytes -= size
+    def _cool(self, nbytes: int) -> None:
+        """Give back pages of holes, the shortest first, until it is so many bytes or there are none."""
+        warm = [(hole, segment) for segment in self._segments for hole in segment.holes if hole.warm]
+        for hole, segment in sorted(warm, key=lambda pair: pair[0].size):
+            if nbytes <= 0:
+                break
+            size = min(hole.size, footprint(max(nbytes, SMALL_BYTES)))
+            segment.cool(hole, size)
+            self.mapped_bytes -= size
+            nbytes -= size
+        self._segments = [segment for segment in self._segments if not segment.is_unused]
