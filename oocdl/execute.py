@@ -58,8 +58,11 @@ def register(run_id: str, context: Context) -> None:
 
 
 def forget(run_id: str) -> None:
-    """Undo ``register``."""
-    _contexts.pop(run_id, None)
+    """Undo ``register``. With the last run goes what was compiled: a process may do many."""
+    context = _contexts.pop(run_id, None)
+    if context is not None and not _contexts:
+        for engine in context.engines.values():
+            engine.forget()
 
 
 def context_of(run_id: str) -> Context:

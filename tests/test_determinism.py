@@ -20,6 +20,8 @@ from oocdl.machine import anonymous_bytes
 from oocdl.planning import machine_for
 from tests.models import ResNet, UNet3d, export
 
+pytestmark = pytest.mark.usefixtures("planned_once")
+
 MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "unet": (lambda: UNet3d(base=4, depth=1, dropout=0.2), (1, 16, 12, 8)),
     "resnet": (lambda: ResNet(classes=3), (3, 12, 16)),
@@ -28,7 +30,7 @@ Bits = dict[str, bytes]
 
 
 class Bench:
-    """A network and its dataset; trains three steps in many ways on one plan."""
+    """A network and its dataset; trains two steps in many ways on one plan."""
 
     def __init__(self, folder: Path, name: str) -> None:
         make, shape = MAKES[name]
@@ -46,7 +48,7 @@ class Bench:
         """Final weights, state and losses as bytes."""
         self.runs += 1
         settings = {
-            "steps": 3,
+            "steps": 2,
             "batch_size": 2,
             "engine": engine,
             "memory": "6GiB",

@@ -25,6 +25,8 @@ from oocdl.storage.spill import own_folders
 from oocdl.zoo import write_unet3d
 from tests import nets
 
+pytestmark = pytest.mark.usefixtures("planned_once")
+
 BASE = 300 << 20
 STEPS = 3
 OPTIONS: dict[str, Any] = {

@@ -26,6 +26,8 @@ from oocdl.optim import Adam
 from oocdl.zoo import write_unet3d
 from tests import nets
 
+pytestmark = pytest.mark.usefixtures("planned_once")
+
 CUTS: dict[str, Any] = {"parallel": {"space": (4,)}}
 QUICK: dict[str, Any] = {
     "memory": "3GiB",

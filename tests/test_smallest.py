@@ -10,12 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_exact_networks import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
 
 from oocdl import planning
 from oocdl.errors import BudgetError
+from oocdl.graph.ir import Role
+from oocdl.graph.rule import Builder
+from oocdl.ops import RULES
 from oocdl.planning import SLACK_BYTES, Machine, machine_for
+from oocdl.testing import run_graph
 
 SLOW = pytest.mark.slow
 CASES = [*NETS, *(pytest.param(case, marks=SLOW) for case in EVEN[:2])]
@@ -65,3 +70,17 @@ def test_network_is_exact_at_the_smallest_budget(
     squeezed(monkeypatch, capacity)
     run = job.fit(tmp_path / "run", **options)
     check(run, *train(job, optimizer), TOLERANCE[optimizer])
+
+
+def test_an_accepted_plan_runs_when_partial_results_are_many() -> None:
+    build = Builder(RULES)
+    x = build.value("x", (4096, 256), "float64", Role.INPUT)
+    y = build.value("y", (4096, 64), "float64", Role.INPUT)
+    build.outputs = [build("Einsum", x, y, equation="na,nb->ab")]
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(4096, 256)), "y": random.normal(size=(4096, 64))}
+    unit = 600_000
+    ran = run_graph(build.graph(), RULES, arrays, unit_bytes=unit, capacity_bytes=3 * unit)
+    found = next(iter(ran.outputs.values()))
+    np.testing.assert_allclose(found, arrays["x"].T @ arrays["y"], rtol=1e-10, atol=1e-10)
+    assert ran.peak_bytes <= 3 * unit

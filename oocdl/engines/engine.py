@@ -51,6 +51,10 @@ class Engine(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Keep no compiled program: no run is left that would call them."""
+        ...
+
 
 _INSTALL = {
     "torch": "PyTorch: pip install 'oocdl[torch]'",
@@ -145,8 +149,12 @@ class Cache:
                 return self._known[key]
             making = self._making.setdefault(key, threading.Lock())
         with making:
-            if key not in self._known:
-                self._known[key] = make()
+            made = self._known.get(key) or make()
         with self._lock:
             self._making.pop(key, None)
-        return self._known[key]
+            return self._known.setdefault(key, made)
+
+    def clear(self) -> None:
+        """Keep none of them."""
+        with self._lock:
+            self._known.clear()

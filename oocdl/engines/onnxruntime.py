@@ -152,6 +152,10 @@ class OnnxRuntimeEngine:
         """See ``Engine.compile``."""
         return self._cache.get(program.key, lambda: self._make(program))
 
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        self._cache.clear()
+
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(LOWERINGS), self.name)
         _check_dtypes(program)

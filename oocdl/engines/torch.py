@@ -237,6 +237,10 @@ class TorchEngine:
         """See ``Engine.compile``."""
         return self._cache.get(program.key, lambda: self._make(program))
 
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        self._cache.clear()
+
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(KERNELS), self.name)
         stages = _stages(program, self.block_elements)
