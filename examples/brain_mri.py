@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, default=8, help="channels on top of the U-Net")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--precision", default="float32", help="bfloat16: products of 16 bits")
     parser.add_argument("--workdir", type=Path, default=Path("brain-mri"))
     args = parser.parse_args()
     depth, step = (4, 1) if args.size == "full" else (2, 4)
@@ -201,6 +202,7 @@ def main() -> None:
         "steps": args.steps,
         "memory": args.memory,
         "engine": args.engine,
+        "precision": args.precision,
     }
     print(oocdl.plan(model, dataset, **options))
     run = oocdl.fit(model, dataset, workdir=args.workdir / "unet.run", **options)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oocdl.engines.engine import get_engine
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -176,6 +178,19 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     assert losses[-1] < losses[0]
     assert (tmp_path / "out/brain.png").stat().st_size > 0
     assert (tmp_path / "out/prediction.nii.gz").stat().st_size > 0
+
+
+def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templates: Path) -> None:
+    if not get_engine("torch").has_bfloat16:
+        pytest.skip("no bfloat16 arithmetic on this processor")
+    printed, rows = bench(tmp_path, "precision", "--data", str(templates))
+    assert [row["name"] for row in rows] == [
+        f"{side} {precision}" for precision in ("float32", "bfloat16") for side in ("PyTorch", "oocdl")
+    ]
+    wide, autocast, low = rows[0]["losses"], rows[2]["losses"], rows[3]["losses"]
+    assert low != wide and printed.count("| oocdl bfloat16 ") == 2
+    np.testing.assert_allclose(rows[1]["losses"], wide, rtol=1e-4)
+    np.testing.assert_allclose(low, autocast, rtol=1e-2)
 
 
 def test_brain_mri_without_data_says_how_to_get_it(tmp_path: Path) -> None:
