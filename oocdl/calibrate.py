@@ -36,12 +36,12 @@ from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Points, Rates, moved_bytes
 from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.machine import cores, installed_version, processor
 from oocdl.ops import RULES
-from oocdl.probes import convolutions, overhead, pools, products, streams
+from oocdl.probes import Heavy, convolutions, in_bfloat16, overhead, pools, products, streams
 from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
 from oocdl.storage.pool import Pool
 
-FORMAT = 6
+FORMAT = 7
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
 FILE_BYTES = 8 << 20
 """Of the files that the disk is measured with, as chunks have it."""
@@ -53,6 +53,9 @@ ROUNDS = 3
 """Calls of a probe that count, on every thread."""
 WHOLE_THREADS = 4
 """More threads than these get smaller arrays, so that measuring takes a few hundred MiB at most."""
+Source = Callable[[float], Iterator[Heavy]]
+WIDE: tuple[Source, ...] = (convolutions, products, pools)
+"""Heavy operators as every engine has them."""
 
 
 def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
@@ -146,16 +149,18 @@ def measure_rates(
         arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
         if time.monotonic() - begun < AGAIN_SECONDS:
             arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
+        if bench.engine.has_bfloat16:
+            arithmetic |= _arithmetic(bench, scale, (in_bfloat16,))
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(arithmetic, memory, copied, bench.instruction_seconds, bench.program_seconds, read, written)
 
 
-def _arithmetic(bench: _Bench, scale: float) -> dict[str, Points]:
+def _arithmetic(bench: _Bench, scale: float, sources: Sequence[Source] = WIDE) -> dict[str, Points]:
     """Tables of the heavy operators: the mean time of an operation over the probes of one size."""
     found: dict[str, dict[int, list[float]]] = {}
-    for source in (convolutions, products, pools):
+    for source in sources:
         for kind, size, probe in source(scale):
             program = probe.program(bench.last)
             each = found.setdefault(kind, {}).setdefault(size, [])
@@ -169,7 +174,7 @@ def _arithmetic(bench: _Bench, scale: float) -> dict[str, Points]:
 def _memory(bench: _Bench, scale: float) -> dict[str, float]:
     """Bytes a second of the other operators: the mean time of a byte over an operator's probes."""
     found: dict[str, list[float]] = {}
-    for probe in streams(scale):
+    for probe in streams(scale, bench.engine.has_bfloat16):
         program, rest = probe.program(), probe.rest()
         step = next(step for step in program.instructions if step.op == probe.op)
         moved = moved_bytes(step, dict(zip(program.inputs, program.input_dtypes, strict=True)))

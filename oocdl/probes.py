@@ -8,22 +8,25 @@ array that leaves the program as on one that another operator reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oocdl.graph.factorize import factorize
 from oocdl.graph.fitting import Layering, Limits
-from oocdl.graph.ir import Role, Shape
+from oocdl.graph.ir import Graph, Role, Shape
 from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import plan_step
 from oocdl.graph.program import Program
-from oocdl.graph.rates import THIN
+from oocdl.graph.rates import LOW, THIN
+from oocdl.graph.rounded import PRODUCTS, STORED, WINDOWED
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 
 CHANNELS = (1, 4, 16, 64, 256)
 EXTENTS = (1, 4, 16, 64, 256, 1024)
+LOW_CHANNELS, LOW_EXTENTS = (1, 16, 64, 256), (16, 256, 1024)
+"""In 16 bits, where few are computed at all."""
 ALONE = frozenset({"Neg", "Greater", "Less", "Equal", "And", "Or", "Not"})
 """Operators bound by memory that are measured alone; the others are measured before a Neg."""
 
@@ -68,21 +71,36 @@ def _program(probe: Probe, last: bool = False) -> Program:
 def _planned(build: Builder, *outputs: str, last: bool = False) -> Program:
     """All of a graph as one program."""
     build.outputs = list(outputs)
-    factored = factorize(build.graph(), RULES)
+    factored = factorize(_with_wide_sums(build.graph()), RULES)
     layering = Layering(channels_last(factored) if last else factored, RULES)
     plan = plan_step(layering, Limits(1 << 50))
     [unit] = [unit for layer in plan.layers for unit in layer.units]
     return unit.program
 
 
+def _with_wide_sums(graph: Graph) -> Graph:
+    """Products of 16 bits have results of 32 but for convolutions forward, as ``rounded`` has it."""
+    made = [name for node in graph.nodes if node.op in PRODUCTS - WINDOWED for name in node.outputs]
+    wide = {name: graph.values[name] for name in made if graph.values[name].dtype == STORED}
+    sums = {name: replace(value, dtype="float32") for name, value in wide.items()}
+    return replace(graph, values={**graph.values, **sums})
+
+
 Heavy = tuple[str, int, Probe]
 """A kind of heavy operator and its size, as ``heavy_kind`` has them, and the probe for it."""
 
 
-def convolutions(scale: float) -> Iterator[Heavy]:
+def in_bfloat16(scale: float) -> Iterator[Heavy]:
+    """The products again, on operands of 16 bits; fewer sizes."""
+    for kind, size, probe in (*convolutions(scale, LOW_CHANNELS), *products(scale, LOW_EXTENTS)):
+        inputs = tuple((shape, "bfloat16") for shape, _ in probe.inputs)
+        yield kind + LOW, size, replace(probe, inputs=inputs)
+
+
+def convolutions(scale: float, counts: Sequence[int] = CHANNELS) -> Iterator[Heavy]:
     """Every kind of convolution; ``scale`` 1 is for measuring, less is for tests."""
     for axes in (2, 3):
-        for channels in CHANNELS:
+        for channels in counts:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
             most = scale * (1 << (21 if axes == 3 else 20)) / max(channels, 16)
             places = max(most / (4 if channels > 64 else 1), 64)
@@ -121,9 +139,9 @@ def _slab_gradients(channels: int, places: float) -> Iterator[tuple[str, Probe]]
         yield what, Probe("ConvWeightGrad", (x, dy), {**slides, "kernel_shape": (3,) * 3})
 
 
-def products(scale: float) -> Iterator[Heavy]:
+def products(scale: float, extents: Sequence[int] = EXTENTS) -> Iterator[Heavy]:
     """Every kind of matrix product."""
-    for small in EXTENTS:
+    for small in extents:
         # A matrix that meets few rows comes from memory, not from the caches. No powers of two: rows of
         # whole pages fall into the same few sets of a cache, and take up to twice as long.
         wide = max(int((4000 if small < 64 else 2000) * scale), 8)
@@ -152,13 +170,16 @@ def pools(scale: float) -> Iterator[Heavy]:
         yield "MaxPoolGrad", kernel**3, Probe("MaxPoolGrad", (x, y), attrs)
 
 
-def streams(scale: float) -> Iterator[Probe]:
-    """A probe of every operator that is bound by memory; several of one operator are averaged."""
-    for probe in _streams(max(int(96 * scale**0.5), 4)):
+def streams(scale: float, low: bool = False) -> Iterator[Probe]:
+    """A probe of every operator that is bound by memory; several of one operator are averaged.
+
+    ``low``: arrays of 16 bits, too.
+    """
+    for probe in _streams(max(int(96 * scale**0.5), 4), low):
         yield probe if probe.op in ALONE else replace(probe, chained=True)
 
 
-def _streams(edge: int) -> Iterator[Probe]:
+def _streams(edge: int, low: bool) -> Iterator[Probe]:
     shape: Shape = (1, 16, 16, edge, edge)
     x, flag, labels = (shape, "float32"), (shape, "bool"), (shape, "int64")
     channel: Given = ((1, 16, 1, 1, 1), "float32")
@@ -190,10 +211,10 @@ def _streams(edge: int) -> Iterator[Probe]:
     for op in ("Moments", "ReduceSum", "ReduceMax", "LogSumExp"):
         yield Probe(op, (rows,), {"axes": (1,)})
     yield Probe("LogSumExp", (x,), {"axes": (1,)})
-    yield from _movements(shape)
+    yield from _movements(shape, low)
 
 
-def _movements(shape: Shape) -> Iterator[Probe]:
+def _movements(shape: Shape, low: bool) -> Iterator[Probe]:
     x: Given = (shape, "float32")
     one, many, deep, *_, last = shape
     yield Probe("Identity", (x,))
@@ -208,6 +229,9 @@ def _movements(shape: Shape) -> Iterator[Probe]:
     yield Probe("Concat", (x, x), {"axis": 1})
     yield Probe("Pad", (x,), {"axis": 3, "before": 1, "after": 1})
     yield Probe("Cast", ((shape, "int64"),), {"to": "float32"})
+    if low:
+        yield Probe("Cast", (x,), {"to": "bfloat16"})
+        yield Probe("Cast", ((shape, "bfloat16"),), {"to": "float32"})
     resize = {"axis": 3, "size": 2 * last, "coordinates": "half_pixel", "nearest_mode": None}
     for mode in ("linear", "nearest"):
         yield Probe("Resample", (x,), {**resize, "mode": mode, "transposed": False})

@@ -29,6 +29,8 @@ CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvWeightGrad")
 THIN = 20480
 """Channels x depth x height of one sample up to which PyTorch computes a 3D convolution by im2col, unless
 it is gone around: slabs of an engine's own kind, slower for the gradient of the weights."""
+LOW = " in bfloat16"
+"""Ends the kind of a product whose operands have 16 bits."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 
@@ -115,10 +117,11 @@ def interpolate(points: Points, size: int) -> float:
     return round(exp((1 - share) * log(slow) + share * log(fast)), 3)
 
 
-def heavy_kind(step: Instruction, shapes: Sequence[Shape]) -> tuple[str, int] | None:
+def heavy_kind(step: Instruction, shapes: Sequence[Shape], dtype: str = "float32") -> tuple[str, int] | None:
     """The kind of a heavy operator and its size; None for an operator that is bound by memory.
 
-    ``shapes``: of the operands, padding included. Convolutions: one of two or three spatial axes;
+    ``shapes``: of the operands, padding included; products of 16 bits (``dtype``) are kinds of their
+    own. Convolutions: one of two or three spatial axes;
     "point" (kernel 1) or "window", and whether strided; elements of the window times the smaller
     count of channels; of thin slabs, gradients of a window's weights are a kind of their own. Einsum:
     as the matrix product it is, the smallest of its extents. Pooling: elements of the window.
@@ -132,9 +135,11 @@ def heavy_kind(step: Instruction, shapes: Sequence[Shape]) -> tuple[str, int] | 
         seen = step.operands[0].shape
         if taps > 1 and not strided and step.op == "ConvWeightGrad" and is_thin(seen):
             what = "thin window"
-        return f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
+        kind, size = f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
+        return kind + LOW * (dtype == "bfloat16"), size
     if step.op == "Einsum":
-        return _product_kind(step, shapes)
+        kind, size = _product_kind(step, shapes)
+        return kind + LOW * (dtype == "bfloat16"), size
     if step.op in ("MaxPool", "MaxPoolGrad"):
         return step.op, max(prod(step.attrs["kernel_shape"]), 1)
     return None
@@ -191,7 +196,7 @@ def instruction_seconds(step: Instruction, dtypes: Mapping[int, str], rules: Rul
     shapes = [padded_shape(operand) for operand in step.operands]
     node = Node("", step.op, (), (), step.attrs)
     moved = moved_bytes(step, dtypes)
-    heavy = heavy_kind(step, shapes)
+    heavy = heavy_kind(step, shapes, dtypes[step.operands[0].slot])
     if heavy is None:
         seconds = moved / rates.bytes_per_second(step.op)
     else:
@@ -240,9 +245,41 @@ def _giga(sizes: Sequence[int], *rates: float) -> Points:
     return tuple((size, 1e9 * rate) for size, rate in zip(sizes, rates, strict=True))
 
 
+_LOW_CHANNELS, _LOW_EXTENTS = (1, 16, 64, 256), (16, 256, 1024)
+_LOW_TAPS_2D, _LOW_TAPS_3D = (9, 144, 576, 2304), (27, 432, 1728, 6912)
+_PRODUCTS_OF_16_BITS = {
+    "Conv 2d point": _giga(_LOW_CHANNELS, 4, 50, 140, 310),
+    "Conv 2d strided point": _giga(_LOW_CHANNELS, 3.9, 20, 80, 170),
+    "Conv 2d strided window": _giga(_LOW_TAPS_2D, 25, 130, 310, 350),
+    "Conv 2d window": _giga(_LOW_TAPS_2D, 47, 240, 430, 490),
+    "Conv 3d point": _giga(_LOW_CHANNELS, 16, 220, 360, 500),
+    "Conv 3d strided point": _giga(_LOW_CHANNELS, 5.7, 100, 220, 200),
+    "Conv 3d strided window": _giga(_LOW_TAPS_3D, 58, 300, 460, 280),
+    "Conv 3d window": _giga(_LOW_TAPS_3D, 120, 460, 560, 560),
+    "ConvTranspose 2d point": _giga(_LOW_CHANNELS, 4.2, 49, 130, 240),
+    "ConvTranspose 2d strided point": _giga(_LOW_CHANNELS, 2.7, 14, 33, 87),
+    "ConvTranspose 2d strided window": _giga(_LOW_TAPS_2D, 13, 89, 210, 340),
+    "ConvTranspose 2d window": _giga(_LOW_TAPS_2D, 18, 250, 430, 490),
+    "ConvTranspose 3d point": _giga(_LOW_CHANNELS, 4.1, 210, 370, 500),
+    "ConvTranspose 3d strided point": _giga(_LOW_CHANNELS, 1.2, 16, 79, 120),
+    "ConvTranspose 3d strided window": _giga(_LOW_TAPS_3D, 11, 170, 500, 470),
+    "ConvTranspose 3d window": _giga(_LOW_TAPS_3D, 33, 510, 670, 770),
+    "ConvWeightGrad 2d point": _giga(_LOW_CHANNELS, 3.9, 49, 150, 260),
+    "ConvWeightGrad 2d strided point": _giga(_LOW_CHANNELS, 2.7, 18, 65, 120),
+    "ConvWeightGrad 2d strided window": _giga(_LOW_TAPS_2D, 19, 99, 240, 250),
+    "ConvWeightGrad 2d window": _giga(_LOW_TAPS_2D, 22, 200, 350, 430),
+    "ConvWeightGrad 3d point": _giga(_LOW_CHANNELS, 12, 120, 350, 490),
+    "ConvWeightGrad 3d strided point": _giga(_LOW_CHANNELS, 3.7, 32, 73, 95),
+    "ConvWeightGrad 3d strided window": _giga(_LOW_TAPS_3D, 49, 180, 270, 130),
+    "ConvWeightGrad 3d thin window": _giga(_LOW_TAPS_3D, 230, 450, 520, 440),
+    "ConvWeightGrad 3d window": _giga(_LOW_TAPS_3D, 180, 390, 450, 400),
+    "Einsum batched": _giga(_LOW_EXTENTS, 150, 320, 420),
+    "Einsum inner": _giga(_LOW_EXTENTS, 45, 330, 420),
+    "Einsum outer": _giga(_LOW_EXTENTS, 190, 470, 460),
+}
 # fmt: off
 _GIGABYTES = {
-    "Abs": 29, "Add": 28, "And": 27, "Cast": 20, "Concat": 22, "Div": 28, "Dropout": 23, "Equal": 25,
+    "Abs": 29, "Add": 28, "And": 27, "Cast": 42, "Concat": 22, "Div": 28, "Dropout": 23, "Equal": 25,
     "Erf": 6.9, "Exp": 10, "Expand": 1000, "Gather": 290, "GatherGrad": 19, "Gelu": 13, "GeluGrad": 16,
     "Greater": 18, "Identity": 650, "LeakyRelu": 25, "LeakyReluGrad": 28, "Less": 18, "Log": 8.5,
     "LogSumExp": 3.3, "Max": 29, "Min": 36, "Moments": 8.1, "Mul": 28, "Neg": 29, "Normalize": 23,
@@ -284,6 +321,7 @@ NOMINAL = Rates(
         "Einsum outer": _giga(_EXTENTS, 14, 34, 89, 200, 230, 220),
         "MaxPool": _giga((8, 27), 3.4, 3.5),
         "MaxPoolGrad": _giga((8, 27), 0.84, 0.49),
+        **{kind + LOW: points for kind, points in _PRODUCTS_OF_16_BITS.items()},
     },
     memory={op: 1e9 * rate for op, rate in _GIGABYTES.items()},
     copy_bytes_per_second=2.4e10,

@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 
 from oocdl.graph.program import Instruction, Program
-from oocdl.graph.rates import NOMINAL, Points, Rates, heavy_kind, interpolate, padded_shape, program_seconds
+from oocdl.graph.rates import (
+    LOW,
+    NOMINAL,
+    Points,
+    Rates,
+    heavy_kind,
+    interpolate,
+    padded_shape,
+    program_seconds,
+)
+from oocdl.graph.rounded import WINDOWED
 from oocdl.ops import RULES
-from oocdl.probes import Probe, convolutions, overhead, pools, products, streams
+from oocdl.probes import Probe, convolutions, in_bfloat16, overhead, pools, products, streams
 from tests.engines.programs import operand, single
 
 TABLE: Points = ((1, 1e9), (4, 3e9), (16, 2e9), (64, 50e9))
@@ -90,12 +100,27 @@ def kind_of(step: Instruction) -> tuple[str, int] | None:
     return heavy_kind(step, [padded_shape(item) for item in step.operands])
 
 
-@pytest.mark.parametrize("source", [convolutions, products, pools])
+@pytest.mark.parametrize("source", [convolutions, products, pools, in_bfloat16])
 def test_heavy_probes_are_of_the_kind_that_they_say(source: type) -> None:
     for kind, size, probe in source(1.0):
-        [step] = probe.program().instructions
-        assert kind_of(step) == (kind, size), probe
+        program = probe.program()
+        [step] = program.instructions
+        shapes = [padded_shape(item) for item in step.operands]
+        assert heavy_kind(step, shapes, program.input_dtypes[0]) == (kind, size), probe
         assert kind in NOMINAL.arithmetic
+
+
+def test_products_of_16_bits_have_rates_of_their_own() -> None:
+    """All kinds of them, with results as ``rounded`` makes them: only convolutions forward have 16 bits."""
+    wide = {kind for source in (convolutions, products) for kind, *_ in source(1.0)}
+    assert {kind for kind, *_ in in_bfloat16(1.0)} == {kind + LOW for kind in wide}
+    for _, _, probe in in_bfloat16(0.01):
+        program = probe.program()
+        assert set(program.input_dtypes) == {"bfloat16"}
+        [step] = program.instructions
+        assert step.dtypes == ("bfloat16" if step.op in WINDOWED else "float32",)
+        same = replace(probe, inputs=tuple((shape, "float32") for shape, _ in probe.inputs)).program()
+        assert seconds(program) != seconds(same)
 
 
 def test_every_operator_has_a_probe_and_a_nominal_rate() -> None:
