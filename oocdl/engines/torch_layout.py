@@ -6,6 +6,8 @@ takes a tensor of one sample for planes if that is not what it would be with mor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,3 +29,17 @@ def channels_last(x: Tensor) -> Tensor:
             strides[axis] = next_one
         next_one = strides[axis] * x.shape[axis]
     return x.as_strided(x.shape, strides)
+
+
+def dense(x: Tensor) -> Tensor:
+    """``x`` without gaps, copied if it has any, its channels where they are."""
+    if has_channels_last(x):
+        return channels_last(x.contiguous(memory_format=_FORMATS[x.dim()]))
+    return x.contiguous()
+
+
+def unset(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Memory in the order that ``like`` has."""
+    if not has_channels_last(like):
+        return like.new_empty(tuple(shape))
+    return like.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)

@@ -14,18 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines import torch_columns as columns
+from oocdl.engines import torch_points as points
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
-from oocdl.engines.torch_layout import channels_last, has_channels_last
+from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
-from oocdl.graph.layout import has_enough
 from oocdl.graph.program import Instruction
 from oocdl.graph.rates import is_thin
 
 aten = torch.ops.aten
-FULL = 16
-"""Channels that fill a register of 512 bits."""
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
@@ -53,7 +51,7 @@ def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
     return F.pad(tensor, flat, value=value)
 
 
-def _halves(x: Tensor, instruction: Instruction) -> tuple[Tensor, list[int]]:
+def _halves(x: Tensor, instruction: Instruction, taps: Sequence[int]) -> tuple[Tensor, list[int]]:
     """Operand 0 and the symmetric padding that is left for the kernel to do."""
     operand = instruction.operands[0]
     pads = spatial_pads(operand)
@@ -61,7 +59,8 @@ def _halves(x: Tensor, instruction: Instruction) -> tuple[Tensor, list[int]]:
         return x, [0] * len(pads)
     if x.numel() == 0 or any(map(any, operand.pads[:2])):
         return _padded([x], instruction, 0), [0] * len(pads)
-    common, rest = _shared(pads)
+    strides, dilations = (_ints(instruction, name, len(pads)) for name in ("strides", "dilations"))
+    common, rest = _shared(evened(pads, x.shape[2:], taps, strides, dilations))
     return pad(x, rest, instruction.fill), common
 
 
@@ -69,6 +68,27 @@ def _shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int,
     """What both sides of each axis of space have in common, and what is left, batch and channels before."""
     common = [min(pair) for pair in pads]
     return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
+
+
+def evened(
+    pads: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[tuple[int, int]]:
+    """``pads`` of the axes of space with as much after an axis as before it, where no window sees it.
+
+    A region ends with the last place that a stride lets a window see, so it has less padding there.
+    """
+    found = []
+    for (before, after), extent, kernel, stride, dilation in zip(
+        pads, extents, taps, strides, dilations, strict=True
+    ):
+        free = extent + before + after - dilation * (kernel - 1) - 1
+        more = max(before - after, 0)
+        found.append((before, after + more if free % stride + more < stride else after))
+    return found
 
 
 def _padded(args: list[Tensor], instruction: Instruction, index: int) -> Tensor:
@@ -112,6 +132,7 @@ def _slide(
     Where the outermost is padded on one side more than on the other, as at the ends of a volume, both
     sides are padded alike and what that makes too much of is cut off: no copy of the operand is made.
     """
+    pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
     before, after = pads[0]
     most = max(before, after)
     reach = dilations[0] * (w.shape[2] - 1)
@@ -127,46 +148,18 @@ def _like(w: Tensor, x: Tensor) -> Tensor:
     return channels_last(w) if has_channels_last(x) else w.contiguous()
 
 
-def _unset(shape: Sequence[int], x: Tensor) -> Tensor:
-    """Memory for weights in the order of the data that they meet."""
-    if not has_channels_last(x):
-        return x.new_empty(tuple(shape))
-    return x.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)
-
-
-def _is_point(weight_shape: Sequence[int], strides: Sequence[int], x: Tensor) -> bool:
-    """Whether a convolution is a matrix product of what lies side by side.
-
-    oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8).
-    """
-    return math.prod(weight_shape[2:]) == 1 and set(strides) == {1} and x.numel() > 0 and has_channels_last(x)
-
-
-def _places(x: Tensor) -> Tensor:
-    """``x[n, c, *space]`` as [n, places, c]."""
-    return x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])
-
-
-def _point(x: Tensor, w: Tensor) -> Tensor:
-    """The product with ``w[c, d]`` for each place; few channels are made as planes, as they are kept."""
-    shape = (x.shape[0], *x.shape[2:])
-    if not has_enough(w.shape[1]):
-        return torch.matmul(w.t(), _places(x).transpose(1, 2)).reshape(shape[0], w.shape[1], *shape[1:])
-    return torch.matmul(_places(x), w).reshape(*shape, w.shape[1]).movedim(-1, 1)
-
-
 def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
     operand = instruction.operands[0]
     if instruction.fill or args[0].numel() == 0 or (operand.pads and any(map(any, operand.pads[:2]))):
-        x, padding = _halves(args[0], instruction)
+        x, padding = _halves(args[0], instruction, w.shape[2:])
         return [_convolve(x, w, strides, padding, dilations)]
     pads = spatial_pads(operand)
-    if _is_point(w.shape, strides, args[0]) and not any(map(any, pads)):
-        return [_point(args[0], w.flatten(1).t())]
-    if has_few_taps(w.shape, strides) and w.shape[0] >= FULL and w.dtype != torch.bfloat16:
+    if points.is_point(w.shape, pads):
+        return [points.convolve(args[0], w, strides)]
+    if has_few_taps(w.shape, strides) and w.shape[0] >= points.FULL and w.dtype != torch.bfloat16:
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
     return [_slide(args[0], w, strides, pads, dilations)]
 
@@ -190,11 +183,8 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
         x = x.narrow(axis, first, last - first)
         pads.append((max(left, 0), max(right, 0)))
     ones = (1,) * len(pads)
-    if _is_point(w.shape, ones, x) and not any(map(any, pads)):
-        result = _point(x, w.flatten(1))
-    else:
-        turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
-        result = _slide(x, _like(turned, x), ones, pads, dilations)
+    turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
+    result = _slide(x, _like(turned, x), ones, pads, dilations)
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
@@ -206,6 +196,11 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor
     if x.numel() == 0:
         return [x.new_zeros(shape)]
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    if points.is_point(w.shape):
+        befores = [before for before, _ in spatial_pads(instruction.operands[0])]
+        starts = [c - b * s for c, b, s in zip(crop[2:], befores, strides, strict=True)]
+        made = points.transposed(x, w, strides, starts, shape)
+        return [take(made, (*crop[:2], *(0,) * rank), shape)]
     if set(strides) == {1}:
         return [_conv_flipped(x, w, instruction, dilations)]
     paddings, extras = [], []
@@ -235,13 +230,13 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
     dtype = getattr(torch, instruction.dtypes[0])  # products of 16 bits are summed in 32
-    if _is_point(shape, strides, x) and x.shape[2:] == dy.shape[2:] and has_channels_last(dy):
-        grad = torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1))
-        return [grad.reshape(shape).to(dtype)]
+    pads = spatial_pads(instruction.operands[0])
+    if points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
+        return [points.weight_gradient(dy, x, strides, shape).to(dtype)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
-        w, none = _unset(shape, x), [0] * len(strides)
+        w, none = unset(shape, x), [0] * len(strides)
         if _is_thin(x, shape[2:]):
             dy, x = dy.to_mkldnn(), x.to_mkldnn()
         made: Tensor = aten.convolution_backward(
@@ -249,13 +244,12 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
         )[1]
         return made.to(dtype)
 
-    pads = spatial_pads(instruction.operands[0])
     if has_few_taps(shape, strides) and 0 not in (x.numel(), dy.numel()) and x.dtype != torch.bfloat16:
         padded = _padded(args, instruction, 0)
         return [columns.weight_gradient(padded, dy, shape, dilations)]
     if _ends_apart(instruction, pads, strides, dilations, dy):
         return [_with_ends(gradient, dy, x, shape, pads)]
-    x, padding = _halves(x, instruction)
+    x, padding = _halves(x, instruction, shape[2:])
     return [gradient(dy, x, shape, padding)]
 
 

@@ -16,7 +16,9 @@ from oocdl.engines.chain_step import ROW
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
+from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
+from oocdl.engines.torch_windows import evened
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
 from oocdl.graph.layout import DATA, SPACED
@@ -26,8 +28,8 @@ from oocdl.graph.rule import Rules
 
 _VIEWS = frozenset({"Identity", "Transpose", "Expand", "Slice", "Pad"})
 """Operators whose result is a way to see operand 0."""
-_POOLS = {"MaxPool": (1, 3), "MaxPoolGrad": (4, 6)}
-"""Portions of the operand that pools take while they run, if each axis at least halves it, and if not."""
+POOLED, UNPOOLED = 2, 6
+"""Times what is pooled at a time that the stages of a pooling take, and those of its gradient."""
 _TEMPORARIES = {"Moments": 1, "LogSumExp": 2, "Dropout": 1, "Where": 1, "Softplus": 1}
 """Blocks that a member of a chain takes while it runs."""
 
@@ -41,7 +43,9 @@ class _Heap:
 
     def __init__(self, program: Program) -> None:
         self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
-        self.ordered = frozenset(slot for slot, _ in program.orders)
+        self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
+        self.order_of = dict(program.orders)
+        self.ordered = frozenset(self.order_of)
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}
         self.size: dict[int, int] = {}
@@ -95,6 +99,7 @@ def _blocks_bytes(step: ChainStep) -> int:
 def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
     """Whole memory for what is read after it, blocks for what stays inside."""
     for item in step.chain.members:
+        heap.shape_of.update(zip(item.outputs, item.shapes, strict=True))
         for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
             heap.dtype_of[slot] = dtype
             if slot in step.summed:
@@ -122,13 +127,31 @@ def _flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int
     return found
 
 
-def _is_copied(item: Instruction, strides: Sequence[int]) -> bool:
-    """Whether operand 0 of a convolution is copied: padded by hand, or a part of it that has gaps."""
+def _has_gaps(item: Instruction, index: int, heap: _Heap) -> bool:
+    """Whether an operand is a part of its slot whose places do not follow each other in memory."""
+    operand = item.operands[index]
+    if operand.crop is None:
+        return False
+    shape = heap.shape_of[operand.slot]
+    before = 1
+    for axis in heap.order_of.get(operand.slot) or range(len(shape)):
+        start, stop = operand.crop[axis]
+        if before > 1 and stop - start != shape[axis]:
+            return True
+        before *= stop - start
+    return False
+
+
+def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
+    """Whether operand 0 of a convolution is copied: padded by hand, or cut so that it has gaps."""
     pads: Sequence[tuple[int, int]] = spatial_pads(item.operands[0])
+    dilations = item.attrs.get("dilations") or (1,) * len(pads)
     if item.op == "ConvTranspose":
         if set(strides) != {1}:
-            return True
-        pads = _flipped_pads(item, item.attrs.get("dilations") or (1,) * len(pads))
+            return len(weights) == 5
+        pads = _flipped_pads(item, dilations)
+    else:
+        pads = evened(pads, item.operands[0].shape[2:], weights[2:], strides, dilations)
     first, *others = [before != after for before, after in pads]
     inside = any(before < 0 or after < 0 for before, after in pads[1:])
     if any(others) or inside:
@@ -144,19 +167,37 @@ def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
     return _bytes(padded_shape(item.operands[index]), dtype)
 
 
-def _window_last(item: Instruction, dtype: str, ordered: Collection[int]) -> int:
+def _point_last(item: Instruction, dtype: str, strides: Sequence[int]) -> int:
+    """Copies that a convolution of one tap makes of what it sees and makes (``torch_points``)."""
+    x, shape = item.operands[0], item.kernel_shapes[0]
+    if item.op == "ConvTranspose":
+        whole = set(strides) == {1} and shape[2:] == x.shape[2:]
+        return 0 if whole else _bytes((*shape[:2], *x.shape[2:]), dtype) + _data_bytes(item, 0, dtype)
+    if set(strides) == {1}:
+        return 0
+    space = item.operands[1].shape[2:] if item.op == "ConvWeightGrad" else shape[2:]
+    return _bytes((*x.shape[:2], *space), dtype)
+
+
+def _window_last(item: Instruction, dtype: str, heap: _Heap) -> int:
     """Scratch of a convolution whose data has its channels last."""
     x = item.operands[0]
     result = _bytes(item.kernel_shapes[0], item.dtypes[0])
     weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
     strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
+    ordered = heap.ordered
     # In the order of the data, in oneDNN's blocks of 16, and turned round.
     scratch = 4 * _bytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
+    point = is_point(weights, () if item.op == "ConvTranspose" else spatial_pads(x))
     for index in DATA[item.op]:
-        if item.operands[index].slot not in ordered:
+        alone = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
+        if not alone and (item.operands[index].slot not in ordered or _has_gaps(item, index, heap)):
             scratch += _bytes(item.operands[index].shape, dtype)  # sorted first
     few = has_few_taps(weights, strides) and dtype != "bfloat16"
-    scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides) else 0
+    if point:
+        scratch += _point_last(item, dtype, strides)
+    else:
+        scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides, weights) else 0
     if item.op == "ConvWeightGrad":
         if pads_of(item.operands[1]) is not None:
             scratch += _data_bytes(item, 1, dtype)
@@ -180,12 +221,27 @@ def _plane(item: Instruction, dtype: str) -> int:
     return 2 * _bytes((seen[1], *weights[2:], *seen[3:]), dtype)
 
 
-def _portion(item: Instruction) -> int:
-    """Elements of the operand that are pooled at a time (``torch_pool``): a chunk, or what a window sees."""
-    batch, channels, *space = padded_shape(item.operands[0])
-    kernel = int(item.attrs["kernel_shape"][0]) * int((item.attrs.get("dilations") or (1,))[0])
-    window = max(channels * kernel * prod(space[1:]), prod(space))
-    return min(batch * channels * prod(space), max(CHUNK, window))
+def _pool(item: Instruction, dtype: str, last: bool) -> int:
+    """Scratch of a pooling or its gradient: padded copies, and of what is taken at a time its stages."""
+    x = padded_shape(item.operands[0])
+    copies = sum(
+        _data_bytes(item, index, dtype)
+        for index, operand in enumerate(item.operands)
+        if operand.pads is not None or operand.crop is not None
+    )
+    if item.op == "MaxPoolGrad" and pads_of(item.operands[0]) is not None:
+        copies += _bytes(x, dtype)
+    stages = POOLED if item.op == "MaxPool" else UNPOOLED
+    return copies + stages * _bytes([min(_portion(item, x, last), prod(x))], dtype)
+
+
+def _portion(item: Instruction, x: Shape, last: bool) -> int:
+    """Elements that are pooled at a time (``torch_pool``): a chunk, or as much as has to be seen at once."""
+    if not last:
+        return max(CHUNK, prod(x[2:]))
+    stride = int((item.attrs.get("strides") or (1,))[0])
+    span = (int(item.attrs["kernel_shape"][0]) - 1) * int((item.attrs.get("dilations") or (1,))[0]) + 1
+    return prod(x[1:]) if span > stride else max(CHUNK, stride * x[1] * prod(x[3:]))
 
 
 def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
@@ -194,12 +250,10 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
     seen = [operand for operand in item.operands if len(operand.shape) in SPACED]
     last = any(operand.slot in heap.ordered for operand in seen) or item.outputs[0] in heap.ordered
     if item.op in DATA and last:
-        return _window_last(item, dtype, heap.ordered)
+        return _window_last(item, dtype, heap)
+    if item.op in ("MaxPool", "MaxPoolGrad"):
+        return _pool(item, dtype, last)
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
-    if item.op in _POOLS:
-        halves = min(item.attrs.get("strides") or (1,)) > 1
-        padded = sum(_data_bytes(item, i, dtype) for i, o in enumerate(item.operands) if pads_of(o))
-        return padded + _bytes([_POOLS[item.op][not halves] * _portion(item)], dtype)
     node = Node("", item.op, (), (), item.attrs)
     scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
     copies = sum(
@@ -213,7 +267,7 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
 def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
     scratch = _scratch(item, heap, rules)
     for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
-        heap.dtype_of[slot] = dtype
+        heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
         if item.op in _VIEWS and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
         else:
