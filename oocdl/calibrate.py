@@ -41,7 +41,7 @@ from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
 from oocdl.storage.pool import Pool
 
-FORMAT = 7
+FORMAT = 8
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
 FILE_BYTES = 8 << 20
 """Of the files that the disk is measured with, as chunks have it."""
@@ -190,7 +190,7 @@ class _Bench:
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self.engine, self.threads = engine, threads
-        self.last = "float32" in CHANNELS_LAST.get(engine.name, ())
+        self.last = CHANNELS_LAST.get(engine.name, {}).get("float32", ())
         self.random = np.random.default_rng(0)
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}

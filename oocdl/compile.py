@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from oocdl.bind import Binding
@@ -77,9 +78,11 @@ def _imported(
     return model.bind(rules, shapes, precision=settings.dtype, training=training, freeze=settings.freeze)
 
 
-def _wants_channels_last(settings: Settings) -> bool:
+def _ranks_last(settings: Settings) -> frozenset[int]:
+    """Ranks of values that are to have their channels last."""
     # Where engines are chosen layer by layer, those that like it less sort what they need.
-    return any(settings.precision in CHANNELS_LAST.get(one, ()) for one in engines_of(settings.engine))
+    wanted = (CHANNELS_LAST.get(one, {}).get(settings.precision, ()) for one in engines_of(settings.engine))
+    return frozenset(chain.from_iterable(wanted))
 
 
 def _with_engines(plan: StepPlan, rates: Mapping[str, Rates], rules: Rules, limits: Limits) -> StepPlan:
@@ -93,15 +96,14 @@ def _work(settings: Settings, rules: Rules) -> Work:
     return partial(get_engine(engines_of(settings.engine)[0]).work_bytes, rules=rules)
 
 
-def _factored(graph: Graph, rules: Rules, last: bool) -> Factored:
-    """The graph over stored factors, laid out as the engine likes it."""
-    factored = factorize(graph, rules)
-    return channels_last(factored) if last else factored
+def _factored(graph: Graph, rules: Rules, last: frozenset[int]) -> Factored:
+    """The graph over stored factors, values of ranks in ``last`` with their channels last."""
+    return channels_last(factorize(graph, rules), last)
 
 
 def _layering(graph: Graph, settings: Settings, rules: Rules) -> tuple[Layering, frozenset[str]]:
     """The graph's layers, and values that are stored in 16 bits: all that may be, where products have 16."""
-    last, work = _wants_channels_last(settings), _work(settings, rules)
+    last, work = _ranks_last(settings), _work(settings, rules)
     if settings.precision != "bfloat16":
         return Layering(_factored(graph, rules, last), rules, work), frozenset()
     names: frozenset[str] | None = None
@@ -232,8 +234,8 @@ class Draft:
     """How weights are stored, if another plan has decided that already."""
     rounded: frozenset[str] = frozenset()
     """Values that are stored in 16 bits."""
-    last: bool = False
-    """Whether values of convolutions have their channels last."""
+    last: frozenset[int] = frozenset()
+    """Ranks of values that have their channels last, where convolutions read or make them."""
     low: bool = False
     """Whether products are computed in 16 bits."""
     rates: Mapping[str, Rates] = field(default_factory=dict)
@@ -297,7 +299,7 @@ def draft_training(
     """A training step, or the first ``part`` of one, for batches of ``batch`` samples, not cut yet."""
     made = training_graph(model, binding, settings, batch, rules, part)
     layering, names = _layering(made.graph, settings, rules)
-    last, low = _wants_channels_last(settings), settings.precision == "bfloat16"
+    last, low = _ranks_last(settings), settings.precision == "bfloat16"
     return Draft(made, layering, part, pieces, names, last, low)
 
 

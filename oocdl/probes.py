@@ -8,7 +8,7 @@ array that leaves the program as on one that another operator reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,8 +45,8 @@ class Probe:
     chained: bool = False
     """Whether it is measured before a Neg."""
 
-    def program(self, last: bool = False) -> Program:
-        """The operator alone, or before a Neg; ``last``: what is of a convolution has its channels last."""
+    def program(self, last: Collection[int] = ()) -> Program:
+        """The operator alone, or before a Neg; of a convolution what has a rank in ``last`` lies so."""
         return _program(self, last)
 
     def rest(self) -> Program | None:
@@ -59,7 +59,7 @@ class Probe:
         return _program(Probe("Neg", ((build.shape(made), build.dtype(made)),)))
 
 
-def _program(probe: Probe, last: bool = False) -> Program:
+def _program(probe: Probe, last: Collection[int] = ()) -> Program:
     build = Builder(RULES)
     inputs = [build.value(f"x{i}", *given, Role.INPUT) for i, given in enumerate(probe.inputs)]
     made = build.node(probe.op, inputs, dict(probe.attrs))
@@ -68,11 +68,11 @@ def _program(probe: Probe, last: bool = False) -> Program:
     return _planned(build, *made, last=last)
 
 
-def _planned(build: Builder, *outputs: str, last: bool = False) -> Program:
+def _planned(build: Builder, *outputs: str, last: Collection[int] = ()) -> Program:
     """All of a graph as one program."""
     build.outputs = list(outputs)
     factored = factorize(_with_wide_sums(build.graph()), RULES)
-    layering = Layering(channels_last(factored) if last else factored, RULES)
+    layering = Layering(channels_last(factored, last), RULES)
     plan = plan_step(layering, Limits(1 << 50))
     [unit] = [unit for layer in plan.layers for unit in layer.units]
     return unit.program

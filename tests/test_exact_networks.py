@@ -353,7 +353,7 @@ def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_pa
 @pytest.fixture
 def _last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels last in float64, too, and however few they are."""
-    monkeypatch.setitem(CHANNELS_LAST, "torch", frozenset({"float32", "float64"}))
+    monkeypatch.setitem(CHANNELS_LAST, "torch", {"float32": (4, 5), "float64": (4, 5)})
     monkeypatch.setattr(layout, "LEAST", 1)
     monkeypatch.setattr(layout, "MULTIPLE", 1)
 

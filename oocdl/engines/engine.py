@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from oocdl.errors import InputError
@@ -66,8 +66,11 @@ Large pages for large tensors, as NumPy has them: half of a copy's time is page 
 
 PRECISIONS = {"torch": frozenset({"float32", "bfloat16", "float64"}), "onnxruntime": frozenset({"float32"})}
 """What each engine computes in."""
-CHANNELS_LAST = {"onnxruntime": frozenset({"float32"}), "torch": frozenset({"float32", "bfloat16"})}
-"""Engines, and precisions, whose convolutions are faster where values lie with their channels last."""
+CHANNELS_LAST: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "onnxruntime": {"float32": (5,)},
+    "torch": {"float32": (4, 5), "bfloat16": (4, 5)},
+}
+"""Engines, precisions, and ranks of values: convolutions are faster where these have their channels last."""
 MEASURED = "measured"
 """Stands for all engines: each layer has the one that is predicted to be faster by measured rates."""
 

@@ -1,4 +1,4 @@
-"""How values lie in memory: channels last around 3D convolutions of many channels, and nowhere else."""
+"""How values lie in memory: channels last around convolutions of many channels, and nowhere else."""
 
 from __future__ import annotations
 
@@ -59,9 +59,13 @@ def test_too_few_channels_and_odd_numbers_stay_planes() -> None:
     assert orders(build, *made) == {made[-1]: LAST}
 
 
-def test_images_stay_planes() -> None:
+def test_images_as_the_engine_likes_them() -> None:
     build, x = start((2, 16, 8, 8))
-    assert orders(build, build("Relu", conv(build, x, 16))) == {}
+    build.outputs = [active] = [build("Relu", conv(build, x, 16))]
+    factored = factorize(build.graph(), RULES)
+    last = (0, 2, 3, 1)
+    assert channels_last(factored).orders[active] == channels_last(factored).orders[x] == last
+    assert channels_last(factored, (5,)).orders == {}
 
 
 def test_without_a_convolution_nothing_is_ordered() -> None:

@@ -55,7 +55,6 @@ def _has_space(case: Case) -> bool:
 @pytest.mark.parametrize("case", params([case for case in CASES if _has_space(case)]))
 def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is with everything that has axes of space, and not convolutions alone."""
-    monkeypatch.setattr(layout, "RANKS", (4, 5))
     monkeypatch.setattr(layout, "LEAST", 1)
     monkeypatch.setattr(layout, "MULTIPLE", 1)
     monkeypatch.setattr(layout, "WINDOWED", frozenset(RULES))
