@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oocdl.engines import torch_columns as columns
 from oocdl.engines import torch_points as points
+from oocdl.engines import torch_taps
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
@@ -238,7 +239,7 @@ def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tens
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
         w, none = unset(shape, x), [0] * len(strides)
         if _is_thin(x, shape[2:]):
-            dy, x = dy.to_mkldnn(), x.to_mkldnn()
+            return torch_taps.weight_gradient(x, dy, shape, strides, padding, dilations)
         made: Tensor = aten.convolution_backward(
             dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
         )[1]

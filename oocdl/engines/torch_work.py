@@ -206,7 +206,9 @@ def _window_last(item: Instruction, dtype: str, heap: _Heap) -> int:
                 batch, channels, *space = padded_shape(operand)
                 scratch += _bytes((batch, -(-channels // 16) * 16, *space), dtype)
         if dtype == "float32" and is_thin(x.shape) and prod(weights[2:]) > 1 and not few:
-            scratch += 2 * (_data_bytes(item, 0, dtype) + _data_bytes(item, 1, dtype))
+            # One plane at most is copied (``torch_taps``); there are as many as the third axis has.
+            planes = [padded_shape(operand)[2] for operand in item.operands]
+            scratch += sum(2 * _data_bytes(item, i, dtype) // max(n, 1) for i, n in enumerate(planes))
     elif set(strides) == {1}:
         scratch += result // 8 + (0 if item.outputs[0] in ordered else result)
     else:
