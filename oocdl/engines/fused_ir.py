@@ -19,6 +19,8 @@ class Builder:
         """Lines that come first."""
         self.declared: dict[str, str] = {}
         """Function -> its declaration."""
+        self.deviations: dict[tuple[str, float], str] = {}
+        """Variance and what is added to it -> what is made of it, where that is the same in all rows."""
         self._count = 0
         self._block = "entry"
         self.lanes, self.kind = 1, "float"

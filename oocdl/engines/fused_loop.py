@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oocdl.engines.fused_ir import KINDS, Builder
-from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC, Emit
+from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
 
 LANES = 16
 """Of a vector: a register of 512 bits of float32; LLVM takes more registers where they are smaller."""
@@ -79,7 +79,7 @@ _BYTES = {"float": 4, "double": 8, "bfloat": 2, "i64": 8, "i32": 4, "i1": 1, "i8
 
 
 class Writer:
-    """The function of one loop: ``void loop(ptr arguments)``."""
+    """The function of one loop, of a pointer to its arguments."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop, self.b = loop, Builder()
@@ -102,8 +102,8 @@ class Writer:
         address, *steps = (self._argument(first + i) for i in range(FIELDS))
         return [self.b.new(f"inttoptr i64 {address} to ptr"), *steps]
 
-    def write(self) -> str:
-        """The text of the module."""
+    def write(self, name: str) -> str:
+        """The text of the module, whose function has that name."""
         b = self.b
         with ExitStack() as loops:
             at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
@@ -116,7 +116,7 @@ class Writer:
             self._strips(bases, sums, first, end)
         declared = "\n".join(b.declared.values())
         body = "\n".join((*b.variables, *b.lines))
-        return f"{declared}\ndefine void @loop(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
+        return f"{declared}\ndefine void @{name}(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
 
     def _base(self, fields: Sequence[str], indices: Sequence[str]) -> str:
         address, *steps = fields
@@ -172,6 +172,11 @@ class _Vector:
             for index, stream in enumerate(loop.reads)
             if not stream.rows
         }
+        for op in loop.ops:
+            if op.name == "Normalize" and op.dtype != "bfloat16" and op.ins[2] in self.constant:
+                b.kind = KINDS[op.dtype]
+                key = (self.constant[op.ins[2]], dict(op.attrs)["eps"])
+                b.deviations[key] = deviation(b, *key)
         self.origins: dict[int, str] = {}
         if any(one.moments for one in loop.sums):
             values = self._values(first)

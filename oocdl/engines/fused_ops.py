@@ -73,11 +73,17 @@ def _leaky_relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) 
     return b.select(_positive(b, args[1]), args[0], scaled)
 
 
+def deviation(b: Builder, variance: str, eps: float) -> str:
+    """What centred values are multiplied with: one over the root of ``variance + eps``."""
+    if (variance, eps) not in b.deviations:
+        moved = b.new(f"fadd {b.type} {variance}, {_splat(b, eps)}")
+        return b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {b.call('sqrt', b.type, [moved])}")
+    return b.deviations[variance, eps]
+
+
 def _normalize(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
     x, mean, variance = args
-    moved = b.new(f"fadd {b.type} {variance}, {_splat(b, attrs['eps'])}")
-    root = b.call("sqrt", b.type, [moved])
-    scale = b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {root}")
+    scale = deviation(b, variance, attrs["eps"])
     centred = b.new(f"fsub {b.type} {x}, {mean}")
     return b.new(f"fmul {b.type} {centred}, {scale}")
 
