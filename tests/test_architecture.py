@@ -77,6 +77,7 @@ ONLY = {
 GATES = {
     "onnx": ("graph.*onnx*", "engines.onnx*", "zoo"),
     "onnxruntime": ("engines.onnx_session",),
+    "llvmlite": ("engines.fused_compile",),
     "torch": ("engines.torch*",),
     "dask": ("execute", "schedule", "preview", "session", "cluster", "testing"),
     "distributed": ("cluster",),
