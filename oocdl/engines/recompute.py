@@ -6,7 +6,7 @@ is there anyway by a few elementwise instructions, the later chain's loop makes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -18,6 +18,8 @@ from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction, Operand, Program
 
 CHEAP = frozenset(FLOATS) | {"Cast"}
+Part = tuple[int, Crop | None]
+"""A slot, and the box of it that is read; None: all."""
 Fits = Callable[[Chain, Mapping[int, str]], bool]
 """Whether a chain, given the dtype of each slot, runs as one loop."""
 
@@ -45,14 +47,14 @@ class _Copy:
     makers: Mapping[int, Instruction]
     """Slot -> member of ``source`` that makes it."""
     members: list[Instruction] = field(default_factory=list)
-    slots: dict[int, int] = field(default_factory=dict)
-    """Slot of ``source`` -> that of its copy."""
-    large: set[tuple[int, Crop | None]] = field(default_factory=set)
+    slots: dict[Part, int] = field(default_factory=dict)
+    """Part of a slot of ``source`` -> slot of its copy. One slot may be wanted at several boxes."""
+    large: set[Part] = field(default_factory=set)
     """What is read whole for it."""
 
     def make(self, slot: int, box: Crop | None) -> bool:
         """Make the part of a slot that ``box`` cuts out; whether that can be."""
-        if slot in self.slots:
+        if (slot, box) in self.slots:
             return True
         item = self.makers.get(slot)
         if item is None:
@@ -60,12 +62,11 @@ class _Copy:
         operands = [self._operand(operand, item, box) for operand in item.operands]
         if None in operands:
             return False
-        self.slots[slot] = self.fresh()
+        made = self.slots[slot, box] = self.fresh()
         domain = self.target.domain
         seen = tuple(operand for operand in operands if operand is not None)
         shape = item.shapes[0] if box is None else tuple(stop - start for start, stop in box)
-        outputs = (self.slots[slot],)
-        copy = replace(item, operands=seen, outputs=outputs, kernel_shapes=(domain,), shapes=(shape,))
+        copy = replace(item, operands=seen, outputs=(made,), kernel_shapes=(domain,), shapes=(shape,))
         self.members.append(copy)
         return True
 
@@ -74,7 +75,7 @@ class _Copy:
         domain = self.target.domain
         if operand.slot in self.makers:
             found = self.make(operand.slot, box)
-            return replace(operand, slot=self.slots[operand.slot], shape=domain) if found else None
+            return replace(operand, slot=self.slots[operand.slot, box], shape=domain) if found else None
         if operand.shape == self.source.domain:
             if _extents(operand, self.shapes[operand.slot]) != item.shapes[0]:
                 return None
@@ -87,9 +88,9 @@ class _Copy:
         return operand if same else None
 
 
-def _replaced(copy: _Copy, wanted: Mapping[int, Crop | None]) -> Chain | None:
+def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
     """The target, making ``wanted`` itself; None where that cannot be or reads more."""
-    if not all(copy.make(slot, box) for slot, box in wanted.items()):
+    if not all(copy.make(slot, box) for slot, box in wanted):
         return None
     read = {(o.slot, o.crop) for item in copy.target.members for o in item.operands}
     if len(copy.large - read) > len(wanted):
@@ -97,24 +98,21 @@ def _replaced(copy: _Copy, wanted: Mapping[int, Crop | None]) -> Chain | None:
     domain = copy.target.domain
 
     def seen(operand: Operand) -> Operand:
-        if operand.slot not in wanted:
+        part = (operand.slot, operand.crop)
+        if part not in wanted:
             return operand
-        return replace(operand, slot=copy.slots[operand.slot], crop=None, shape=domain)
+        return replace(operand, slot=copy.slots[part], crop=None, shape=domain)
 
     members = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
     return replace(copy.target, members=(*copy.members, *members))
 
 
-def _wanted(target: Chain, slots: frozenset[int]) -> dict[int, Crop | None] | None:
-    """The part of each of ``slots`` that a chain reads; None where it reads one in two ways."""
-    found: dict[int, Crop | None] = {}
-    for item in target.members:
-        for operand in item.operands:
-            if operand.slot in slots:
-                whole = operand.shape == target.domain and operand.pads is None
-                if not whole or found.setdefault(operand.slot, operand.crop) != operand.crop:
-                    return None
-    return found
+def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
+    """The parts of ``slots`` that a chain reads; none where it reads one otherwise than as its domain."""
+    read = [operand for item in target.members for operand in item.operands if operand.slot in slots]
+    if any(operand.shape != target.domain or operand.pads is not None for operand in read):
+        return []
+    return list(dict.fromkeys((operand.slot, operand.crop) for operand in read))
 
 
 def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[list[Group], dict[int, str]]:
@@ -141,7 +139,7 @@ def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[l
                 continue
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
-            kinds = {copy.slots[slot]: dtypes[slot] for slot in copy.slots}
+            kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
             if made is not None and fits(made, dtypes | kinds):
                 found[at] = made
                 dtypes |= kinds

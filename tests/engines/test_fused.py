@@ -247,6 +247,40 @@ def test_a_later_chain_makes_cheap_values_again() -> None:
     assert not read & {3, 4} and is_loop(second, dtypes)
 
 
+def test_one_value_is_made_again_for_each_part_that_is_read() -> None:
+    """A later chain reads two boxes of one value, and one of what that was made of."""
+    shape, inner, row = (1, 16, 6, 4), (1, 16, 4, 4), (1, 16, 1, 1)
+    arrays = [noise(shape, "float64") - 0.7, noise(row, "float64", 1)]
+    upper, lower = ([(0, 1), (0, 16), (start, start + 4), (0, 4)] for start in (0, 2))
+    turned, corner = (1, 16, 4, 6), [(0, 1), (0, 16), (0, 4), (0, 4)]
+    steps = [
+        step("Mul", [(0, shape), (1, row)], 2, shape, "float64"),
+        step("Relu", [(2, shape)], 3, shape, "float64"),
+        step("Neg", [(3, shape)], 8, shape, "float64"),
+        Instruction(
+            "Transpose",
+            (operand(8, shape),),
+            (4,),
+            (turned,),
+            (turned,),
+            ("float64",),
+            {"perm": (0, 1, 3, 2)},
+        ),
+        step("Sub", [operand(3, inner, upper), operand(3, inner, lower)], 5, inner, "float64"),
+        step("Mul", [(5, inner), operand(2, inner, lower)], 6, inner, "float64"),
+        step("Add", [(6, inner), operand(4, inner, corner)], 7, inner, "float64"),
+    ]
+    made = program(arrays, steps, [(7, inner)], "fused twice")
+    groups, dtypes = recomputed(arrange(made, 16, frozenset(POINTWISE), frozenset(REDUCTIONS)), made, is_loop)
+    second = groups[-1]
+    assert isinstance(second, Chain) and is_loop(second, dtypes)
+    assert not {operand.slot for item in second.members for operand in item.operands} & {2, 3}
+    before = arrays[0] * arrays[1]
+    value = np.maximum(before, 0)
+    expected = (value[:, :, :4] - value[:, :, 2:]) * before[:, :, 2:] - value.swapaxes(2, 3)[..., :4]
+    close(ENGINES[0]().compile(made)(arrays)[0], expected, "float64")
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_chains(data: st.DataObject) -> None:
