@@ -1,9 +1,13 @@
-"""How a chain runs, whatever computes it: columns of blocks, memory for them, one block after the other."""
+"""How a chain runs, whatever computes it: as one compiled loop, or block after block.
+
+A chain whose members loops know is one loop over all of its domain (``fused``). Any other has its
+members run on one block, each with a kernel of the runtime, and then on the next.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Generic, Protocol, TypeVar
@@ -43,7 +47,22 @@ class Blocks(Protocol[A]):
         ...
 
 
-class BlockStep(ABC, Generic[A]):
+@dataclass(frozen=True, eq=False)
+class BlockPlan(Generic[A]):
+    """What is decided of a chain that runs block by block."""
+
+    parts: Mapping[tuple[int, ...], tuple[int, ...]]
+    """Outputs of reductions whose blocks are put together at the end; the axes these lie along."""
+    kinds: Mapping[int, Kind]
+    """Of each column that takes memory of a block."""
+    register_of: Mapping[int, int]
+    """Column -> which memory."""
+    registers: Sequence[Kind]
+    kernels: Sequence[tuple[Callable[[list[A], list[A]], None], tuple[int, ...], tuple[int, ...]]]
+    """What runs on each block: from columns, into columns."""
+
+
+class AnyChainStep(ABC, Generic[A]):
     """One chain, with all that can be decided before it runs."""
 
     def __init__(
@@ -56,84 +75,99 @@ class BlockStep(ABC, Generic[A]):
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
         self.chain, self.rank = chain, len(chain.domain)
-        self._blocks, self._reductions = blocks, kernels.reductions
+        self._blocks, self._kernels = blocks, kernels
         self.members, self.columns = members_of(chain, kernels.in_place, kernels.reductions)
         """Members; operands from outside, and slots made here -> columns."""
-        self.full = {slot for item in chain.members for slot in item.outputs if slot in needed}
+        made = {slot for item in chain.members for slot in item.outputs if slot in needed}
+        elementwise = made - self._reduced()
+        fused = fuse(chain, self.members, self.columns, elementwise, dtype_of)
+        self.plan: Fused | BlockPlan[A] = fused or self._block_plan(made)
+        if isinstance(self.plan, Fused):
+            self.summed = made - elementwise
+            """Slots made of sums after the loop, or of those of blocks."""
+        else:
+            self.summed = {slot for slots in self.plan.parts for slot in slots}
+        self.full = made - self.summed
         """Slots made whole."""
-        single = {slot for slot in self.full if slot not in self._reduced()}
-        self.fused = fuse(chain, self.members, self.columns, single, dtype_of)
-        """The chain as one loop, if it can be one."""
-        if self.fused is not None:
-            self.summed, self.full = self.full - single, single
-            return
-        self.parts = {item.outputs: axes for item in chain.members if (axes := self._axes(item))}
-        """Outputs of reductions whose blocks are put together at the end; the axes these lie along."""
-        split = {slot for slots in self.parts for slot in slots}
-        self.summed = split
-        """Slots made of sums after the loop, or of those of blocks."""
-        self.full -= split
-        self.kinds = {
+
+    def _block_plan(self, made: Collection[int]) -> BlockPlan[A]:
+        """``made``: slots that are read after the chain."""
+        members = self.chain.members
+        parts = {item.outputs: axes for item in members if (axes := self._axes(item))}
+        apart = {*made, *(slot for slots in parts for slot in slots)}
+        kinds = {
             self.columns[slot]: (shape, dtype)
-            for item in chain.members
+            for item in members
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True)
-            if slot not in self.full | split
+            if slot not in apart
         }
-        self.register_of, self.registers = allocate(self.members, self.kinds)
-        self._kernels = [(kernels.bound(member.item), member.ins, member.outs) for member in self.members]
+        register_of, registers = allocate(self.members, kinds)
+        kernels = [(self._kernels.bound(member.item), member.ins, member.outs) for member in self.members]
+        return BlockPlan(parts, kinds, register_of, registers, kernels)
 
     def _reduced(self) -> set[int]:
         """Slots that reductions make."""
-        return {slot for item in self.chain.members for slot in item.outputs if item.op in self._reductions}
+        return {
+            slot
+            for item in self.chain.members
+            for slot in item.outputs
+            if item.op in self._kernels.reductions
+        }
 
     def _axes(self, item: Instruction) -> tuple[int, ...]:
         """The axes that a reduction has to be put together along; none of another instruction."""
-        if item.op not in self._reductions:
+        if item.op not in self._kernels.reductions:
             return ()
         return self._cut_axes(tuple(sorted({axis % self.rank for axis in item.attrs["axes"]})))
 
     def run(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
-        if self.fused is None:
-            self._run_blocks(slots, places)
+        if isinstance(self.plan, Fused):
+            self._run_fused(self.plan, slots, places)
         else:
-            self._run_fused(self.fused, slots, places)
+            self._run_blocks(self.plan, slots, places)
 
     def _run_fused(self, fused: Fused, slots: dict[int, A], places: Mapping[int, A]) -> None:
-        arrays = {
+        operands = {
             column: self._operand(slots[key[0]], key[1], key[2])
             for key, column in self.columns.items()
             if isinstance(key, tuple)
         }
-        for column in arrays:
-            if not fused.fits(self._view(arrays[column])):
-                arrays[column] = self._copy(arrays[column])
+        placed = {}
+        for column in operands:
+            place = fused.place(self._view(operands[column]))
+            if place is None:
+                operands[column] = self._copy(operands[column])
+                place = fused.place(self._view(operands[column]))
+            assert place is not None, "a loop cannot run over a dense array"
+            placed[column] = place
         results: dict[int, A] = {}
         for item in self.chain.members:
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
                 if slot in self.full:
                     results[slot] = self._whole(slot, (shape, dtype), slots, places)
-                    arrays[self.columns[slot]] = results[slot]
-        totals = fused.run({column: self._view(array) for column, array in arrays.items()})
-        for item, found in totals:
-            for slot, array, dtype in zip(item.outputs, found, item.dtypes, strict=True):
-                results[slot] = self._of_numpy(array, dtype)
+                    place = fused.place(self._view(results[slot]))
+                    assert place is not None, "a loop cannot write a result as it lies"
+                    placed[self.columns[slot]] = place
+        for item, sums in fused.run(placed):
+            for slot, total, dtype in zip(item.outputs, sums, item.dtypes, strict=True):
+                results[slot] = self._of_numpy(total, dtype)
         for item in self.chain.members:
             self._keep(item, results, slots)
 
-    def _run_blocks(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
+    def _run_blocks(self, plan: BlockPlan[A], slots: dict[int, A], places: Mapping[int, A]) -> None:
         columns: list[list[A]] = [[]] * len(self.columns)
         for key, column in self.columns.items():
             if isinstance(key, tuple):
                 operand = self._wide(self._operand(slots[key[0]], key[1], key[2]))
                 columns[column] = self._blocks.pieces(operand)
-        extents = [self._extents(shape) for shape, _ in self.registers]
-        buffers = [self._empty(n, dtype) for n, (_, dtype) in zip(extents, self.registers, strict=True)]
-        for column, register in self.register_of.items():
-            columns[column] = self._blocks.of_buffer(buffers[register], self.kinds[column][0])
+        extents = [self._extents(shape) for shape, _ in plan.registers]
+        buffers = [self._empty(n, dtype) for n, (_, dtype) in zip(extents, plan.registers, strict=True)]
+        for column, register in plan.register_of.items():
+            columns[column] = self._blocks.of_buffer(buffers[register], plan.kinds[column][0])
         results: dict[int, A] = {}
         for item in self.chain.members:
-            axes = self.parts.get(item.outputs, ())
+            axes = plan.parts.get(item.outputs, ())
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
                 if axes:
                     results[slot] = self._empty(self._part_shape(shape, axes), dtype)
@@ -143,10 +177,10 @@ class BlockStep(ABC, Generic[A]):
                     continue
                 columns[self.columns[slot]] = self._blocks.pieces(results[slot], axes)
         for row in zip(*columns, strict=True):
-            for kernel, ins, outs in self._kernels:
+            for kernel, ins, outs in plan.kernels:
                 kernel([row[i] for i in ins], [row[i] for i in outs])
         for item in self.chain.members:
-            if axes := self.parts.get(item.outputs, ()):
+            if axes := plan.parts.get(item.outputs, ()):
                 made = self._finished(item, [results[slot] for slot in item.outputs], axes)
                 results |= dict(zip(item.outputs, made, strict=True))
             self._keep(item, results, slots)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -35,6 +36,14 @@ class View(NamedTuple):
     shape: Shape
     strides: tuple[int, ...]
     """Bytes."""
+
+
+class Placed(NamedTuple):
+    """Where an array lies, as the loop has its axes."""
+
+    address: int
+    steps: tuple[int, ...]
+    """Bytes between neighbours along each group of axes."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def _nest(groups: list[_Group], totals: Sequence[_Total]) -> _Nest | None:
     return nest if len(nest.outer) <= OUTER else None
 
 
-def _strides(view: View, groups: Iterable[_Group], domain: Shape) -> list[int] | None:
+def _steps(view: View, groups: Iterable[_Group], domain: Shape) -> tuple[int, ...] | None:
     """Bytes between neighbours of each group; None where it has no one stride."""
     found = []
     lead = len(domain) - len(view.shape)
@@ -113,7 +122,7 @@ def _strides(view: View, groups: Iterable[_Group], domain: Shape) -> list[int] |
             if view.strides[axis] != view.strides[inner] * view.shape[inner]:
                 return None
         found.append(view.strides[axes[-1]])
-    return found
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,69 +154,77 @@ class Fused:
     @property
     def work_bytes(self) -> int:
         """Memory for sums, and for what is made of them."""
-        return 3 * sum(8 * _planes(total) * prod(self._kept_shape(total)) for total in self.totals)
+        return 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
 
-    def _calls(self) -> list[_Call]:
+    @cached_property
+    def _calls(self) -> tuple[_Call, ...]:
         nest = self.nest
         if nest.rows is not None:
-            return [_Call(nest.rows.extent, nest.lanes.extent, 0)]
+            return (_Call(nest.rows.extent, nest.lanes.extent, 0),)
         lanes = min(CUT, nest.lanes.extent)
         rows, rest = divmod(nest.lanes.extent, lanes)
-        calls = [_Call(rows, lanes, 0)]
-        return [*calls, _Call(1, rest, rows * lanes)] if rest else calls
+        first = _Call(rows, lanes, 0)
+        return (first, _Call(1, rest, rows * lanes)) if rest else (first,)
 
-    def _kept_shape(self, total: _Total) -> Shape:
-        """Of the sums of a total: kept outer axes, and a lane each."""
-        outer = [group.extent if total.kept[group.axes[0]] else 1 for group in self.nest.outer]
-        return (*outer, self._calls()[0].lanes)
+    @cached_property
+    def _kept_shapes(self) -> tuple[Shape, ...]:
+        """Of the sums of each total: planes, kept outer axes, and a lane each."""
+        lanes = self._calls[0].lanes
+        return tuple(
+            (
+                3 if total.item.op == "Moments" else 1,
+                *(group.extent if total.kept[group.axes[0]] else 1 for group in self.nest.outer),
+                lanes,
+            )
+            for total in self.totals
+        )
 
-    def groups(self) -> list[_Group]:
+    @cached_property
+    def _axes(self) -> tuple[_Group, ...]:
         """All axes of the loop, in order."""
         rows = () if self.nest.rows is None else (self.nest.rows,)
-        return [*self.nest.outer, *rows, self.nest.lanes]
+        return (*self.nest.outer, *rows, self.nest.lanes)
 
-    def fits(self, view: View) -> bool:
-        """Whether the loop can run over an array as it lies; else it wants a dense copy."""
-        return _strides(view, self.groups(), self.chain.domain) is not None
+    def place(self, view: View) -> Placed | None:
+        """Where the loop finds an array; None where it cannot run over it as it lies, but over a copy."""
+        steps = _steps(view, self._axes, self.chain.domain)
+        return None if steps is None else Placed(view.address, steps)
 
-    def run(self, views: Mapping[int, View]) -> list[tuple[Instruction, list[Array]]]:
-        """Read and write all columns; ``views`` has each.
+    def run(self, arrays: Mapping[int, Placed]) -> list[tuple[Instruction, list[Array]]]:
+        """Read and write all columns; ``arrays`` has each.
 
         Returns the reductions and their results, float64 in the shape of the chain.
         """
-        sums = [np.zeros((_planes(total), *self._kept_shape(total))) for total in self.totals]
-        for call in self._calls():
-            arguments = self._arguments(call, views, sums)
+        sums = [np.zeros(shape) for shape in self._kept_shapes]
+        for call in self._calls:
+            arguments = self._arguments(call, arrays, sums)
             code = self._code(call, arguments)
             code(arguments.ctypes.data)
         return [
             (total.item, self._result(total, array)) for total, array in zip(self.totals, sums, strict=True)
         ]
 
-    def _arguments(self, call: _Call, views: Mapping[int, View], sums: Sequence[Array]) -> Array:
+    def _arguments(self, call: _Call, arrays: Mapping[int, Placed], sums: Sequence[Array]) -> Array:
         extents = [group.extent for group in self.nest.outer]
         lines = [[1] * (OUTER - len(extents)) + extents + [call.rows]]
         for column in (*self.reads, *self.writes):
-            steps = _strides(views[column], self.groups(), self.chain.domain)
-            assert steps is not None, "an array that the loop cannot run over"
-            lines.append(self._fields(views[column].address, steps, call))
-        for total, array in zip(self.totals, sums, strict=True):
+            lines.append(self._fields(arrays[column], call))
+        for array in sums:
             outer = [
-                step if n > 1 else 0
-                for step, n in zip(array.strides[1:-1], self._kept_shape(total), strict=False)
+                step if n > 1 else 0 for step, n in zip(array.strides[1:-1], array.shape[1:-1], strict=True)
             ]
             for plane in array:
                 lines.append([plane.ctypes.data, *[0] * (OUTER - len(outer)), *outer, 0, 8])
         return np.array([number for line in lines for number in line], np.int64)
 
-    def _fields(self, address: int, steps: Sequence[int], call: _Call) -> list[int]:
-        """An array's address and strides, as the loop has its axes."""
+    def _fields(self, array: Placed, call: _Call) -> list[int]:
+        """An array's address and strides, all axes that a loop has."""
         if self.nest.rows is None:
-            *outer, lane = steps
+            *outer, lane = array.steps
             row = lane * call.lanes
         else:
-            *outer, row, lane = steps
-        return [address + call.start * lane, *[0] * (OUTER - len(outer)), *outer, row, lane]
+            *outer, row, lane = array.steps
+        return [array.address + call.start * lane, *[0] * (OUTER - len(outer)), *outer, row, lane]
 
     def _code(self, call: _Call, arguments: Array) -> Code:
         """The code for arrays that lie like these."""
@@ -239,10 +256,6 @@ class Fused:
             squares = (squares + counts * (means - mean) ** 2).sum(-1, keepdims=True)
             counts, means = count, mean
         return [means.reshape(shape), (squares / counts).reshape(shape)]
-
-
-def _planes(total: _Total) -> int:
-    return 3 if total.item.op == "Moments" else 1
 
 
 def fuse(

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.chain_members import Crop, Kind
-from oocdl.engines.chain_step import ROW, BlockStep, Kernels
+from oocdl.engines.chain_step import ROW, AnyChainStep, Kernels
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.fused import View
 from oocdl.engines.numpy_into import IN_PLACE, REDUCTIONS, bound, finish
@@ -79,7 +79,7 @@ class _Blocks:
         return found
 
 
-class ChainStep(BlockStep[Array]):
+class ChainStep(AnyChainStep[Array]):
     """A chain on arrays."""
 
     def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.chain_members import Crop, Kind
-from oocdl.engines.chain_step import ROW, BlockStep, Kernels
+from oocdl.engines.chain_step import ROW, AnyChainStep, Kernels
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.fused import View
 from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
@@ -82,7 +82,7 @@ class _Blocks:
         return found
 
 
-class ChainStep(BlockStep[Tensor]):
+class ChainStep(AnyChainStep[Tensor]):
     """A chain on tensors."""
 
     def __init__(

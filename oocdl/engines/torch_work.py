@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.chain_step import ROW
+from oocdl.engines.fused import Fused
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
@@ -78,18 +79,19 @@ class _Heap:
 
 def _blocks_bytes(step: ChainStep) -> int:
     """What a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
-    if step.fused is not None:
-        return step.fused.work_bytes
+    plan = step.plan
+    if isinstance(plan, Fused):
+        return plan.work_bytes
     block = prod(step.chain.block)
-    width = max((np.dtype(dtype).itemsize for _, dtype in step.kinds.values()), default=8)
-    blocks = sum(_bytes([min(block, prod(shape))], dtype) for shape, dtype in step.registers)
+    width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
+    blocks = sum(_bytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
     temporaries = max((_TEMPORARIES.get(item.op, 0) for item in step.chain.members), default=0)
     blocks += temporaries * block * int(width)
     if step.chain.last:
         blocks += ROW * int(width) * len(step.columns)
     for item in step.chain.members:
-        if item.outputs in step.parts:
-            count = prod(len(step.blocks.sizes[axis]) for axis in step.parts[item.outputs])
+        if item.outputs in plan.parts:
+            count = prod(len(step.blocks.sizes[axis]) for axis in plan.parts[item.outputs])
             for shape, dtype in zip(item.kernel_shapes, item.dtypes, strict=True):
                 # Parts in the precision of the result, and put together in float64.
                 blocks += count * (_bytes(shape, dtype) + 4 * _bytes(shape, "float64"))
