@@ -62,10 +62,11 @@ def fastest(
 
 def run_by(layer: LayerPlan, engine: str, rules: Rules) -> LayerPlan:
     """The same layer, run by ``engine``, with the memory that this takes."""
-    work = get_engine(engine).work_bytes
+    needs_of = get_engine(engine).needs
     programs = {unit.program.key: unit.program for unit in layer.units}
-    works = {key: work(program, rules) for key, program in programs.items()}
-    return replace(layer, engine=engine, works=works, work_bytes=max(works.values()))
+    needs = {key: needs_of(program, rules) for key, program in programs.items()}
+    most = max(one.work_bytes for one in needs.values())
+    return replace(layer, engine=engine, needs=needs, work_bytes=most)
 
 
 def assigned(plan: StepPlan, engines: Sequence[str], rules: Rules) -> StepPlan:

@@ -15,7 +15,7 @@ from oocdl.config import Settings
 from oocdl.engines.engine import CHANNELS_LAST, engines_of, get_engine
 from oocdl.errors import InputError
 from oocdl.graph.axes import Region
-from oocdl.graph.cost import Work
+from oocdl.graph.cost import NeedsOf
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import Factored, factorize
@@ -91,9 +91,9 @@ def _with_engines(plan: StepPlan, rates: Mapping[str, Rates], rules: Rules, limi
     return assigned(plan, engines, rules)
 
 
-def _work(settings: Settings, rules: Rules) -> Work:
-    """What a program takes while it runs with the engine (the first of those that layers choose from)."""
-    return partial(get_engine(engines_of(settings.engine)[0]).work_bytes, rules=rules)
+def _needs(settings: Settings, rules: Rules) -> NeedsOf:
+    """What a program wants while it runs with the engine (the first of those that layers choose from)."""
+    return partial(get_engine(engines_of(settings.engine)[0]).needs, rules=rules)
 
 
 def _factored(graph: Graph, rules: Rules, last: frozenset[int]) -> Factored:
@@ -103,12 +103,12 @@ def _factored(graph: Graph, rules: Rules, last: frozenset[int]) -> Factored:
 
 def _layering(graph: Graph, settings: Settings, rules: Rules) -> tuple[Layering, frozenset[str]]:
     """The graph's layers, and values that are stored in 16 bits: all that may be, where products have 16."""
-    last, work = _ranks_last(settings), _work(settings, rules)
+    last, needs = _ranks_last(settings), _needs(settings, rules)
     if settings.precision != "bfloat16":
-        return Layering(_factored(graph, rules, last), rules, work), frozenset()
+        return Layering(_factored(graph, rules, last), rules, needs), frozenset()
     names: frozenset[str] | None = None
     while True:
-        layering = Layering(_factored(rounded(graph, names or (), True), rules, last), rules, work)
+        layering = Layering(_factored(rounded(graph, names or (), True), rules, last), rules, needs)
         layers = layering.layers(layering.best_cut(2))
         if names is None:
             names = roundable(layering.factored.graph, layers) & set(graph.values)
@@ -248,7 +248,7 @@ class Draft:
             return self
         rules = self.layering.rules
         graph = rounded(self.made.graph, names, self.low)
-        layering = Layering(_factored(graph, rules, self.last), rules, self.layering.work)
+        layering = Layering(_factored(graph, rules, self.last), rules, self.layering.needs)
         return replace(self, layering=layering, rounded=names)
 
     def cut(self, limits: Limits) -> Compiled:

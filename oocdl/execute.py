@@ -204,7 +204,7 @@ def _pinned(call: UnitCall, chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def _is_exact(read: Read, chunks: Sequence[Chunk]) -> bool:
-    return len(read.chunks) == 1 and chunks[read.chunks[0][0]].region == read.region
+    return not read.own and len(read.chunks) == 1 and chunks[read.chunks[0][0]].region == read.region
 
 
 def _gather(

@@ -377,7 +377,7 @@ def _exact(call: UnitCall | CombineCall, chunks: Mapping[Key, Any]) -> list[Any]
         return []
     found = []
     for read in call.reads:
-        if len(read.chunks) == 1:
+        if len(read.chunks) == 1 and not read.own:
             number, part = read.chunks[0]
             slot = chunks[call.arguments[number]]
             if part == read.region and slot.nbytes == region_size(part) * itemsize(read.dtype):

@@ -116,7 +116,7 @@ def run_graph(
         factored = layout.channels_last(factored)
     limits = Limits(unit_bytes, threads, parallel, cuts)
     engines = get_engines(engine)
-    plan = plan_step(Layering(factored, rules, partial(engines[""].work_bytes, rules=rules)), limits)
+    plan = plan_step(Layering(factored, rules, partial(engines[""].needs, rules=rules)), limits)
     pieces = versioned_pieces(plan)
     step_graph = expand_step(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)

@@ -219,7 +219,7 @@ def test_a_mixed_run_is_as_good_as_pytorchs(job: Job, fitted: oocdl.Run) -> None
     assert any(order for call in sorting for order in call.unit.program.output_orders)
     for call in fitted.plan.compiled.graph.calls:
         if isinstance(call, UnitCall) and call.engine:
-            assert call.work_bytes == get_engine(call.engine).work_bytes(call.unit.program, RULES)
+            assert call.work_bytes == get_engine(call.engine).needs(call.unit.program, RULES).work_bytes
     losses, weights = train(job, "sgd")
     own = errors_of(train(job, "sgd", torch.float32)[1], weights)
     np.testing.assert_allclose(losses_of(fitted), losses, rtol=1e-4)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from oocdl.errors import InputError
+from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
 from oocdl.graph.rule import Rules
@@ -39,15 +40,16 @@ class Engine(Protocol):
     has_bfloat16: bool
     """Whether products of 16 bits run here."""
 
-    def work_bytes(self, program: Program, rules: Rules) -> int:
-        """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to."""
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to,
+        and which inputs it writes over."""
         ...
 
     def compile(self, program: Program) -> Compiled:
         """A function that may be called from several threads at once.
 
-        It only reads ``arrays``; results share no memory with them. Programs of equal
-        ``key`` are compiled once.
+        Of ``arrays`` it only writes over those that ``needs`` names; results share no memory with
+        them. Programs of equal ``key`` are compiled once.
         """
         ...
 

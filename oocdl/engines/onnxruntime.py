@@ -23,7 +23,7 @@ from oocdl.engines.onnx_table import LOWERINGS
 from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
-from oocdl.graph.cost import program_work_bytes
+from oocdl.graph.cost import Needs, most_needs
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
@@ -144,9 +144,9 @@ class OnnxRuntimeEngine:
         self.block_elements = block_elements
         self._cache = Cache()
 
-    def work_bytes(self, program: Program, rules: Rules) -> int:
-        """See ``Engine.work_bytes``."""
-        return program_work_bytes(program, rules)
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """See ``Engine.needs``."""
+        return most_needs(program, rules)
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

@@ -26,8 +26,10 @@ from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_layout import channels_last
-from oocdl.engines.torch_windows import pad
+from oocdl.engines.torch_places import overwritten, placed
+from oocdl.engines.torch_windows import LANDING, pad
 from oocdl.engines.torch_work import work_bytes
+from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
 from oocdl.graph.layout import DATA, SPACED
 from oocdl.graph.program import Instruction, Operand, Program
@@ -111,9 +113,15 @@ class _Step:
         self.arrange = [_arrangement(instruction, i, ordered) for i in range(len(instruction.outputs))]
 
     def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
-        """Read operands from ``slots``, put results there."""
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
         item = self.instruction
         args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
+        if item.outputs[0] in places:
+            place = places[item.outputs[0]]
+            (made,) = LANDING[item.op](args, item, channels_last(place.view(item.kernel_shapes[0])))
+            assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
+            slots[item.outputs[0]] = place
+            return
         results = self.kernel(args, item)
         for index, result in enumerate(results):
             if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
@@ -157,10 +165,10 @@ _FRESH = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPo
 """Operators whose results lie in memory of their own, and in no one else's."""
 
 
-def _overwritable(groups: Sequence[Group]) -> frozenset[int]:
+def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
     """Slots that lie in memory of their own, and that no other slot is a view of."""
-    own: set[int] = set()
-    seen: set[int] = set()
+    own: set[int] = set(program.inputs)
+    seen: set[int] = {item.slot for item in program.outputs}
     for group in groups:
         fresh = isinstance(group, Chain) or group.op in _FRESH
         (own if fresh else seen).update(makes_of(group))
@@ -178,13 +186,14 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
     for index, group in enumerate(groups):
         last |= dict.fromkeys(reads_of(group), index)
     final = {item.slot for item in program.outputs}
-    own = _overwritable(groups) - final
+    own = _overwritable(program, groups)
     stages = []
     for index, group in enumerate(groups):
         ending = frozenset(slot for slot, at in last.items() if at == index)
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
-            step: _Step | ChainStep = ChainStep(group, needed, ending & own & reads_of(group), dtype_of)
+            spare = _spare(program, ending & own, group.last)
+            step: _Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
             step = _Step(group, turned)
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
@@ -192,14 +201,22 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
     return stages
 
 
-def _direct(program: Program, stages: Sequence[_Stage]) -> dict[int, int]:
-    """Slot -> number of the output that it is, uncropped: chains make it where it belongs."""
-    whole = {slot for stage in stages if isinstance(stage.step, ChainStep) for slot in stage.step.full}
-    found: dict[int, int] = {}
-    for number, item in enumerate(program.outputs):
-        if item.slot in whole and item.crop is None:
-            found.setdefault(item.slot, number)
-    return found
+def _spare(program: Program, slots: frozenset[int], last: bool) -> Callable[[int], Sequence[int]]:
+    """For ``ChainStep``, of ``slots`` that end with it.
+
+    Inputs first: what the program has made then goes. But a result that has its place already wants
+    none of them, only that what it is made of lies there, too.
+    """
+    whole = {item.slot for item in program.outputs if item.crop is None}
+    turned = {slot for slot, _ in program.orders}
+    inputs = sorted(slot for slot in slots & set(program.inputs) if (slot in turned) == last)
+    made = sorted(slots - set(program.inputs))
+    return lambda slot: made if slot in whole else [*inputs, *made]
+
+
+def _seen(stage: _Stage) -> ChainStep | Instruction:
+    """A stage as others than this engine see it."""
+    return stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction
 
 
 def _put(tensor: Tensor, operand: Operand, out: Array) -> None:
@@ -219,19 +236,18 @@ class TorchEngine:
         self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
         self._cache = Cache()
-        self._work: dict[str, int] = {}
+        self._needs: dict[str, Needs] = {}
         self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
-    def work_bytes(self, program: Program, rules: Rules) -> int:
-        """See ``Engine.work_bytes``."""
-        if program.key not in self._work:
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """See ``Engine.needs``."""
+        if program.key not in self._needs:
             stages = _stages(program, self.block_elements)
-            seen = [
-                (stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction, stage.dying)
-                for stage in stages
-            ]
-            self._work[program.key] = work_bytes(program, seen, _direct(program, stages), rules)
-        return self._work[program.key]
+            steps = [_seen(stage) for stage in stages]
+            ends = zip(steps, (stage.dying for stage in stages), strict=True)
+            work = work_bytes(program, ends, placed(program, steps), rules)
+            self._needs[program.key] = Needs(work, overwritten(program, steps))
+        return self._needs[program.key]
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""
@@ -244,12 +260,16 @@ class TorchEngine:
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(KERNELS), self.name)
         stages = _stages(program, self.block_elements)
-        direct = _direct(program, stages)
+        steps = [_seen(stage) for stage in stages]
+        direct, own = placed(program, steps), overwritten(program, steps)
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
+            for number in own:
+                if not np.asarray(arrays[number]).flags.writeable:
+                    raise ValueError(f"input {number} is written over, but may only be read")
             use_threads(self.threads_per_kernel)
             with torch.inference_mode():
                 slots = {

@@ -5,7 +5,7 @@ What is read outside of the chain is written where it belongs; what is not takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from oocdl.engines.chain_members import Crop, Kind
 from oocdl.engines.chain_step import ROW, AnyChainStep, Kernels
 from oocdl.engines.chains import Chain, unmoved
-from oocdl.engines.fused import View
+from oocdl.engines.fused import Fused, View
 from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
@@ -86,35 +86,46 @@ class ChainStep(AnyChainStep[Tensor]):
     """A chain on tensors."""
 
     def __init__(
-        self, chain: Chain, needed: frozenset[int], dying: frozenset[int], dtype_of: Mapping[int, str]
+        self,
+        chain: Chain,
+        needed: frozenset[int],
+        spare_of: Callable[[int], Sequence[int]],
+        dtype_of: Mapping[int, str],
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dying``: slots it may overwrite.
+        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot.
 
-        ``dtype_of``: of each slot.
+        ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
         self.blocks = _Blocks(chain.domain, chain.block)
         super().__init__(chain, needed, dtype_of, self.blocks, _KERNELS)
-        self.reuse = self._reuse(dying)
+        self.reuse = self._reuse(spare_of, dtype_of)
 
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for axis in self.blocks.sizes if axis in over)
 
-    def _reuse(self, dying: frozenset[int]) -> dict[int, int]:
-        """Slot made whole -> dying slot whose memory it may take.
+    def _reuse(self, spare_of: Callable[[int], Sequence[int]], dtype_of: Mapping[int, str]) -> dict[int, int]:
+        """Slot made whole -> slot that ends here, whose memory it may take.
 
-        That one is read block by block like the result, and never after it is overwritten.
+        Of a loop it may be any that lies as the result does: at each place all is read before anything
+        is written. Blocks write over it in one member, and none may read it after that.
         """
         found: dict[int, int] = {}
         for index, member in enumerate(self.members):
+            later = {column for other in self.members[index + 1 :] for column in other.ins}
             for slot, shape in zip(member.item.outputs, member.item.kernel_shapes, strict=True):
-                for old in sorted(dying - set(found.values())):
+                if slot not in self.full or shape != self.chain.domain:
+                    continue
+                for old in spare_of(slot):
                     column = self.columns.get((old, None, shape))
-                    others = [key for key in self.columns if isinstance(key, tuple) and key[0] == old]
-                    if slot not in self.full or shape != self.chain.domain or len(others) != 1:
+                    seen = sum(isinstance(key, tuple) and key[0] == old for key in self.columns)
+                    if (
+                        column is None
+                        or seen != 1
+                        or old in found.values()
+                        or dtype_of[old] != dtype_of[slot]
+                    ):
                         continue
-                    if column is None or any(column in later.ins for later in self.members[index + 1 :]):
-                        continue
-                    if member.may_take(column):
+                    if isinstance(self.plan, Fused) or (column not in later and member.may_take(column)):
                         found[slot] = old
                         break
         return found

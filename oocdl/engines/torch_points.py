@@ -70,9 +70,30 @@ def _asks_onednn(x: Tensor) -> bool:
     return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and has_onednn
 
 
-def convolve(x: Tensor, w: Tensor, strides: Sequence[int]) -> Tensor:
-    """The convolution of ``x`` with ``w[d, c, 1, ..]``."""
+def into(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilations: Sequence[int],
+) -> Tensor:
+    """A convolution by oneDNN that makes its result in ``out``, in which it lies as ``x`` does.
+
+    It is told a place only to add to what is there.
+    """
+    made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
+        out.zero_(), x, w, None, padding, strides, dilations, 1, "add", 1.0, None, [], None
+    )
+    return made
+
+
+def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = None) -> Tensor:
+    """The convolution of ``x`` with ``w[d, c, 1, ..]``; ``out`` where both have ``FULL`` channels."""
     x = _every(x, strides)
+    if out is not None:
+        ones = [1] * (w.dim() - 2)
+        return into(out, dense(x), channels_last(w), ones, [0] * len(ones), ones)
     if _is_product(w.shape, x):
         return _product(x, w.flatten(1).t())
     if not _asks_onednn(x):
@@ -82,9 +103,19 @@ def convolve(x: Tensor, w: Tensor, strides: Sequence[int]) -> Tensor:
     return made
 
 
-def transposed(x: Tensor, w: Tensor, strides: Sequence[int], starts: Sequence[int], shape: Shape) -> Tensor:
+def transposed(
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    starts: Sequence[int],
+    shape: Shape,
+    out: Tensor | None = None,
+) -> Tensor:
     """The transposed convolution of ``x`` with ``w[c, d, 1, ..]``: the box of ``shape`` that starts at
-    ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie."""
+    ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie.
+
+    ``out`` where each place of it is one of ``x``.
+    """
     box: list[slice] = [slice(None), slice(None)]
     for axis, (stride, start) in enumerate(zip(strides, starts, strict=True), start=2):
         first = max(-(-start // stride), 0)
@@ -94,7 +125,7 @@ def transposed(x: Tensor, w: Tensor, strides: Sequence[int], starts: Sequence[in
         x = x.narrow(axis, first, stop - first)
         begin = first * stride - start
         box.append(slice(begin, begin + (stop - first - 1) * stride + 1, stride))
-    made = convolve(x, w.transpose(0, 1), (1,) * len(starts))
+    made = convolve(x, w.transpose(0, 1), (1,) * len(starts), out)
     if made.shape[2:] == tuple(shape[2:]):
         return made
     result = unset((*made.shape[:2], *shape[2:]), made).zero_()

@@ -16,7 +16,7 @@ from torch import Tensor
 from oocdl.engines import torch_columns as columns
 from oocdl.engines import torch_points as points
 from oocdl.engines import torch_taps
-from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.engines.operands import crop_of, fill_of, padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
@@ -116,8 +116,15 @@ def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
 
 
 def _convolve(
-    x: Tensor, w: Tensor, strides: Sequence[int], padding: Sequence[int], dilations: Sequence[int]
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilations: Sequence[int],
+    out: Tensor | None = None,
 ) -> Tensor:
+    if out is not None:
+        return points.into(out, x, w, strides, padding, dilations)
     if _is_thin(x, w.shape[2:]):
         thin: Tensor = aten.mkldnn_convolution(x, w, None, padding, strides, dilations, 1)
         return thin
@@ -125,23 +132,63 @@ def _convolve(
     return result
 
 
-def _slide(
-    x: Tensor, w: Tensor, strides: Sequence[int], pads: Sequence[tuple[int, int]], dilations: Sequence[int]
-) -> Tensor:
-    """A convolution with ``pads`` (before, after) of the axes of space.
-
-    Where the outermost is padded on one side more than on the other, as at the ends of a volume, both
-    sides are padded alike and what that makes too much of is cut off: no copy of the operand is made.
-    """
-    pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
+def surplus(
+    pads: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> int:
+    """Rows too many that are made where the outermost axis of ``pads`` (evened) is padded on one side more
+    than on the other, as at the ends of a volume: with both sides padded alike no operand is copied."""
     before, after = pads[0]
-    most = max(before, after)
-    reach = dilations[0] * (w.shape[2] - 1)
-    extent = x.shape[2] + before + after - reach
-    cut = before != after and strides[0] == 1 and 2 * most - before - after <= extent // 8
-    common, rest = _shared([(most, most), *pads[1:]] if cut else pads)
-    result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations)
-    return result.narrow(2, most - before, extent) if cut else result
+    more = abs(before - after)
+    wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
+    return more if strides[0] == 1 and more <= wanted // 8 else 0
+
+
+def _slide(
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dilations: Sequence[int],
+    out: Tensor | None = None,
+) -> Tensor:
+    """A convolution with ``pads`` (before, after) of the axes of space."""
+    pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
+    more = surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
+    if more and out is not None:
+        return _row_by_row(x, w, pads, dilations, more, out)
+    before, most = pads[0][0], max(pads[0])
+    common, rest = _shared([(most, most), *pads[1:]] if more else pads)
+    result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations, out)
+    return result.narrow(2, most - before, result.shape[2] - more) if more else result
+
+
+def _row_by_row(
+    x: Tensor,
+    w: Tensor,
+    pads: Sequence[tuple[int, int]],
+    dilations: Sequence[int],
+    more: int,
+    out: Tensor,
+) -> Tensor:
+    """``_slide`` of one sample into ``out``: the ``more`` rows that see more of the padding than the other
+    end does are made by themselves, with those taps that see ``x``."""
+    before, after = pads[0]
+    ones, padding = [1] * len(pads), [pair[0] for pair in pads[1:]]
+    first, taps, rows = before > after, w.shape[2], out.shape[2]
+    inner = out.narrow(2, more if first else 0, rows - more)
+    points.into(channels_last(inner), x, w, ones, [min(before, after), *padding], dilations)
+    for place in range(more):
+        row = place if first else rows - 1 - place
+        seen = taps - (before - row) if first else x.shape[2] - row + before
+        part = x.narrow(2, 0 if first else x.shape[2] - seen, seen)
+        kernel = w.narrow(2, taps - seen if first else 0, seen)
+        one = channels_last(out.narrow(2, row, 1))
+        points.into(one, channels_last(part), _like(kernel, x), ones, [0, *padding], dilations)
+    return out
 
 
 def _like(w: Tensor, x: Tensor) -> Tensor:
@@ -149,7 +196,7 @@ def _like(w: Tensor, x: Tensor) -> Tensor:
     return channels_last(w) if has_channels_last(x) else w.contiguous()
 
 
-def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _conv(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
@@ -159,13 +206,30 @@ def _conv(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
         return [_convolve(x, w, strides, padding, dilations)]
     pads = spatial_pads(operand)
     if points.is_point(w.shape, pads):
-        return [points.convolve(args[0], w, strides)]
+        return [points.convolve(args[0], w, strides, out)]
     if has_few_taps(w.shape, strides) and w.shape[0] >= points.FULL and w.dtype != torch.bfloat16:
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
-    return [_slide(args[0], w, strides, pads, dilations)]
+    return [_slide(args[0], w, strides, pads, dilations, out)]
 
 
-def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Sequence[int]) -> Tensor:
+def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
+    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution.
+
+    Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
+    """
+    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
+    taps = padded_shape(item.operands[1])[2:]
+    found = []
+    for axis, (before, _) in enumerate(spatial_pads(x)):
+        start = crop[axis] - before
+        left = dilations[axis] * (taps[axis] - 1) - start
+        found.append((left, start + shape[axis] - x.shape[axis + 2]))
+    return found
+
+
+def _conv_flipped(
+    x: Tensor, w: Tensor, instruction: Instruction, dilations: Sequence[int], out: Tensor | None
+) -> Tensor:
     """A transposed convolution of stride one: a convolution with the weight turned round.
 
     oneDNN has the faster kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8;
@@ -173,11 +237,8 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
     """
     shape, crop = instruction.kernel_shapes[0], crop_of(instruction)
     pads = []
-    for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0]), start=2):
-        start, extent = crop[axis] - before, x.shape[axis]
-        # Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
-        left = dilations[axis - 2] * (w.shape[axis] - 1) - start
-        right = start + shape[axis] - extent
+    for axis, (left, right) in enumerate(flipped_pads(instruction, dilations), start=2):
+        extent = x.shape[axis]
         first, last = max(-left, 0), min(extent, extent + right)
         if last <= first:
             return x.new_zeros(shape)
@@ -185,11 +246,11 @@ def _conv_flipped(x: Tensor, w: Tensor, instruction: Instruction, dilations: Seq
         pads.append((max(left, 0), max(right, 0)))
     ones = (1,) * len(pads)
     turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
-    result = _slide(x, _like(turned, x), ones, pads, dilations)
+    result = _slide(x, _like(turned, x), ones, pads, dilations, out)
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
-def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _conv_transpose(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
     """The wanted box of the full result, cut by the kernel's own padding where it can."""
     x, w = args[0], _padded(args, instruction, 1)
     rank = w.dim() - 2
@@ -200,10 +261,10 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor
     if points.is_point(w.shape):
         befores = [before for before, _ in spatial_pads(instruction.operands[0])]
         starts = [c - b * s for c, b, s in zip(crop[2:], befores, strides, strict=True)]
-        made = points.transposed(x, w, strides, starts, shape)
+        made = points.transposed(x, w, strides, starts, shape, out)
         return [take(made, (*crop[:2], *(0,) * rank), shape)]
     if set(strides) == {1}:
-        return [_conv_flipped(x, w, instruction, dilations)]
+        return [_conv_flipped(x, w, instruction, dilations, out)]
     paddings, extras = [], []
     for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0])):
         stride, dilation = strides[axis], dilations[axis]
@@ -311,6 +372,11 @@ def _max_pool_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]
     return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
 
 
+LANDING: dict[str, Callable[[list[Tensor], Instruction, Tensor | None], list[Tensor]]] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+}
+"""Kernels that can be told where the result goes (``torch_places``)."""
 WINDOW_KERNELS: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,

@@ -14,12 +14,12 @@ import numpy as np
 
 from oocdl.engines.chain_step import ROW
 from oocdl.engines.fused import Fused
-from oocdl.engines.operands import crop_of, padded_shape, pads_of, spatial_pads
+from oocdl.engines.operands import padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
-from oocdl.engines.torch_windows import evened
+from oocdl.engines.torch_windows import evened, flipped_pads
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
 from oocdl.graph.layout import DATA, SPACED
@@ -43,6 +43,7 @@ class _Heap:
     """What is alive, by the slot it was made for; slots that are views of another count with it."""
 
     def __init__(self, program: Program) -> None:
+        self.inputs = frozenset(program.inputs)
         self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
         self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
         self.order_of = dict(program.orders)
@@ -110,23 +111,11 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
                 continue
             old = step.reuse.get(slot)
             # A part of a larger result has gaps if there are several samples, and is not taken over.
-            if old is not None and shape[0] == 1 and heap.dtype_of.get(old) == dtype:
+            if old is not None and (shape[0] == 1 or old in heap.inputs):
                 heap.share(slot, old)
             else:
                 heap.add(slot, _bytes(shape, dtype))
     heap.need(_blocks_bytes(step))
-
-
-def _flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
-    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution."""
-    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
-    taps = padded_shape(item.operands[1])[2:]
-    found = []
-    for axis, (before, _) in enumerate(spatial_pads(x)):
-        start = crop[axis] - before
-        left = dilations[axis] * (taps[axis] - 1) - start
-        found.append((left, start + shape[axis] - x.shape[axis + 2]))
-    return found
 
 
 def _has_gaps(item: Instruction, index: int, heap: _Heap) -> bool:
@@ -151,7 +140,7 @@ def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> boo
     if item.op == "ConvTranspose":
         if set(strides) != {1}:
             return len(weights) == 5
-        pads = _flipped_pads(item, dilations)
+        pads = flipped_pads(item, dilations)
     else:
         pads = evened(pads, item.operands[0].shape[2:], weights[2:], strides, dilations)
     first, *others = [before != after for before, after in pads]
@@ -268,13 +257,13 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
     return _bytes([scratch], item.dtypes[0]) + copies
 
 
-def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
+def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: Rules) -> None:
     scratch = _scratch(item, heap, rules)
     for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
         heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
         if item.op in _VIEWS and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
-        else:
+        elif slot not in direct:
             heap.add(slot, _bytes(shape, dtype))
     heap.need(scratch)
 
@@ -288,14 +277,14 @@ def work_bytes(
     """Upper bound of the heap that a run of ``program`` takes.
 
     ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
-    ``direct``: slots that chains make where the program's results belong.
+    ``direct``: slots that are made where the program's results belong.
     """
     heap = _Heap(program)
     for step, dying in stages:
         if isinstance(step, ChainStep):
             _run_chain(heap, step, direct)
         else:
-            _run_alone(heap, step, rules)
+            _run_alone(heap, step, direct, rules)
         for slot in dying:
             heap.drop(slot)
     return heap.peak * HOLES // 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,16 @@ from oocdl.graph.program import Instruction, Program
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
-Work = Callable[[Program], int]
-"""What a run of a program takes beside its inputs and the arrays its results go to, in bytes."""
+
+class Needs(NamedTuple):
+    """What a run of a program wants beside its inputs and the arrays its results go to."""
+
+    work_bytes: int
+    own: frozenset[int] = frozenset()
+    """Numbers of the inputs that it writes over: arrays of its own, which nobody else reads."""
+
+
+NeedsOf = Callable[[Program], Needs]
 HOLES = 5
 """Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
 
@@ -86,6 +95,11 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
                 live -= size[slot]
                 held.add(slot)
     return peak * HOLES // 4
+
+
+def most_needs(program: Program, rules: Rules) -> Needs:
+    """For any engine that overwrites no input."""
+    return Needs(program_work_bytes(program, rules))
 
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:

@@ -14,11 +14,11 @@ from math import ceil
 
 from oocdl.graph.classes import Classes, find_classes
 from oocdl.graph.cost import (
-    Work,
+    NeedsOf,
     combine_buffer_bytes,
     made_bytes,
+    most_needs,
     program_flops,
-    program_work_bytes,
     unit_buffer_bytes,
 )
 from oocdl.graph.cut import Grid, LayerCutter, Unit
@@ -84,10 +84,12 @@ def preference(classes: Classes) -> list[int]:
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
 
-def memory(cutter: LayerCutter, units: Sequence[Unit], factored: Factored, work_of: Work) -> tuple[int, int]:
+def memory(
+    cutter: LayerCutter, units: Sequence[Unit], factored: Factored, needs_of: NeedsOf
+) -> tuple[int, int]:
     """(arrays, work) of the largest of ``units``; combining their partial results counts as arrays."""
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
-    work = max(work_of(unit.program) for unit in units)
+    work = max(needs_of(unit.program).work_bytes for unit in units)
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
@@ -119,10 +121,10 @@ class Layering:
     each grid that was tried take.
     """
 
-    def __init__(self, factored: Factored, rules: Rules, work: Work | None = None) -> None:
-        """``work``: the engine's; None: a bound for any."""
+    def __init__(self, factored: Factored, rules: Rules, needs: NeedsOf | None = None) -> None:
+        """``needs``: of programs with the engine; None: a bound for any."""
         self.factored, self.rules = factored, rules
-        self.work: Work = work or partial(program_work_bytes, rules=rules)
+        self.needs: NeedsOf = needs or partial(most_needs, rules=rules)
         self.classes = find_classes(factored)
         self.order = preference(self.classes)
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
@@ -165,7 +167,7 @@ class Layering:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
             flops = max(program_flops(unit.program, self.rules) for unit in units)
-            self._telling[key] = sum(memory(cutter, units, self.factored, self.work)), flops * len(shards)
+            self._telling[key] = sum(memory(cutter, units, self.factored, self.needs)), flops * len(shards)
         return self._telling[key]
 
     def largest(self, cutter: LayerCutter) -> tuple[int, int]:
@@ -173,7 +175,7 @@ class Layering:
         key = _key(cutter)
         if key not in self._largest:
             units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
-            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.work)
+            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.needs)
         return self._largest[key]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.classes import Classes
-from oocdl.graph.cost import made_bytes, program_flops, read_bytes
+from oocdl.graph.cost import Needs, made_bytes, program_flops, read_bytes
 from oocdl.graph.cut import LayerCutter, Unit
 from oocdl.graph.factorize import Factored
 from oocdl.graph.fitting import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
@@ -39,8 +39,8 @@ class LayerPlan:
     read_bytes: int
     written_bytes: int
     flops: int
-    works: Mapping[str, int]
-    """Key of each program -> what it takes while it runs."""
+    needs: Mapping[str, Needs]
+    """Key of each program -> what it wants while it runs."""
     engine: str = ""
     """The engine that runs it; empty: the one that runs all layers."""
 
@@ -234,5 +234,5 @@ def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
         total(read_bytes),
         total(made_bytes),
         sum(flops[unit.program.key] for unit in units),
-        {key: layering.work(unit.program) for key, unit in one_of_each.items()},
+        {key: layering.needs(unit.program) for key, unit in one_of_each.items()},
     )

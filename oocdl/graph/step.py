@@ -39,6 +39,8 @@ class Read:
     """(argument number, part of it) that together make the region; empty for a source."""
     order: Order = ()
     """How the program wants it to lie in memory."""
+    own: bool = False
+    """Whether the program writes over it: an array of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +213,11 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan) -> None:
     for number, unit in enumerate(planned.units):
         key = (label, number)
         arguments: list[Key] = []
-        reads = tuple(_read(draft, plan, name, region, arguments) for name, region in unit.reads)
+        own = planned.needs[unit.program.key].own
+        reads = tuple(
+            replace(_read(draft, plan, name, region, arguments), own=place in own)
+            for place, (name, region) in enumerate(unit.reads)
+        )
         lane_of: list[tuple[int, int] | None] = [None] * len(unit.makes)
         for index, (name, region) in enumerate(unit.makes):
             if name in layer.partials:
@@ -293,7 +299,7 @@ def _unit_call(
         tuple(values[name].dtype for name, _ in unit.makes),
         (),
         unit_buffer_bytes(unit, layer, plan.factored),
-        planned.works[unit.program.key],
+        planned.needs[unit.program.key].work_bytes,
         planned.engine,
     )
 

@@ -82,6 +82,8 @@ def test_few_samples_go_to_onednn_as_many_do(capfd: pytest.CaptureFixture[str]) 
         ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": (1, 1)}, pads)
         ctypes.CDLL(None).fflush(None)
     kinds = [
-        line.split(",")[7] for line in capfd.readouterr().out.splitlines() if ",exec,cpu,convolution" in line
+        line.split(",")[7].split("_")[0]
+        for line in capfd.readouterr().out.splitlines()
+        if ",exec,cpu,convolution" in line
     ]
-    assert kinds == ["forward_training", "forward_training", "backward_weights"]
+    assert kinds == ["forward", "forward", "backward"]
