@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import prod
 
-from oocdl.engines.operands import crop_of, pads_of, slot_dtypes, slot_shapes, spatial_pads
+from oocdl.engines.operands import crop_of, padded_shape, pads_of, slot_dtypes, slot_shapes, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_points import FULL, is_point
-from oocdl.engines.torch_windows import evened, flipped_pads, surplus
+from oocdl.engines.torch_windows import LANDING, evened, flipped_pads, rows_alone
 from oocdl.graph.layout import SPACED
 from oocdl.graph.program import Instruction, Program
 
@@ -25,12 +25,13 @@ def lands(item: Instruction, ordered: Collection[int]) -> bool:
 
     ``ordered``: slots that have their channels last.
     """
-    if item.op not in ("Conv", "ConvTranspose") or not {item.operands[0].slot, item.outputs[0]} <= set(
-        ordered
-    ):
+    if item.op not in LANDING or not {item.operands[0].slot, item.outputs[0]} <= set(ordered):
         return False
-    data, weights = item.operands
     made = item.kernel_shapes[0]
+    if item.op == "MaxPoolGrad":
+        whole = made == padded_shape(item.operands[0]) and not any(crop_of(item))
+        return whole and len(made) in SPACED and made[1] > 1
+    data, weights = item.operands
     outside = data.pads is not None and any(map(any, data.pads[:2]))
     if item.dtypes[0] not in ONEDNN or len(made) not in SPACED or pads_of(weights) is not None:
         return False
@@ -61,9 +62,8 @@ def _slides(item: Instruction, weights: Sequence[int]) -> bool:
     if min(seen) <= 0:
         return False
     even = evened(outside, seen, weights[2:], strides, dilations)
-    more = surplus(even, seen, weights[2:], strides, dilations)
-    alone = data.shape[0] == dilations[0] == 1 and all(before == after for before, after in even[1:])
-    return more == 0 or (alone and more < weights[2])
+    rows = item.kernel_shapes[0][2]
+    return even[0][0] == even[0][1] or rows_alone(data.shape[0], even, strides, dilations, rows) > 0
 
 
 def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[int, int]:

@@ -107,15 +107,16 @@ def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
     return result.movedim(-1, 1) if last else result.reshape(*x.shape[:2], *spatial)
 
 
-def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window]) -> Tensor:
+def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor | None = None) -> Tensor:
     """Its gradient; the first maximum, in row-major order of the window, gets it.
 
-    So the innermost axis is pooled first and the outermost decides first.
+    So the innermost axis is pooled first and the outermost decides first. ``out``: memory for it, if ``x``
+    has its channels last as that has.
     """
     rank = len(windows)
     flat, last = _flat(x)
     grads = dy.movedim(1, -1) if last else dy.flatten(0, 1)
-    result = x.new_empty(flat.shape)
+    result = x.new_empty(flat.shape) if out is None else out.movedim(1, -1)
     bounds = torch.finfo(x.dtype)
     for seen, given in _portions(flat, last, windows[0], dy.shape[2]):
         # Finite, since the difference of two infinities would be no tie.

@@ -132,15 +132,24 @@ def _convolve(
     return result
 
 
-def surplus(
+def rows_alone(
+    samples: int, pads: Sequence[tuple[int, int]], strides: Sequence[int], dilations: Sequence[int], rows: int
+) -> int:
+    """How many of ``rows`` are made by themselves where the outermost axis alone of ``pads`` (evened) is
+    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy."""
+    uneven = [abs(before - after) for before, after in pads]
+    plain = samples == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
+    return uneven[0] if plain and uneven[0] < rows else 0
+
+
+def _surplus(
     pads: Sequence[tuple[int, int]],
     extents: Sequence[int],
     taps: Sequence[int],
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> int:
-    """Rows too many that are made where the outermost axis of ``pads`` (evened) is padded on one side more
-    than on the other, as at the ends of a volume: with both sides padded alike no operand is copied."""
+    """Rows too many that are made of several samples there: both sides are padded alike, to the same end."""
     before, after = pads[0]
     more = abs(before - after)
     wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
@@ -157,13 +166,27 @@ def _slide(
 ) -> Tensor:
     """A convolution with ``pads`` (before, after) of the axes of space."""
     pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
-    more = surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
-    if more and out is not None:
-        return _row_by_row(x, w, pads, dilations, more, out)
+    if alone := _rows_alone(x, w, pads, strides, dilations):
+        return _row_by_row(x, w, pads, dilations, alone, out)
+    more = _surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
     before, most = pads[0][0], max(pads[0])
     common, rest = _shared([(most, most), *pads[1:]] if more else pads)
     result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations, out)
     return result.narrow(2, most - before, result.shape[2] - more) if more else result
+
+
+def _rows_alone(
+    x: Tensor,
+    w: Tensor,
+    pads: Sequence[tuple[int, int]],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> int:
+    """``rows_alone``, where oneDNN convolves."""
+    if x.dtype == torch.float64 or x.shape[1] == 1 or not has_channels_last(x):
+        return 0
+    rows = x.shape[2] + sum(pads[0]) - w.shape[2] + 1
+    return rows_alone(x.shape[0], pads, strides, dilations, rows)
 
 
 def _row_by_row(
@@ -172,12 +195,15 @@ def _row_by_row(
     pads: Sequence[tuple[int, int]],
     dilations: Sequence[int],
     more: int,
-    out: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
-    """``_slide`` of one sample into ``out``: the ``more`` rows that see more of the padding than the other
-    end does are made by themselves, with those taps that see ``x``."""
+    """``_slide`` of one sample: the ``more`` rows that see more of the padding than the other end does are
+    made by themselves, with those taps that see ``x``."""
     before, after = pads[0]
     ones, padding = [1] * len(pads), [pair[0] for pair in pads[1:]]
+    if out is None:
+        sizes = zip(x.shape[2:], pads, w.shape[2:], dilations, strict=True)
+        out = unset((1, w.shape[0], *(n + sum(p) - d * (k - 1) for n, p, k, d in sizes)), x)
     first, taps, rows = before > after, w.shape[2], out.shape[2]
     inner = out.narrow(2, more if first else 0, rows - more)
     points.into(channels_last(inner), x, w, ones, [min(before, after), *padding], dilations)
@@ -322,13 +348,11 @@ def _ends_apart(
     dilations: Sequence[int],
     dy: Tensor,
 ) -> bool:
-    """Whether the outermost axis of space, and it alone, is padded on one side more than on the other."""
+    """Whether some rows of ``dy`` see more of the padding than those at its other end."""
     operand = instruction.operands[0]
-    if operand.pads is None or any(map(any, operand.pads[:2])) or 0 in operand.shape:
+    if operand.pads is None or any(map(any, operand.pads[:2])) or 0 in (*operand.shape, *dy.shape):
         return False
-    uneven = [before != after for before, after in pads]
-    plain = strides[0] == dilations[0] == 1 and dy.numel() > 0
-    return plain and uneven == [True] + [False] * (len(pads) - 1) and dy.shape[2] >= 8 * max(pads[0])
+    return rows_alone(1, pads, strides, dilations, dy.shape[2]) > 0
 
 
 def _with_ends(
@@ -366,15 +390,16 @@ def _max_pool(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     return [max_pool(x, _windows(instruction, x.dim() - 2))]
 
 
-def _max_pool_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _max_pool_grad(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
     x, dy = (_padded(args, instruction, index) for index in (0, 1))
-    dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2))
+    dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out)
     return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
 
 
 LANDING: dict[str, Callable[[list[Tensor], Instruction, Tensor | None], list[Tensor]]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "MaxPoolGrad": _max_pool_grad,
 }
 """Kernels that can be told where the result goes (``torch_places``)."""
 WINDOW_KERNELS: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {

@@ -19,7 +19,7 @@ from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
-from oocdl.engines.torch_windows import evened, flipped_pads
+from oocdl.engines.torch_windows import evened, flipped_pads, rows_alone
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
 from oocdl.graph.layout import DATA, SPACED
@@ -147,10 +147,8 @@ def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> boo
     inside = any(before < 0 or after < 0 for before, after in pads[1:])
     if any(others) or inside:
         return True
-    # At the ends of a volume the kernels do without a copy, if there are enough rows and one sample.
-    seen = item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0]
-    enough = set(strides) == {1} and item.operands[0].shape[0] == 1 and seen[2] >= 8 * max(pads[0])
-    return first and not enough
+    rows = (item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0])[2]
+    return first and not rows_alone(item.operands[0].shape[0], pads, strides, dilations, rows)
 
 
 def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
@@ -220,7 +218,7 @@ def _pool(item: Instruction, dtype: str, last: bool) -> int:
     copies = sum(
         _data_bytes(item, index, dtype)
         for index, operand in enumerate(item.operands)
-        if operand.pads is not None or operand.crop is not None
+        if operand.pads is not None or (operand.crop is not None and not last)
     )
     if item.op == "MaxPoolGrad" and pads_of(item.operands[0]) is not None:
         copies += _bytes(x, dtype)

@@ -145,4 +145,4 @@ def test_gradient_of_the_weights_at_the_end_of_a_volume(
     attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6, "kernel_shape": w.shape[2:]}
     found = ran("ConvWeightGrad", [x, dy], w.shape, attrs, pads)
     assert error(found, wanted) <= TOLERANCE
-    assert len(made) == (dy.shape[2] >= 8 * max(depth))
+    assert len(made) == 1
