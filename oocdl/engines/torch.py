@@ -26,6 +26,7 @@ from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_layout import channels_last
+from oocdl.engines.torch_parts import in_parts
 from oocdl.engines.torch_places import overwritten, placed
 from oocdl.engines.torch_windows import LANDING, pad
 from oocdl.engines.torch_work import work_bytes
@@ -242,6 +243,7 @@ class TorchEngine:
     def needs(self, program: Program, rules: Rules) -> Needs:
         """See ``Engine.needs``."""
         if program.key not in self._needs:
+            program = in_parts(program)
             stages = _stages(program, self.block_elements)
             steps = [_seen(stage) for stage in stages]
             ends = zip(steps, (stage.dying for stage in stages), strict=True)
@@ -259,6 +261,7 @@ class TorchEngine:
 
     def _make(self, program: Program) -> Compiled:
         check_known(program, frozenset(KERNELS), self.name)
+        program = in_parts(program)
         stages = _stages(program, self.block_elements)
         steps = [_seen(stage) for stage in stages]
         direct, own = placed(program, steps), overwritten(program, steps)

@@ -11,8 +11,9 @@ from math import prod
 from oocdl.engines.operands import crop_of, padded_shape, pads_of, slot_dtypes, slot_shapes, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
-from oocdl.engines.torch_points import FULL, is_point
-from oocdl.engines.torch_windows import LANDING, evened, flipped_pads, rows_alone
+from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
+from oocdl.engines.torch_points import FULL, has_onednn, is_point
+from oocdl.engines.torch_windows import LANDING
 from oocdl.graph.layout import SPACED
 from oocdl.graph.program import Instruction, Program
 
@@ -33,7 +34,12 @@ def lands(item: Instruction, ordered: Collection[int]) -> bool:
         return whole and len(made) in SPACED and made[1] > 1
     data, weights = item.operands
     outside = data.pads is not None and any(map(any, data.pads[:2]))
-    if item.dtypes[0] not in ONEDNN or len(made) not in SPACED or pads_of(weights) is not None:
+    if (
+        item.dtypes[0] not in ONEDNN
+        or not has_onednn()
+        or len(made) not in SPACED
+        or pads_of(weights) is not None
+    ):
         return False
     if item.fill or outside or any(crop_of(item)[:2]) or 0 in (*data.shape, *made):
         return False

@@ -60,14 +60,19 @@ def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
     return dense(x[tuple(index)])
 
 
+def has_onednn() -> bool:
+    """Whether this PyTorch has it."""
+    found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return found
+
+
 def _asks_onednn(x: Tensor) -> bool:
     """Whether oneDNN is to be asked for by hand.
 
     By itself PyTorch takes one tap on one thread for a product of MKL's if there are fewer than 16 samples
     (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not 1.8).
     """
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and has_onednn
+    return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and has_onednn()
 
 
 def into(

@@ -16,9 +16,10 @@ from torch import Tensor
 from oocdl.engines import torch_columns as columns
 from oocdl.engines import torch_points as points
 from oocdl.engines import torch_taps
-from oocdl.engines.operands import crop_of, fill_of, padded_shape, pads_of, spatial_pads
+from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
+from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
@@ -36,8 +37,7 @@ def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
     """
     if x.dtype != torch.float32 or math.prod(kernel_shape) == 1 or not is_thin(tuple(x.shape)):
         return False
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn
+    return points.has_onednn()
 
 
 def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
@@ -61,35 +61,8 @@ def _halves(x: Tensor, instruction: Instruction, taps: Sequence[int]) -> tuple[T
     if x.numel() == 0 or any(map(any, operand.pads[:2])):
         return _padded([x], instruction, 0), [0] * len(pads)
     strides, dilations = (_ints(instruction, name, len(pads)) for name in ("strides", "dilations"))
-    common, rest = _shared(evened(pads, x.shape[2:], taps, strides, dilations))
+    common, rest = shared(evened(pads, x.shape[2:], taps, strides, dilations))
     return pad(x, rest, instruction.fill), common
-
-
-def _shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """What both sides of each axis of space have in common, and what is left, batch and channels before."""
-    common = [min(pair) for pair in pads]
-    return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
-
-
-def evened(
-    pads: Sequence[tuple[int, int]],
-    extents: Sequence[int],
-    taps: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> list[tuple[int, int]]:
-    """``pads`` of the axes of space with as much after an axis as before it, where no window sees it.
-
-    A region ends with the last place that a stride lets a window see, so it has less padding there.
-    """
-    found = []
-    for (before, after), extent, kernel, stride, dilation in zip(
-        pads, extents, taps, strides, dilations, strict=True
-    ):
-        free = extent + before + after - dilation * (kernel - 1) - 1
-        more = max(before - after, 0)
-        found.append((before, after + more if free % stride + more < stride else after))
-    return found
 
 
 def _padded(args: list[Tensor], instruction: Instruction, index: int) -> Tensor:
@@ -132,30 +105,6 @@ def _convolve(
     return result
 
 
-def rows_alone(
-    samples: int, pads: Sequence[tuple[int, int]], strides: Sequence[int], dilations: Sequence[int], rows: int
-) -> int:
-    """How many of ``rows`` are made by themselves where the outermost axis alone of ``pads`` (evened) is
-    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy."""
-    uneven = [abs(before - after) for before, after in pads]
-    plain = samples == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
-    return uneven[0] if plain and uneven[0] < rows else 0
-
-
-def _surplus(
-    pads: Sequence[tuple[int, int]],
-    extents: Sequence[int],
-    taps: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> int:
-    """Rows too many that are made of several samples there: both sides are padded alike, to the same end."""
-    before, after = pads[0]
-    more = abs(before - after)
-    wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
-    return more if strides[0] == 1 and more <= wanted // 8 else 0
-
-
 def _slide(
     x: Tensor,
     w: Tensor,
@@ -168,9 +117,9 @@ def _slide(
     pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
     if alone := _rows_alone(x, w, pads, strides, dilations):
         return _row_by_row(x, w, pads, dilations, alone, out)
-    more = _surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
+    more = surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
     before, most = pads[0][0], max(pads[0])
-    common, rest = _shared([(most, most), *pads[1:]] if more else pads)
+    common, rest = shared([(most, most), *pads[1:]] if more else pads)
     result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations, out)
     return result.narrow(2, most - before, result.shape[2] - more) if more else result
 
@@ -183,7 +132,7 @@ def _rows_alone(
     dilations: Sequence[int],
 ) -> int:
     """``rows_alone``, where oneDNN convolves."""
-    if x.dtype == torch.float64 or x.shape[1] == 1 or not has_channels_last(x):
+    if x.dtype == torch.float64 or x.shape[1] == 1 or not has_channels_last(x) or not points.has_onednn():
         return 0
     rows = x.shape[2] + sum(pads[0]) - w.shape[2] + 1
     return rows_alone(x.shape[0], pads, strides, dilations, rows)
@@ -235,22 +184,8 @@ def _conv(args: list[Tensor], instruction: Instruction, out: Tensor | None = Non
         return [points.convolve(args[0], w, strides, out)]
     if has_few_taps(w.shape, strides) and w.shape[0] >= points.FULL and w.dtype != torch.bfloat16:
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
-    return [_slide(args[0], w, strides, pads, dilations, out)]
-
-
-def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
-    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution.
-
-    Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
-    """
-    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
-    taps = padded_shape(item.operands[1])[2:]
-    found = []
-    for axis, (before, _) in enumerate(spatial_pads(x)):
-        start = crop[axis] - before
-        left = dilations[axis] * (taps[axis] - 1) - start
-        found.append((left, start + shape[axis] - x.shape[axis + 2]))
-    return found
+    # A part of larger weights (``torch_parts``) would be sorted anew by each kernel that sees it.
+    return [_slide(args[0], w if w.is_contiguous() else _like(w, args[0]), strides, pads, dilations, out)]
 
 
 def _conv_flipped(

@@ -17,9 +17,9 @@ from oocdl.engines.fused import Fused
 from oocdl.engines.operands import padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
+from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
-from oocdl.engines.torch_windows import evened, flipped_pads, rows_alone
 from oocdl.graph.cost import HOLES
 from oocdl.graph.ir import Node, Shape
 from oocdl.graph.layout import DATA, SPACED

@@ -1,0 +1,74 @@
+"""Paddings of windows: what kernels are left to do, and what is made otherwise at the ends of a volume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oocdl.engines.operands import crop_of, padded_shape, spatial_pads
+from oocdl.graph.program import Instruction
+
+
+def shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """What both sides of each axis of space have in common, and what is left, batch and channels before."""
+    common = [min(pair) for pair in pads]
+    return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
+
+
+def evened(
+    pads: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[tuple[int, int]]:
+    """``pads`` of the axes of space with as much after an axis as before it, where no window sees it.
+
+    A region ends with the last place that a stride lets a window see, so it has less padding there.
+    """
+    found = []
+    for (before, after), extent, kernel, stride, dilation in zip(
+        pads, extents, taps, strides, dilations, strict=True
+    ):
+        free = extent + before + after - dilation * (kernel - 1) - 1
+        more = max(before - after, 0)
+        found.append((before, after + more if free % stride + more < stride else after))
+    return found
+
+
+def rows_alone(
+    samples: int, pads: Sequence[tuple[int, int]], strides: Sequence[int], dilations: Sequence[int], rows: int
+) -> int:
+    """How many of ``rows`` are made by themselves where the outermost axis alone of ``pads`` (evened) is
+    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy."""
+    uneven = [abs(before - after) for before, after in pads]
+    plain = samples == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
+    return uneven[0] if plain and uneven[0] < rows else 0
+
+
+def surplus(
+    pads: Sequence[tuple[int, int]],
+    extents: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> int:
+    """Rows too many that are made of several samples there: both sides are padded alike, to the same end."""
+    before, after = pads[0]
+    more = abs(before - after)
+    wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
+    return more if strides[0] == 1 and more <= wanted // 8 else 0
+
+
+def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
+    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution.
+
+    Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
+    """
+    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
+    taps = padded_shape(item.operands[1])[2:]
+    found = []
+    for axis, (before, _) in enumerate(spatial_pads(x)):
+        start = crop[axis] - before
+        left = dilations[axis] * (taps[axis] - 1) - start
+        found.append((left, start + shape[axis] - x.shape[axis + 2]))
+    return found
