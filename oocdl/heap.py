@@ -18,6 +18,8 @@ from oocdl.machine import anonymous_bytes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's ``mallopt``."""
 KEPT_BYTES = 1 << 30
+LOOK_BYTES = 256 << 20
+"""Most that may be taken before the system is asked again: some of what grows is not announced."""
 DEFAULT_BYTES = 128 << 10
 """glibc's own thresholds at the start of a process."""
 
@@ -89,6 +91,7 @@ class Heap:
         self._slots = threading.Semaphore(slots)
         self._lock = threading.Lock()
         self._running = 0
+        self._spare = 0
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if KNOWN else 0
 
@@ -98,7 +101,7 @@ class Heap:
         with self._slots:
             with self._lock:
                 self._running += work_bytes
-                if work_bytes:
+                if self._has_to_look(work_bytes):
                     self._make_room(0)
             try:
                 yield
@@ -109,16 +112,24 @@ class Heap:
     def before_mapping(self, nbytes: int) -> None:
         """The pool is about to take so many bytes more."""
         with self._lock:
-            self._make_room(nbytes)
+            if self._has_to_look(nbytes):
+                self._make_room(nbytes)
+
+    def _has_to_look(self, nbytes: int) -> bool:
+        """Whether so many bytes more are more than was free when the system was asked last.
+
+        To ask it each time would cost a step 0.1 to 0.3 s.
+        """
+        self._spare -= nbytes
+        return KNOWN and nbytes > 0 and self._spare < 0
 
     def _make_room(self, nbytes: int) -> None:
         """Trim the heap if that, and all that running programs may still take, would go over the limit."""
-        if not KNOWN:
-            return
         taken = anonymous_bytes() - self._before
         # What is mapped is not all touched yet.
         taken = max(taken, self._mapped())
         to_come = max(self._running - (_in_use_bytes() - self._used), 0)
-        if taken + to_come + nbytes > self._limit:
+        self._spare = min(self._limit - taken - to_come - nbytes, LOOK_BYTES)
+        if self._spare < 0:
             _library.malloc_trim(0)
             self.trims += 1
