@@ -16,7 +16,7 @@ from torch import Tensor
 from oocdl.engines.operands import concat_axis, concat_pieces
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS, bound
 from oocdl.engines.torch_linear import einsum, resample
-from oocdl.engines.torch_windows import WINDOW_KERNELS, pad
+from oocdl.engines.torch_windows import UNTUNED, WINDOW_KERNELS, pad
 from oocdl.graph.program import Instruction
 
 Kernel = Callable[[list[Tensor], Instruction], list[Tensor]]
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def _into(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     """An operator of ``torch_into``, in new memory."""
     made = [
-        torch.empty(shape, dtype=getattr(torch, dtype))
+        args[0].new_empty(shape, dtype=getattr(torch, dtype))
         for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
     ]
     bound(instruction)(args, made)
@@ -86,6 +86,14 @@ def _gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     return [grad.reshape(shape)]
 
 
+def _gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """By the kernel that PyTorch promises to be deterministic on any device, where it is asked to be."""
+    ids, dy = args
+    shape = instruction.kernel_shapes[0]
+    rows = dy.reshape(ids.numel(), *shape[1:])
+    return [dy.new_zeros(shape).index_add_(0, _wrap(ids, shape[0]), rows)]
+
+
 def _wrap(ids: Tensor, extent: int) -> Tensor:
     """Flat indices; negative ones count from the end, others out of range are an error."""
     flat = ids.reshape(-1)
@@ -111,3 +119,5 @@ KERNELS: dict[str, Kernel] = {
     "Resample": resample,
     **WINDOW_KERNELS,
 }
+DEVICE_KERNELS: dict[str, Kernel] = {**KERNELS, **UNTUNED, "GatherGrad": _gather_grad_in_order}
+"""The same for tensors of any device."""

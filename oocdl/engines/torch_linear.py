@@ -34,9 +34,9 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of two matrices in float32 by oneDNN: MKL takes twice as long on AMD processors."""
+    """``a @ b`` of two matrices; in float32 by oneDNN: MKL takes twice as long on AMD processors."""
     work = a.shape[0] * a.shape[1] * b.shape[1]
-    if a.dtype != torch.float32 or work < _ONEDNN_WORK or not _ONEDNN:
+    if a.dtype != torch.float32 or a.device.type != "cpu" or work < _ONEDNN_WORK or not _ONEDNN:
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return product
@@ -78,7 +78,7 @@ def resample(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     if width == 1 or width * _TAPS < matrix.shape[1]:
         result = _by_taps(x, matrix, width)
     else:
-        weights = torch.tensor(matrix, dtype=x.dtype)
+        weights = x.new_tensor(matrix)
         if after == 1:
             result = matmul(x, weights.t())
         else:
@@ -93,8 +93,8 @@ def _by_taps(x: Tensor, matrix: Array, width: int) -> Tensor:
     terms: list[Tensor] = []
     for tap in range(width):
         weights = np.take_along_axis(matrix, places[:, tap : tap + 1], axis=1)[:, 0]
-        term = x.index_select(1, torch.tensor(places[:, tap]))
+        term = x.index_select(1, torch.tensor(places[:, tap], device=x.device))
         if not (weights == 1).all():
-            term.mul_(torch.tensor(weights, dtype=x.dtype).reshape(shape))
+            term.mul_(x.new_tensor(weights).reshape(shape))
         terms.append(term if not terms else terms.pop().add_(term))
     return terms[0]

@@ -21,6 +21,8 @@ Index = tuple[slice, ...]
 
 CHUNK = 1 << 18
 """Elements of the operand that are pooled at a time."""
+DEVICE_CHUNK = 1 << 22
+"""The same on a device, where each call costs more than what a cache saves."""
 
 
 def _seen(x: Tensor, axis: int, window: Window, count: int) -> list[Tensor]:
@@ -71,19 +73,19 @@ def _flat(x: Tensor) -> tuple[Tensor, bool]:
     return (x.movedim(1, -1), True) if last else (x.flatten(0, 1), False)
 
 
-def _portions(x: Tensor, last: bool, window: Window, count: int) -> Iterator[tuple[Index, Index]]:
+def _portions(x: Tensor, last: bool, window: Window, count: int, chunk: int) -> Iterator[tuple[Index, Index]]:
     """What is taken at a time, so that it stays in the cache: parts of ``x``, and of what it is pooled to.
 
     Some planes; or of one sample the places that ``count`` windows along the outermost axis see.
     """
     if not last:
-        step = max(CHUNK // max(x[0].numel() if x.shape[0] else 1, 1), 1)
+        step = max(chunk // max(x[0].numel() if x.shape[0] else 1, 1), 1)
         for start in range(0, x.shape[0], step):
             yield (slice(start, start + step),), (slice(start, start + step),)
         return
     kernel, stride, dilation = window
     span, extent = dilation * (kernel - 1) + 1, x.shape[1]
-    step = max(CHUNK // max(stride * x[0, 0].numel(), 1), 1) if span <= stride else count
+    step = max(chunk // max(stride * x[0, 0].numel(), 1), 1) if span <= stride else count
     for sample in range(x.shape[0]):
         for start in range(0, count, step):
             stop = min(start + step, count)
@@ -92,13 +94,13 @@ def _portions(x: Tensor, last: bool, window: Window, count: int) -> Iterator[tup
             yield (one, slice(start * stride, end)), (one, slice(start, stop))
 
 
-def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
+def max_pool(x: Tensor, windows: Sequence[Window], chunk: int = CHUNK) -> Tensor:
     """Max pooling of ``x[n, c, *spatial]`` without padding."""
     rank = len(windows)
     spatial = [(n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)]
     flat, last = _flat(x)
     result = x.new_empty((flat.shape[0], *spatial, *flat.shape[rank + 1 :]))
-    for seen, made in _portions(flat, last, windows[0], spatial[0]):
+    for seen, made in _portions(flat, last, windows[0], spatial[0], chunk):
         part = flat[seen]
         # Outermost first: the slices of the rest are shorter, and those of it are whole rows.
         for axis in range(rank):
@@ -107,7 +109,9 @@ def max_pool(x: Tensor, windows: Sequence[Window]) -> Tensor:
     return result.movedim(-1, 1) if last else result.reshape(*x.shape[:2], *spatial)
 
 
-def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor | None = None) -> Tensor:
+def max_pool_grad(
+    x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor | None = None, chunk: int = CHUNK
+) -> Tensor:
     """Its gradient; the first maximum, in row-major order of the window, gets it.
 
     So the innermost axis is pooled first and the outermost decides first. ``out``: memory for it, if ``x``
@@ -118,7 +122,7 @@ def max_pool_grad(x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor 
     grads = dy.movedim(1, -1) if last else dy.flatten(0, 1)
     result = x.new_empty(flat.shape) if out is None else out.movedim(1, -1)
     bounds = torch.finfo(x.dtype)
-    for seen, given in _portions(flat, last, windows[0], dy.shape[2]):
+    for seen, given in _portions(flat, last, windows[0], dy.shape[2], chunk):
         # Finite, since the difference of two infinities would be no tie.
         stages = [flat[seen].clamp(bounds.min, bounds.max)]
         for axis in range(rank - 1, 0, -1):

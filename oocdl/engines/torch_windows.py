@@ -1,13 +1,15 @@
 """PyTorch kernels of operators with sliding windows: convolution, its gradients, pooling.
 
 Operands come without their padding. A symmetric one is left to the kernel, so that
-nothing is copied; the rest is put on here.
+nothing is copied; the rest is put on here. What is done otherwise because oneDNN is asked
+or its cache spared is left out for another device, where kernels are not ``tuned``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone, shared, surplus
-from oocdl.engines.torch_pool import Window, max_pool, max_pool_grad
+from oocdl.engines.torch_pool import CHUNK, DEVICE_CHUNK, Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
 from oocdl.graph.rates import is_thin
@@ -47,7 +49,7 @@ def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
     shape = [b + extent + a for extent, (b, a) in zip(tensor.shape, pads, strict=True)]
     value = bool(fill) if tensor.dtype == torch.bool else fill
     if tensor.numel() == 0:
-        return torch.full(shape, value, dtype=tensor.dtype)
+        return tensor.new_full(shape, value)
     flat = [count for pair in reversed(pads) for count in pair]
     return F.pad(tensor, flat, value=value)
 
@@ -81,7 +83,7 @@ def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
     for axis, (start, extent) in enumerate(zip(crop, shape, strict=True)):
         first, last = max(start, 0), min(start + extent, tensor.shape[axis])
         if last <= first:
-            return torch.zeros(shape, dtype=tensor.dtype)
+            return tensor.new_zeros(shape)
         if (first, last) != (0, tensor.shape[axis]):
             tensor = tensor.narrow(axis, first, last - first)
         pads.append((first - start, start + extent - last))
@@ -171,10 +173,15 @@ def _like(w: Tensor, x: Tensor) -> Tensor:
     return channels_last(w) if has_channels_last(x) else w.contiguous()
 
 
-def _conv(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
+def _conv(
+    args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
+) -> list[Tensor]:
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    if not tuned:
+        x, padding = _halves(args[0], instruction, w.shape[2:])
+        return [_CONV[rank - 1](x, w, None, strides, padding, dilations)]
     operand = instruction.operands[0]
     if instruction.fill or args[0].numel() == 0 or (operand.pads and any(map(any, operand.pads[:2]))):
         x, padding = _halves(args[0], instruction, w.shape[2:])
@@ -211,7 +218,9 @@ def _conv_flipped(
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
-def _conv_transpose(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
+def _conv_transpose(
+    args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
+) -> list[Tensor]:
     """The wanted box of the full result, cut by the kernel's own padding where it can."""
     x, w = args[0], _padded(args, instruction, 1)
     rank = w.dim() - 2
@@ -219,12 +228,12 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction, out: Tensor | 
     if x.numel() == 0:
         return [x.new_zeros(shape)]
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    if points.is_point(w.shape):
+    if tuned and points.is_point(w.shape):
         befores = [before for before, _ in spatial_pads(instruction.operands[0])]
         starts = [c - b * s for c, b, s in zip(crop[2:], befores, strides, strict=True)]
         made = points.transposed(x, w, strides, starts, shape, out)
         return [take(made, (*crop[:2], *(0,) * rank), shape)]
-    if set(strides) == {1}:
+    if tuned and set(strides) == {1}:
         return [_conv_flipped(x, w, instruction, dilations, out)]
     paddings, extras = [], []
     for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0])):
@@ -242,35 +251,36 @@ def _conv_transpose(args: list[Tensor], instruction: Instruction, out: Tensor | 
         crop[axis + 2] = start - padding
     kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
     # oneDNN does not know output paddings as large as the stride.
-    thin = _is_thin(x, w.shape[2:]) and all(e < s for e, s in zip(extras, strides, strict=True))
+    thin = tuned and _is_thin(x, w.shape[2:]) and all(e < s for e, s in zip(extras, strides, strict=True))
     x = x.to_mkldnn() if thin else x
     full_result = kernel(x, w, None, strides, paddings, extras, 1, dilations)
     return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
-def _conv_weight_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _conv_weight_grad(args: list[Tensor], instruction: Instruction, tuned: bool = True) -> list[Tensor]:
     dy = _padded(args, instruction, 1)
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
     dtype = getattr(torch, instruction.dtypes[0])  # products of 16 bits are summed in 32
     pads = spatial_pads(instruction.operands[0])
-    if points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
+    if tuned and points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
         return [points.weight_gradient(dy, x, strides, shape).to(dtype)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
         w, none = unset(shape, x), [0] * len(strides)
-        if _is_thin(x, shape[2:]):
+        if tuned and _is_thin(x, shape[2:]):
             return torch_taps.weight_gradient(x, dy, shape, strides, padding, dilations)
         made: Tensor = aten.convolution_backward(
             dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
         )[1]
         return made.to(dtype)
 
-    if has_few_taps(shape, strides) and 0 not in (x.numel(), dy.numel()) and x.dtype != torch.bfloat16:
+    few = tuned and has_few_taps(shape, strides) and x.dtype != torch.bfloat16
+    if few and 0 not in (x.numel(), dy.numel()):
         padded = _padded(args, instruction, 0)
         return [columns.weight_gradient(padded, dy, shape, dilations)]
-    if _ends_apart(instruction, pads, strides, dilations, dy):
+    if tuned and _ends_apart(instruction, pads, strides, dilations, dy):
         return [_with_ends(gradient, dy, x, shape, pads)]
     x, padding = _halves(x, instruction, shape[2:])
     return [gradient(dy, x, shape, padding)]
@@ -320,14 +330,16 @@ def _windows(instruction: Instruction, rank: int) -> list[Window]:
     return list(zip(kernel, strides, dilations, strict=True))
 
 
-def _max_pool(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _max_pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK) -> list[Tensor]:
     x = _padded(args, instruction, 0)
-    return [max_pool(x, _windows(instruction, x.dim() - 2))]
+    return [max_pool(x, _windows(instruction, x.dim() - 2), chunk)]
 
 
-def _max_pool_grad(args: list[Tensor], instruction: Instruction, out: Tensor | None = None) -> list[Tensor]:
+def _max_pool_grad(
+    args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK
+) -> list[Tensor]:
     x, dy = (_padded(args, instruction, index) for index in (0, 1))
-    dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out)
+    dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out, chunk)
     return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
 
 
@@ -344,3 +356,11 @@ WINDOW_KERNELS: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] =
     "MaxPool": _max_pool,
     "MaxPoolGrad": _max_pool_grad,
 }
+UNTUNED: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {
+    "Conv": partial(_conv, tuned=False),
+    "ConvTranspose": partial(_conv_transpose, tuned=False),
+    "ConvWeightGrad": partial(_conv_weight_grad, tuned=False),
+    "MaxPool": partial(_max_pool, chunk=DEVICE_CHUNK),
+    "MaxPoolGrad": partial(_max_pool_grad, chunk=DEVICE_CHUNK),
+}
+"""The same by PyTorch's general kernels alone, for any device."""
