@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.engine import CHANNELS_LAST, Engine, get_engine, resolve
+from oocdl.engines.engine import CHANNELS_LAST, Engine, get_engine, model_of, resolve, runtime_of
 from oocdl.errors import ResourceError
 from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
@@ -114,18 +114,20 @@ def cache_path(engine: str) -> Path:
     # A relative path there is to be ignored, as the standard says.
     folder = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
     host = hashlib.sha256(platform.node().encode()).hexdigest()[:12]
-    return folder / "oocdl" / f"rates-{host}-{engine}.json"
+    return folder / "oocdl" / f"rates-{host}-{engine.replace(':', '-')}.json"
 
 
 def _facts(engine: str) -> dict[str, Any]:
     """What the rates depend on."""
+    model = model_of(engine)
     return {
         "format": FORMAT,
         "host": platform.node(),
         "processor": processor(),
         "cores": cores(),
         "engine": engine,
-        "version": installed_version(engine),
+        "version": installed_version(runtime_of(engine)),
+        **({"device": model} if model else {}),
     }
 
 
@@ -242,7 +244,9 @@ class _Bench:
         """Over rounds that all threads begin together, after one that does not count.
 
         Time of the processor, which other processes cannot take: kernels run on the thread that calls.
+        On a device they do not, and that thread waits.
         """
+        clock = time.perf_counter if self.engine.device else time.thread_time
         barrier = threading.Barrier(len(calls))
 
         def work(call: Callable[[], object]) -> list[float]:
@@ -250,9 +254,9 @@ class _Bench:
             call()
             for _ in range(ROUNDS):
                 barrier.wait()
-                begun = time.thread_time()
+                begun = clock()
                 call()
-                times.append(time.thread_time() - begun)
+                times.append(clock() - begun)
             return times
 
         return median(taken for times in self.pool.map(work, calls) for taken in times)

@@ -73,7 +73,8 @@ Missing = Annotated[bool, typer.Option(help="Read missing chunks of the dataset 
 Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
 Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
 Engine = Annotated[
-    str, typer.Option(help="auto, torch, onnxruntime, or measured: the faster one for each layer.")
+    str,
+    typer.Option(help="auto, torch, onnxruntime, torch:cuda, or measured: the faster one for each layer."),
 ]
 Precision = Annotated[str, typer.Option(help="float32; with the torch engine bfloat16 or float64, too.")]
 Freeze = Annotated[list[str] | None, typer.Option(help="Weights to leave as they are, as a pattern.")]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from oocdl.calibrate import load_rates
 from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
-from oocdl.engines.engine import engines_of, get_engines, resolve
+from oocdl.engines.engine import engines_of, get_engine, get_engines, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
@@ -71,6 +71,8 @@ class Machine:
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
     workers: int = 0
     """Processes of a cluster, each with all of this; 0: it is this process that works."""
+    device_unit_bytes: int | None = None
+    """Larger units were found not to fit the engine's device; None: none were."""
 
     @property
     def slots(self) -> int:
@@ -81,7 +83,8 @@ class Machine:
     def unit_bytes(self) -> int:
         """What each unit may take if ``threads`` of them run while inputs of another are read."""
         # What comes from other processes, and goes to them, is smaller than units that read and make it.
-        return max(self.capacity_bytes // (self.threads + 1 + bool(self.workers)), 1)
+        share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
+        return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
 
     def limits(self, settings: Settings, unit_bytes: int) -> Limits:
         """What a plan has to keep where a unit may take so much."""
@@ -118,17 +121,18 @@ def machine_for(
     """
     engine = resolve(settings.engine)
     engines = get_engines(engine)
-    if settings.spill_dtype is not None and engine != "torch":
+    if settings.spill_dtype is not None and runtime_of(engine) != "torch":
         raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
     if settings.precision == "bfloat16" and not any(one.has_bfloat16 for one in engines.values()):
         raise InputError(
-            f"engine '{engine}' has no precision 'bfloat16' on this processor; use engine='torch' on one "
-            "with AVX-512, or precision='float32'"
+            f"engine '{engine}' has no precision 'bfloat16' here; use engine='torch' on a processor with "
+            "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
         )
     threads = settings.threads or threads or cores()
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
     reserved = OVERHEAD_BYTES + KEPT_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
+    reserved += engines[""].held_bytes
     base = anonymous_bytes() + reserved
     # Nothing left is refused by whoever plans: he can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
@@ -187,11 +191,12 @@ def compile_within(
             _check_room(compiled.plan, machine)
         except BudgetError as error:
             raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
+        check_device(compiled.plan, machine)
         return compiled
-    found = _best(draft, settings, machine)
+    found = _best_on_device(draft, settings, machine)
     if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
         names = roundable(found.compiled.plan.factored.graph, (p.layer for p in found.compiled.plan.layers))
-        other = _best(draft.rounding(names), settings, machine)
+        other = _best_on_device(draft.rounding(names), settings, machine)
         found = min((found, other or found), key=lambda chosen: chosen.simulated.seconds)
     if found is None:
         worst = _cut(draft, settings, machine, machine.capacity_bytes)
@@ -203,6 +208,58 @@ def compile_within(
         ) from None
     gc.collect()  # what was tried and not taken is large, and full of cycles
     return found.compiled
+
+
+@dataclass(frozen=True)
+class Overfull:
+    """A device on which the largest unit has no room."""
+
+    device: str
+    layer: str
+    needed_bytes: int
+    free_bytes: int
+
+    def error(self) -> BudgetError:
+        """What is told to the user."""
+        return BudgetError(
+            f"units of layer '{self.layer}' need {self.needed_bytes >> 20} MiB of {self.device}, where "
+            f"{self.free_bytes >> 20} MiB are free; free some of it, ask for smaller units (parallel=, or "
+            "less memory=), or use engine='torch'"
+        )
+
+
+def overfull(plan: StepPlan, machine: Machine) -> Overfull | None:
+    """The engine's device, if it has one and the largest unit would not fit its free memory."""
+    device = get_engine(engines_of(machine.engine)[0]).device
+    if device is None:
+        return None
+    layers = {unit.program.key: (unit.program, layer) for layer in plan.layers for unit in layer.units}
+    each = ((device.needed_bytes(program, RULES), layer) for program, layer in layers.values())
+    needed, worst = max(each, key=lambda found: found[0])
+    name, free = f"engine '{machine.engine}' ({device.model})", device.free_bytes()
+    return Overfull(name, worst.layer.name, needed, free) if needed > free else None
+
+
+def check_device(plan: StepPlan, machine: Machine) -> None:
+    """BudgetError if the largest unit would not fit the device of the engine."""
+    found = overfull(plan, machine)
+    if found is not None:
+        raise found.error()
+
+
+def _best_on_device(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
+    """``_best``, of units that fit the engine's device, if it has one. BudgetError if there are none."""
+    lacking: Overfull | None = None
+    while (found := _best(draft, settings, machine)) is not None:
+        plan = found.compiled.plan
+        lacking = overfull(plan, machine)
+        if lacking is None:
+            return found
+        share = min(lacking.free_bytes / lacking.needed_bytes, 0.5)
+        machine = replace(machine, device_unit_bytes=int(plan.peak_unit_bytes * share))
+    if lacking is not None:
+        raise lacking.error()
+    return None
 
 
 def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
@@ -220,7 +277,7 @@ def _best(draft: Draft, settings: Settings, machine: Machine) -> Chosen | None:
         if found.compiled.plan.tasks * TRYING_BYTES > machine.capacity_bytes:
             break
     # Where not even that many have room, fewer units run at once.
-    for divisor in range(at_once - 1, 0, -1):
+    for divisor in range(at_once - 1, 0, -1) if machine.device_unit_bytes is None else ():
         found = found or _chosen(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
     return found
 

@@ -24,7 +24,7 @@ from oocdl.graph.write_onnx import export_onnx
 from oocdl.heap import use_one_heap
 from oocdl.machine import check_budget
 from oocdl.ops import RULES
-from oocdl.planning import Machine, machine_for
+from oocdl.planning import Machine, check_device, machine_for
 from oocdl.report import Report, read_report
 from oocdl.session import Session
 from oocdl.sources import StepInfo, own_regions
@@ -260,6 +260,8 @@ class _Inference:
             )
             for size in sorted(sizes)
         }
+        for compiled in self.compiled.values():
+            check_device(compiled.plan, self.machine)
         self.first = self.compiled[f"infer{self.batch}"]
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:

@@ -138,8 +138,10 @@ def fit(
         ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers if that is faster.
         ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
         ``engine``: "torch", "onnxruntime", "auto" (torch if it is installed), or "measured": for each layer
-        the one that measured rates predict to be faster. ``precision``: "float32", "float64", or "bfloat16"
-        (of convolutions and products). ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
+        the one that measured rates predict to be faster. "torch:cuda" or "torch:cuda:1" computes on a GPU;
+        "auto" never does, since results there are close to the processor's, not equal.
+        ``precision``: "float32", "float64", or "bfloat16" (of convolutions and products).
+        ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
 
     Raises
     ------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -33,10 +34,31 @@ class Compiled(Protocol):
         ...
 
 
+class Device(Protocol):
+    """What programs run on that has memory of its own."""
+
+    @property
+    def model(self) -> str:
+        """What its maker calls it."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Its memory that this process could have."""
+        ...
+
+    def needed_bytes(self, program: Program, rules: Rules) -> int:
+        """Upper bound of what it must have to run a program, as often at once as the engine does."""
+        ...
+
+
 class Engine(Protocol):
     """Runs programs. One instance serves every thread of a process."""
 
     name: str
+    device: Device | None
+    """None: programs run in the memory of the host."""
+    held_bytes: int
+    """Of the host's memory: what it has from beginning to end, and no run counts."""
     has_bfloat16: bool
     """Whether products of 16 bits run here."""
 
@@ -76,25 +98,44 @@ CHANNELS_LAST: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 MEASURED = "measured"
 """Stands for all engines: each layer has the one that is predicted to be faster by measured rates."""
 
+_DEVICES = re.compile(r"torch:(cpu|cuda(:(0|[1-9]\d?))?)")
+
 _engines: dict[tuple[str, int], Engine] = {}
 _lock = threading.Lock()
 
 
 def installed(name: str) -> bool:
     """Whether the runtime of engine ``name`` is there (without importing it)."""
-    return importlib.util.find_spec(name) is not None
+    return importlib.util.find_spec(runtime_of(name)) is not None
+
+
+def runtime_of(name: str) -> str:
+    """The package that an engine's name begins with.
+
+    >>> runtime_of("torch:cuda:1"), runtime_of("torch")
+    ('torch', 'torch')
+    """
+    return name.partition(":")[0]
+
+
+def model_of(name: str) -> str:
+    """What the maker of an engine's device calls it; "" where there is none but the processor."""
+    device = get_engine(name).device if ":" in name else None
+    return device.model if device else ""
 
 
 def resolve(name: str) -> str:
-    """The engine that ``name`` stands for: "auto" is torch where it is installed.
+    """The engine that ``name`` stands for: "auto" is torch where it is installed, on the processor.
 
-    >>> resolve("onnxruntime")
-    'onnxruntime'
+    A device is for the user to choose: results on it are close to the processor's, not equal.
+
+    >>> resolve("onnxruntime"), resolve("torch:cuda:1")
+    ('onnxruntime', 'torch:cuda:1')
     """
     if name == "auto":
         return "torch" if installed("torch") else "onnxruntime"
-    if name not in (*_INSTALL, MEASURED):
-        known = ", ".join(["auto", *_INSTALL, MEASURED])
+    if name not in (*_INSTALL, MEASURED) and not _DEVICES.fullmatch(name):
+        known = ", ".join(["auto", *_INSTALL, "torch:cuda", "torch:cuda:1 (and so on)", MEASURED])
         raise InputError(f"there is no engine '{name}'; choose one of: {known}")
     return name
 
@@ -115,7 +156,7 @@ def get_engines(name: str = "auto") -> dict[str, Engine]:
     Raises InputError that says how to install what is missing.
     """
     names = engines_of(name)
-    missing = [_INSTALL[one] for one in names if not installed(one)]
+    missing = [_INSTALL[runtime_of(one)] for one in names if not installed(one)]
     if missing:
         raise InputError(f"engine '{resolve(name)}' needs {' and '.join(missing)}")
     return {"": get_engine(names[0]), **{one: get_engine(one) for one in names}}
@@ -130,11 +171,13 @@ def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
         key = (name, threads_per_kernel)
         if key not in _engines:
             if not installed(name):
-                raise InputError(f"engine '{name}' needs {_INSTALL[name]}")
-            for variable, value in _SETTINGS.get(name, {}).items():
+                raise InputError(f"engine '{name}' needs {_INSTALL[runtime_of(name)]}")
+            for variable, value in _SETTINGS.get(runtime_of(name), {}).items():
                 os.environ.setdefault(variable, value)
-            module = importlib.import_module(f"oocdl.engines.{name}")
-            engine: Engine = module.make_engine(threads_per_kernel)
+            runtime, on_device, device = name.partition(":")
+            module = importlib.import_module(f"oocdl.engines.{runtime}{'_device' if on_device else ''}")
+            given = (device, threads_per_kernel) if on_device else (threads_per_kernel,)
+            engine: Engine = module.make_engine(*given)
             _engines[key] = engine
         return _engines[key]
 

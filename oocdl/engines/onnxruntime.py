@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
-from oocdl.engines.engine import Cache, Compiled
+from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.fused import is_loop
 from oocdl.engines.numpy_chain import ChainStep, crop
 from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
@@ -137,6 +137,8 @@ class OnnxRuntimeEngine:
     """
 
     name = "onnxruntime"
+    device: Device | None = None
+    held_bytes = 0
     has_bfloat16 = False
 
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
-from oocdl.engines.engine import Cache, Compiled
+from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.fused import is_loop
 from oocdl.engines.operands import (
     PAD_THEMSELVES,
@@ -24,7 +24,7 @@ from oocdl.engines.operands import (
 from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
-from oocdl.engines.torch_kernels import KERNELS
+from oocdl.engines.torch_kernels import KERNELS, Kernel
 from oocdl.engines.torch_layout import channels_last
 from oocdl.engines.torch_parts import in_parts
 from oocdl.engines.torch_places import overwritten, placed
@@ -100,13 +100,15 @@ def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
     return prepare
 
 
-class _Step:
+class Step:
     """One instruction, with all that can be decided before it runs."""
 
-    def __init__(self, instruction: Instruction, ordered: Collection[int]) -> None:
+    def __init__(
+        self, instruction: Instruction, ordered: Collection[int], kernels: Mapping[str, Kernel] = KERNELS
+    ) -> None:
         """``ordered``: slots that have their channels last."""
         self.instruction = instruction
-        self.kernel = KERNELS[instruction.op]
+        self.kernel = kernels[instruction.op]
         self.slots = [operand.slot for operand in instruction.operands]
         last = _operands_last(instruction, ordered)
         self.prepare = [_preparation(instruction, i, last[i]) for i in range(len(instruction.operands))]
@@ -155,7 +157,7 @@ def _arrangement(instruction: Instruction, index: int, ordered: Collection[int])
 class _Stage:
     """A group of instructions, and what can go after it."""
 
-    step: _Step | ChainStep
+    step: Step | ChainStep
     done: tuple[int, ...]
     """Outputs of the program (by number) whose slots nothing reads after it."""
     dying: tuple[int, ...]
@@ -194,9 +196,9 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
             spare = _spare(program, ending & own, group.last)
-            step: _Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
+            step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
-            step = _Step(group, turned)
+            step = Step(group, turned)
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
         stages.append(_Stage(step, done, tuple(sorted(ending))))
     return stages
@@ -232,6 +234,8 @@ class TorchEngine:
     """
 
     name = "torch"
+    device: Device | None = None
+    held_bytes = 0
 
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from oocdl.engines.engine import Engine, get_engine, get_engines, resolve
 from oocdl.errors import InputError, UnsupportedError
@@ -32,7 +33,8 @@ CASES = [
     *convolutions(),
     *pools(),
 ]
-ENGINES = ("torch", "torch in blocks", "onnxruntime", "onnxruntime in blocks")
+DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
+ENGINES = ("torch", "torch in blocks", *DEVICES, "onnxruntime", "onnxruntime in blocks")
 
 
 @pytest.fixture(params=ENGINES)
@@ -78,11 +80,12 @@ def test_float32(engine: Engine, case: Case) -> None:
     check(engine, case, "float32", case.tolerance)
 
 
+@pytest.mark.parametrize("name", ["torch", *DEVICES])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_float64(case: Case) -> None:
+def test_float64(case: Case, name: str) -> None:
     if case.attrs.get("to") == "float32":
         pytest.skip("casts to float32")
-    check(get_engine("torch"), case, "float64", 1e-12)
+    check(get_engine(name), case, "float64", 1e-12)
 
 
 def turned(program: Program) -> Program:
@@ -199,8 +202,6 @@ def block() -> tuple[Program, list[Array]]:
 
 
 def test_block(engine: Engine) -> None:
-    import torch
-
     program, (x, w, skip) = block()
     results = engine.compile(program)([x, w, skip])
     padded = torch.nn.functional.pad(torch.tensor(x[:, :, :5]), (1, 1, 1, 0))
@@ -338,8 +339,8 @@ def test_models_are_valid_onnx(case: Case) -> None:
 
 def test_engines_have_the_same_operators() -> None:
     from oocdl.engines.onnx_table import LOWERINGS
-    from oocdl.engines.torch_kernels import KERNELS
+    from oocdl.engines.torch_kernels import DEVICE_KERNELS, KERNELS
     from oocdl.ops.registry import RULES
 
-    assert set(LOWERINGS) == set(KERNELS)
+    assert set(LOWERINGS) == set(KERNELS) == set(DEVICE_KERNELS)
     assert set(KERNELS) == {op for op, rule in RULES.items() if rule.axes is not None}

@@ -76,9 +76,9 @@ def arrays_of(program: Program) -> Iterator[Any]:
         yield array
 
 
-def peak_bytes(program: Program) -> int:
+def peak_bytes(program: Program, engine: str = "torch") -> int:
     """The most that PyTorch has allocated at once while the program runs."""
-    run, arrays = get_engine("torch").compile(program), list(arrays_of(program))
+    run, arrays = get_engine(engine).compile(program), list(arrays_of(program))
     outs = run(arrays)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(arrays, outs)
@@ -103,3 +103,12 @@ def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Pr
     }
     assert not over
     assert sum(said[p.key] for p in large) < 1.7 * sum(taken[p.key] for p in large)
+
+
+def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]) -> None:
+    engine, over = get_engine("torch:cpu"), {}
+    for program in programs:
+        said, taken = engine.needs(program, RULES).work_bytes, peak_bytes(program, "torch:cpu")
+        if taken > max(said, LEAST_BYTES):
+            over[str([step.op for step in program.instructions])] = taken, said
+    assert not over

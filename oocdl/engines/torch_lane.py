@@ -1,0 +1,127 @@
+"""How arrays travel to a device and back: lanes of pinned pieces.
+
+Memory that is pinned can be copied while the processor does something else, and is the host's: a lane
+has two small pieces of it, however large the arrays. While one travels the other is filled or emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oocdl.graph.ir import Array
+
+PIECE_BYTES = 4 << 20
+"""A copy of so much takes ten times as long as it takes to ask for it."""
+PIECES = 2
+_BITS = {"bfloat16": "int16"}
+"""As what a type is copied that PyTorch and NumPy do not have in common."""
+
+
+def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
+    """``whole`` (an array or a tensor, however it lies) in parts of at most so many bytes, in order.
+
+    >>> [part.shape for part in pieces(np.zeros((3, 4), np.uint8), 8)]
+    [(2, 4), (1, 4)]
+    """
+    if whole.nbytes <= most_bytes:
+        yield whole
+        return
+    step = most_bytes // whole[0].nbytes
+    if step:
+        yield from (whole[start : start + step] for start in range(0, len(whole), step))
+        return
+    for part in whole:
+        yield from pieces(part, most_bytes)
+
+
+def _bits(array: Array) -> Array:
+    return array.view(_BITS.get(array.dtype.name, array.dtype.name))
+
+
+class _Piece:
+    """Memory of the host that one copy at a time goes through."""
+
+    def __init__(self, device: torch.device) -> None:
+        pinned = device.type != "cpu"  # else copies are done when they are asked for
+        self.memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        self.copied: Any = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
+        self.goes_to: Array | None = None
+        """Where on the host it belongs, once it is here."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The beginning of the memory as a tensor like ``tensor``, without gaps."""
+        return self.memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Begin to copy from or to the device."""
+        target.copy_(source, non_blocking=True)
+        if self.copied is not None:
+            self.copied.record()
+
+    def wait(self) -> None:
+        """Until the last copy is done."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+    def finish(self) -> None:
+        """Wait, and put what has come where it belongs: the memory is free again."""
+        self.wait()
+        if self.goes_to is not None:
+            flat = self.memory[: self.goes_to.nbytes].numpy()
+            np.copyto(self.goes_to, flat.view(self.goes_to.dtype).reshape(self.goes_to.shape))
+            self.goes_to = None
+
+
+class Lane:
+    """What one run at a time has to itself: a stream, and pieces that are used in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = None
+        if device.type != "cpu":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pieces = [_Piece(device) for _ in range(PIECES)]
+        self.turn = 0
+
+    def _next(self) -> _Piece:
+        self.turn = (self.turn + 1) % PIECES
+        self.pieces[self.turn].finish()
+        return self.pieces[self.turn]
+
+    def take(self, array: Array) -> Tensor:
+        """An array on the device, its axes there as they are numbered."""
+        dtype = getattr(torch, array.dtype.name)
+        made = torch.empty(array.shape, dtype=dtype, device=self.device)
+        source = _bits(array)
+        bits = made.view(getattr(torch, source.dtype.name))
+        for part, target in zip(pieces(source, PIECE_BYTES), pieces(bits, PIECE_BYTES), strict=True):
+            piece = self._next()
+            between = piece.of(target)
+            np.copyto(between.numpy(), part)
+            piece.copy(target, between)
+        return made
+
+    def give(self, tensor: Tensor, out: Array) -> None:
+        """Begin to copy ``tensor`` to where it belongs."""
+        target = _bits(out)
+        bits = tensor.view(getattr(torch, target.dtype.name))
+        for part, place in zip(pieces(bits, PIECE_BYTES), pieces(target, PIECE_BYTES), strict=True):
+            piece = self._next()
+            piece.copy(piece.of(part), part)
+            piece.goes_to = place
+
+    def finish(self) -> None:
+        """Wait for all that was begun."""
+        for piece in self.pieces:
+            piece.finish()
+
+    def drop(self) -> None:
+        """Forget what a run that was broken off has begun; its arrays may be someone else's soon."""
+        for piece in self.pieces:
+            piece.goes_to = None
+            piece.wait()
