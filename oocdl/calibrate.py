@@ -41,7 +41,7 @@ from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
 from oocdl.storage.pool import Pool
 
-FORMAT = 8
+FORMAT = 9
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
 FILE_BYTES = 8 << 20
 """Of the files that the disk is measured with, as chunks have it."""

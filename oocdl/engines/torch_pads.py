@@ -36,13 +36,22 @@ def evened(
 
 
 def rows_alone(
-    samples: int, pads: Sequence[tuple[int, int]], strides: Sequence[int], dilations: Sequence[int], rows: int
+    shape: Sequence[int],
+    taps: int,
+    pads: Sequence[tuple[int, int]],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    rows: int,
 ) -> int:
     """How many of ``rows`` are made by themselves where the outermost axis alone of ``pads`` (evened) is
-    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy."""
+    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy.
+
+    ``shape`` of the operand, ``taps`` along that axis: each of these rows sees some of the operand.
+    """
     uneven = [abs(before - after) for before, after in pads]
-    plain = samples == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
-    return uneven[0] if plain and uneven[0] < rows else 0
+    plain = shape[0] == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
+    seen = max(pads[0]) < taps <= shape[2]
+    return uneven[0] if plain and seen and uneven[0] < rows else 0
 
 
 def surplus(

@@ -68,8 +68,10 @@ def _slides(item: Instruction, weights: Sequence[int]) -> bool:
     if min(seen) <= 0:
         return False
     even = evened(outside, seen, weights[2:], strides, dilations)
-    rows = item.kernel_shapes[0][2]
-    return even[0][0] == even[0][1] or rows_alone(data.shape[0], even, strides, dilations, rows) > 0
+    if even[0][0] == even[0][1]:
+        return True
+    shape, rows = (*data.shape[:2], *seen), item.kernel_shapes[0][2]
+    return rows_alone(shape, weights[2], even, strides, dilations, rows) > 0
 
 
 def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[int, int]:

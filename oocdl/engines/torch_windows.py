@@ -137,7 +137,7 @@ def _rows_alone(
     if x.dtype == torch.float64 or x.shape[1] == 1 or not has_channels_last(x) or not points.has_onednn():
         return 0
     rows = x.shape[2] + sum(pads[0]) - w.shape[2] + 1
-    return rows_alone(x.shape[0], pads, strides, dilations, rows)
+    return rows_alone(x.shape, w.shape[2], pads, strides, dilations, rows)
 
 
 def _row_by_row(
@@ -297,7 +297,8 @@ def _ends_apart(
     operand = instruction.operands[0]
     if operand.pads is None or any(map(any, operand.pads[:2])) or 0 in (*operand.shape, *dy.shape):
         return False
-    return rows_alone(1, pads, strides, dilations, dy.shape[2]) > 0
+    alone, taps = (1, *operand.shape[1:]), instruction.kernel_shapes[0][2]
+    return rows_alone(alone, taps, pads, strides, dilations, dy.shape[2]) > 0
 
 
 def _with_ends(

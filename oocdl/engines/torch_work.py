@@ -148,7 +148,7 @@ def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> boo
     if any(others) or inside:
         return True
     rows = (item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0])[2]
-    return first and not rows_alone(item.operands[0].shape[0], pads, strides, dilations, rows)
+    return first and not rows_alone(item.operands[0].shape, weights[2], pads, strides, dilations, rows)
 
 
 def _data_bytes(item: Instruction, index: int, dtype: str) -> int:

@@ -93,6 +93,24 @@ ENDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("depth", "window", "pads"),
+    [(1, 2, (2, 0)), (1, 3, (2, 1)), (2, 3, (0, 2)), (3, 2, (0, 3)), (4, 5, (4, 1)), (1, 1, (1, 0))],
+)
+def test_windows_that_see_nothing_but_padding(depth: int, window: int, pads: tuple[int, int]) -> None:
+    """At ends of a volume that are thinner than a window, or padded by more than one sees."""
+    around = (pads, (1, 1), (1, 1))
+    x, w = noise(1, 16, depth, 6, 7), noise(16, 16, window, 3, 3, seed=1)
+    dy = noise(1, 16, depth + sum(pads) - window + 1, 6, 7, seed=2)
+    y, dx, dw = gradients(x, w, dy, around)
+    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6}
+    crop = {"spatial": x.shape[2:], "crop": (0, 0, pads[0], 1, 1)}
+    assert error(ran("Conv", [x, w], y.shape, attrs, around), y) <= TOLERANCE
+    assert error(ran("ConvTranspose", [dy, w], x.shape, {**attrs, **crop}, ((0, 0),) * 3), dx) <= TOLERANCE
+    shaped = {**attrs, "kernel_shape": w.shape[2:]}
+    assert error(ran("ConvWeightGrad", [x, dy], w.shape, shaped, around), dw) <= TOLERANCE
+
+
 def check_ends(made: list[Tensor], ends: list[Tensor], wanted: Tensor, depth: tuple[int, int]) -> None:
     """No operand was padded by a copy."""
     if wanted.shape[0] == 1:
