@@ -133,15 +133,13 @@ def fit(
         ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
         ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
         ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
-        ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit
-        of spill and run directory together; more than is free is refused in any case.
-        ``spill_dtype="bfloat16"``: activations may be rounded to 16 bits between layers if that is faster.
-        ``parallel``: at least these cuts, ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
-        ``engine``: "torch", "onnxruntime", "auto" (torch if it is installed), or "measured": for each layer
-        the one that measured rates predict to be faster. "torch:cuda" or "torch:cuda:1" computes on a GPU;
-        "auto" never does, since results there are close to the processor's, not equal.
-        ``precision``: "float32", "float64", or "bfloat16" (of convolutions and products).
-        ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
+        ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit of
+        spill and run directory together, at most what is free. ``spill_dtype="bfloat16"``: activations may be
+        rounded to 16 bits between layers if that is faster. ``parallel``: at least these cuts,
+        ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``. ``engine``: "torch", "onnxruntime", "auto" (torch
+        if it is installed), "measured" (for each layer what measured rates predict to be faster), or on a GPU
+        "torch:cuda", "torch:cuda:1". ``precision``: "float32", "float64", or "bfloat16" (of convolutions and
+        products). ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
 
     Raises
     ------

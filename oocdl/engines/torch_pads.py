@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from oocdl.engines.operands import crop_of, padded_shape, spatial_pads
 from oocdl.graph.program import Instruction
@@ -52,6 +53,33 @@ def rows_alone(
     plain = shape[0] == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
     seen = max(pads[0]) < taps <= shape[2]
     return uneven[0] if plain and seen and uneven[0] < rows else 0
+
+
+class Row(NamedTuple):
+    """One row of what a window makes that is made by itself: with so many taps, of so many rows."""
+
+    place: int
+    start: int
+    """First row of the operand that it sees."""
+    tap: int
+    """First tap that sees the operand."""
+    seen: int
+
+
+def end_rows(ends: tuple[int, int], alone: int, extent: int, taps: int, rows: int) -> tuple[int, list[Row]]:
+    """Of ``rows_alone``: the first of the other rows, and those that are made by themselves.
+
+    ``ends``: padding before and after of the outermost axis, where the operand has ``extent`` rows.
+
+    >>> end_rows((0, 1), 1, 8, 3, 7)
+    (0, [Row(place=6, start=6, tap=0, seen=2)])
+    """
+    before, after = ends
+    found = []
+    for place in range(alone) if before > after else range(rows - 1, rows - 1 - alone, -1):
+        start, stop = max(place - before, 0), min(place - before + taps, extent)
+        found.append(Row(place, start, max(before - place, 0), stop - start))
+    return (alone if before > after else 0), found
 
 
 def surplus(

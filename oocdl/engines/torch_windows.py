@@ -21,7 +21,7 @@ from oocdl.engines import torch_taps
 from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
-from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone, shared, surplus
+from oocdl.engines.torch_pads import end_rows, evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch_pool import CHUNK, DEVICE_CHUNK, Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
@@ -150,20 +150,16 @@ def _row_by_row(
 ) -> Tensor:
     """``_slide`` of one sample: the ``more`` rows that see more of the padding than the other end does are
     made by themselves, with those taps that see ``x``."""
-    before, after = pads[0]
     ones, padding = [1] * len(pads), [pair[0] for pair in pads[1:]]
     if out is None:
         sizes = zip(x.shape[2:], pads, w.shape[2:], dilations, strict=True)
         out = unset((1, w.shape[0], *(n + sum(p) - d * (k - 1) for n, p, k, d in sizes)), x)
-    first, taps, rows = before > after, w.shape[2], out.shape[2]
-    inner = out.narrow(2, more if first else 0, rows - more)
-    points.into(channels_last(inner), x, w, ones, [min(before, after), *padding], dilations)
-    for place in range(more):
-        row = place if first else rows - 1 - place
-        seen = taps - (before - row) if first else x.shape[2] - row + before
-        part = x.narrow(2, 0 if first else x.shape[2] - seen, seen)
-        kernel = w.narrow(2, taps - seen if first else 0, seen)
-        one = channels_last(out.narrow(2, row, 1))
+    first, alone = end_rows(pads[0], more, x.shape[2], w.shape[2], out.shape[2])
+    inner = channels_last(out.narrow(2, first, out.shape[2] - more))
+    points.into(inner, x, w, ones, [min(pads[0]), *padding], dilations)
+    for row in alone:
+        part, kernel = x.narrow(2, row.start, row.seen), w.narrow(2, row.tap, row.seen)
+        one = channels_last(out.narrow(2, row.place, 1))
         points.into(one, channels_last(part), _like(kernel, x), ones, [0, *padding], dilations)
     return out
 
@@ -310,18 +306,14 @@ def _with_ends(
 ) -> Tensor:
     """The gradient of the weights without a padded copy of ``x``: the few rows of ``dy`` that see more
     of the padding than the other end does are taken by themselves, with those taps that see ``x``."""
-    (before, after), *others = pads
-    more, low = abs(before - after), min(before, after)
-    padding, taps, rows = [pair[0] for pair in others], shape[2], dy.shape[2]
-    first = before > after
-    inner = dy.narrow(2, more if first else 0, rows - more)
-    total = gradient(inner, x, shape, [low, *padding])
-    for place in range(more):
-        row = place if first else rows - 1 - place
-        seen = taps - (before - row) if first else x.shape[2] - row + before
-        part = x.narrow(2, 0 if first else x.shape[2] - seen, seen)
-        made = gradient(dy.narrow(2, row, 1), part, [*shape[:2], seen, *shape[3:]], [0, *padding])
-        total.narrow(2, taps - seen if first else 0, seen).add_(made)
+    ends, padding = pads[0], [pair[0] for pair in pads[1:]]
+    more = abs(ends[0] - ends[1])
+    first, alone = end_rows(ends, more, x.shape[2], shape[2], dy.shape[2])
+    total = gradient(dy.narrow(2, first, dy.shape[2] - more), x, shape, [min(ends), *padding])
+    for row in alone:
+        part = x.narrow(2, row.start, row.seen)
+        made = gradient(dy.narrow(2, row.place, 1), part, [*shape[:2], row.seen, *shape[3:]], [0, *padding])
+        total.narrow(2, row.tap, row.seen).add_(made)
     return total
 
 

@@ -17,6 +17,7 @@ from oocdl.engines.fused import Fused
 from oocdl.engines.operands import padded_shape, pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
+from oocdl.engines.torch_into import POINTWISE
 from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
@@ -252,6 +253,8 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
         for operand, shape in zip(item.operands, shapes, strict=True)
         if operand.pads is not None or operand.crop is not None
     )
+    if item.op in POINTWISE and item.outputs[0] in heap.ordered:  # made as planes, then sorted
+        copies += _bytes(item.kernel_shapes[0], item.dtypes[0])
     return _bytes([scratch], item.dtypes[0]) + copies
 
 
