@@ -39,6 +39,7 @@ ROOMS = (
     "sources",
     "schedule",
     "timeline",
+    "printer",
     "report",
     "picture",
     "execute",
@@ -70,6 +71,7 @@ ONLY = {
     "engines": {"errors", "graph"},
     "zoo": {"errors"},
     "schedule": set(),
+    "printer": {"errors", "graph"},
     "progress": {"events"},
 }
 """Rooms that know less than their place would allow."""

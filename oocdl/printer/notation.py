@@ -1,0 +1,181 @@
+"""How names, types, regions, attributes and keys are written in printed plans: each in one way.
+
+Texts are the same on every machine. Names come from files that others wrote: one that could be taken
+for anything else is quoted, and nothing breaks a line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from oocdl.graph.axes import Region, region_shape
+from oocdl.graph.ir import Shape
+from oocdl.graph.lanes import Key
+from oocdl.graph.memory import Order
+from oocdl.graph.plan import LayerPlan
+from oocdl.graph.program import Operand
+
+INDENT = "    "
+WIDEST = 48
+"""Characters of a column; longer entries move the rest of their line to the right."""
+MOST_NUMBERS = 12
+"""Longer tuples are written by their ends."""
+_PLAIN = re.compile(r"[^\s,;=#|>%(){}\[\]\"\\]+")
+
+
+def name_text(name: str) -> str:
+    r"""A value, node or layer.
+
+    >>> print(name_text("down1.conv1"), name_text("a = b\n"))
+    down1.conv1 "a = b\n"
+    """
+    return name if _PLAIN.fullmatch(name) and name.isprintable() else json.dumps(name)
+
+
+def key_text(key: Key) -> str:
+    """A task or a chunk, by its key.
+
+    >>> key_text(("003 down1.conv1", 2))
+    '003 down1.conv1 #2'
+    """
+    label, number = key
+    return f"{label if label.isprintable() else json.dumps(label)} #{number}"
+
+
+def title_text(planned: LayerPlan) -> str:
+    """A layer: its index and its name."""
+    return f"{planned.layer.index:03d} {name_text(planned.layer.name)}"
+
+
+def type_text(dtype: str, shape: Shape) -> str:
+    """A dtype and a shape.
+
+    >>> type_text("float32", (2, 8)), type_text("bfloat16", ())
+    ('f32[2,8]', 'bf16[]')
+    """
+    short = dtype.replace("float", "f").replace("uint", "u").replace("int", "i")
+    return f"{short}{shape_text(shape)}"
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape.
+
+    >>> shape_text((2, 8))
+    '[2,8]'
+    """
+    return f"[{','.join(map(str, shape))}]"
+
+
+def region_text(region: Region, shape: Shape) -> str:
+    """A region of an array of ``shape``, as a slice; axes that are whole are colons.
+
+    >>> region_text(((0, 2), (3, 5)), (2, 8))
+    '[:,3:5]'
+    """
+    axes = zip(region, shape, strict=True)
+    parts = (":" if part == (0, extent) else f"{part[0]}:{part[1]}" for part, extent in axes)
+    return f"[{','.join(parts)}]"
+
+
+def order_text(order: Order) -> str:
+    """How an array lies in memory; nothing for axes that lie as they are numbered.
+
+    >>> order_text((0, 2, 3, 1)), order_text(())
+    ('order 0,2,3,1', '')
+    """
+    return f"order {','.join(map(str, order))}" if order else ""
+
+
+def attribute_text(value: Any) -> str:
+    """An attribute: numbers and texts as they are, arrays and long tuples in short.
+
+    >>> attribute_text((1, 2.5)), attribute_text(np.zeros((2, 3), "float32")), attribute_text(range(99))
+    ('(1,2.5)', 'f32[2,3]', '(0,1,..,98: 99)')
+    """
+    if isinstance(value, np.ndarray):
+        return type_text(value.dtype.name, value.shape)
+    if isinstance(value, tuple | list | range):
+        parts = [attribute_text(part) for part in value]
+        if len(parts) > MOST_NUMBERS:
+            return f"({','.join(parts[:2])},..,{parts[-1]}: {len(parts)})"
+        return f"({','.join(parts)})"
+    if isinstance(value, float):
+        return f"{value:.9g}"  # the last digits are those of the machine's mathematical functions
+    return json.dumps(value) if isinstance(value, str) else str(value)
+
+
+def attributes_text(attrs: Mapping[str, Any]) -> str:
+    """All attributes of a node, sorted by name.
+
+    >>> attributes_text({"pads": (1, 1), "axis": 0}), attributes_text({})
+    (' {axis=0, pads=(1,1)}', '')
+    """
+    inside = ", ".join(f"{name}={attribute_text(value)}" for name, value in sorted(attrs.items()))
+    return f" {{{inside}}}" if inside else ""
+
+
+def operand_text(operand: Operand, held: Shape, fill: float) -> str:
+    """What is done to a slot, whose array has the shape ``held``, before a kernel sees it.
+
+    >>> operand_text(Operand(3, ((0, 4), (1, 3)), (1, 4, 2), ((0, 0), (1, 0), (0, 0))), (4, 8), 0.0)
+    '%3[:,1:3].reshape(1,4,2).pad(0:0,1:0,0:0)'
+    >>> operand_text(Operand(3, None, (4,), ((1, 1),)), (4,), float("-inf"))
+    '%3.pad(1:1, fill=-inf)'
+    """
+    text = f"%{operand.slot}"
+    if operand.crop is not None:
+        text += region_text(operand.crop, held)
+        held = region_shape(operand.crop)
+    if operand.shape != held:
+        text += f".reshape({','.join(map(str, operand.shape))})"
+    if operand.pads is not None:
+        pads = ",".join(f"{before}:{after}" for before, after in operand.pads)
+        text += f".pad({pads}{f', fill={fill:.9g}' if fill else ''})"
+    return text
+
+
+def noted(text: str, notes: Iterable[str]) -> str:
+    """A line's text with remarks behind it, each once.
+
+    >>> noted("= Relu(x)", ["stored", "", "stored", "order 1,0"]), noted("input", [""])
+    ('= Relu(x)  ; stored, order 1,0', 'input')
+    """
+    inside = ", ".join(dict.fromkeys(note for note in notes if note))
+    return f"{text}  ; {inside}" if inside else text
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as indented lines whose columns stand below each other.
+
+    >>> aligned([("a", "f32[2]", "x"), ("long", "i64[]", "")])
+    ['    a     f32[2]  x', '    long  i64[]']
+    """
+    columns = zip(*rows, strict=True)
+    widths = [max((len(cell) for cell in column if len(cell) <= WIDEST), default=0) for column in columns]
+    return [
+        INDENT + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def labelled(label: str, rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Rows with one more cell in front, which says once what all of them are.
+
+    >>> labelled("reads", [("a",), ("b",)])
+    [('reads', 'a'), ('', 'b')]
+    """
+    return [("" if number else label, *row) for number, row in enumerate(rows)]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "unit"), counted(1200, "unit")
+    ('1 unit', '1,200 units')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
