@@ -20,6 +20,7 @@ from oocdl.demo import run_demo
 from oocdl.errors import InputError, OocdlError
 from oocdl.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.machine import default_budget_bytes
+from oocdl.printer.show import What
 from oocdl.progress import counted, show_progress
 from oocdl.train import fit as fit_run
 from oocdl.train import open as open_run
@@ -161,11 +162,15 @@ def plan(
     freeze: Freeze = None,
     keep: Keep = None,
     plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
+    show: Annotated[What | None, typer.Option(help="Print this of a pass, not the summary.")] = None,
+    layer: Annotated[str | None, typer.Option(help="With --show: of one layer, by name or index.")] = None,
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
+    if layer is not None and show is None:
+        raise InputError("--layer goes with --show")
     made = plan_run(model, dataset, **settings(ctx.params))
     picture = None if plot is None else made.plot(plot)
-    say(str(made).rstrip())
+    say(str(made).rstrip() if show is None else made.show(show, layer))
     if picture is not None:
         say(f"picture {picture}")
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from oocdl.compile import Compiled
 from oocdl.config import Settings
+from oocdl.errors import InputError
 from oocdl.graph.ir import Role
 from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
@@ -21,6 +22,7 @@ from oocdl.graph.rates import NOMINAL
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
 from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_in_use
+from oocdl.printer.show import What, pass_text
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
 from oocdl.storage.dataset import Dataset
@@ -216,6 +218,22 @@ class Plan:
             ),
             path,
         )
+
+    def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
+        """The "graph", "layers", "program" (of each layer) or "tasks" of a pass, as text.
+
+        ``layer``: only of this one, by its name or index. ``kind``: which of the run's kinds of passes; where
+        there are several, the first line names them. Raises InputError where there is no such text, layer
+        or kind.
+
+        >>> print(plan.show("tasks", layer="down1.conv2"))  # doctest: +SKIP
+        """
+        compiled = self.kinds.get(kind)
+        if compiled is None:
+            raise InputError(f"there is no pass of kind '{kind}', only {', '.join(self.kinds)}")
+        text = pass_text(compiled.plan, compiled.graph, what, layer)
+        others = ", ".join(name for name in self.kinds if name != kind)
+        return f"pass of kind '{kind}'; other kinds: {others}\n\n{text}" if others else text
 
     def report(self, session: Session) -> Report | None:
         """What a session has measured beside what was predicted; None before its first whole step."""

@@ -149,6 +149,25 @@ def test_predict_evaluate_and_export(folder: Path, capsys: pytest.CaptureFixture
     assert any((old[name] != new[name]).any() for name in old)
 
 
+def test_plan_shows_a_pass_as_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--parallel", "space=2", "--show")
+    code, out, _ = run(capsys, *command, "layers")
+    assert code == 0 and out.startswith("000 ") and "\n\n001 " in out and " units = space0:2, " in out
+    first, name = next(
+        re.findall(r"^(\d+) (\S+)  ", block)[0] for block in out.split("\n\n") if "Conv" in block
+    )
+    for what, words in (
+        ("graph", r"down1\.conv1 +f32\[1,2,16,16,16\] +.*= Conv\(image, down1\.conv1\.weight\)"),
+        ("program", r"= Conv\(%\d+.*\.pad\("),
+        ("tasks", r"image\[0:9,:,:\] +\(input\)"),
+    ):
+        code, out, _ = run(capsys, *command, what, "--layer", name)
+        assert code == 0 and re.search(words, out), out
+    assert run(capsys, *command, what, "--layer", first) == (0, out, "")
+    code, line = refused(capsys, *command, "layers", "--layer", name[:-1] + "_")
+    assert code == InputError.exit_code and "did you mean " in line and repr(name) in line
+
+
 def test_info_tells_runs_models_and_datasets_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "info", folder / "net.run")
     assert code == 0 and "committed steps" in out and "down1.conv1.weight" in out
@@ -186,6 +205,8 @@ def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.Capture
         (["fit", "{}/net.onnx", "{}/data.zarr", "--steps", "many"], 2, "--steps"),
         (["train"], 2, "train"),
         (["plan", "{}/net.onnx", "{}/data.zarr", "--memory", "1MiB"], 4, "would do"),
+        (["plan", "{}/net.onnx", "{}/data.zarr", "--show", "layer"], 2, "--show"),
+        (["plan", "{}/net.onnx", "{}/data.zarr", "--layer", "0"], 2, "--layer goes with --show"),
         (["predict", "{}/data.zarr", "{}/data.zarr", "{}/o.zarr"], 3, "is not a run"),
         (["export", "{}/nothing.run", "{}/o.onnx"], 3, "is not a run"),
         (["info", "{}/nothing"], 2, "nothing"),
