@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow", action="store_true", help="run the full products too, minutes instead of seconds"
     )
+    parser.addoption("--update-golden", action="store_true", help="write the texts in tests/golden anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
