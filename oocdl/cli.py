@@ -75,7 +75,7 @@ Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space
 Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
 Engine = Annotated[
     str,
-    typer.Option(help="auto, torch, onnxruntime, torch:cuda, or measured: the faster one for each layer."),
+    typer.Option(help="auto, torch, onnxruntime, or torch:cuda."),
 ]
 Precision = Annotated[str, typer.Option(help="float32; with the torch engine bfloat16 or float64, too.")]
 Freeze = Annotated[list[str] | None, typer.Option(help="Weights to leave as they are, as a pattern.")]

@@ -24,7 +24,7 @@ from distributed import Future, Worker, WorkerPlugin, wait
 from oocdl import execute, weights
 from oocdl.compile import Compiled
 from oocdl.config import Settings
-from oocdl.engines.engine import get_engines
+from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
 from oocdl.graph.axes import Region, region_shape
 from oocdl.graph.factorize import Factored
@@ -91,7 +91,7 @@ class WorkerSetup(WorkerPlugin):
         known = self.run_setup
         use_one_heap()
         dataset = open_dataset(known.dataset)
-        engines = get_engines(known.settings.engine)
+        engine = get_engine(known.settings.engine)
         check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings, dataset, known.threads)
         room = machine.room_bytes(known.plans, TRAVELLING * known.crossing_bytes)
@@ -110,7 +110,7 @@ class WorkerSetup(WorkerPlugin):
             )
             for name, feeds in known.feeds.items()
         }
-        execute.register(known.run_id, execute.Context(known.graphs, sources, engines, self.tier, heap))
+        execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, heap))
         self._hire(worker)
 
     def _hire(self, worker: Worker) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from oocdl.bind import Binding
-from oocdl.choice import assigned, fastest
 from oocdl.config import Settings
-from oocdl.engines.engine import CHANNELS_LAST, engines_of, get_engine
+from oocdl.engines.engine import CHANNELS_LAST, get_engine, resolve
 from oocdl.errors import InputError
 from oocdl.graph.axes import Region
 from oocdl.graph.cost import NeedsOf
@@ -23,7 +21,6 @@ from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir import Graph, Role
 from oocdl.graph.layout import channels_last
 from oocdl.graph.plan import StepPlan, look_at_step, plan_step, replan_step
-from oocdl.graph.rates import Rates
 from oocdl.graph.read_onnx import Imported, OnnxModel
 from oocdl.graph.rounded import roundable, rounded, twin_of
 from oocdl.graph.rule import Builder, Rules
@@ -80,20 +77,12 @@ def _imported(
 
 def _ranks_last(settings: Settings) -> frozenset[int]:
     """Ranks of values that are to have their channels last."""
-    # Where engines are chosen layer by layer, those that like it less sort what they need.
-    wanted = (CHANNELS_LAST.get(one, {}).get(settings.precision, ()) for one in engines_of(settings.engine))
-    return frozenset(chain.from_iterable(wanted))
-
-
-def _with_engines(plan: StepPlan, rates: Mapping[str, Rates], rules: Rules, limits: Limits) -> StepPlan:
-    """The plan with an engine for each layer, if there are ``rates`` to choose by."""
-    engines = fastest(plan.layers, rates, rules, limits.unit_bytes) if rates else ()
-    return assigned(plan, engines, rules)
+    return frozenset(CHANNELS_LAST.get(resolve(settings.engine), {}).get(settings.precision, ()))
 
 
 def _needs(settings: Settings, rules: Rules) -> NeedsOf:
-    """What a program wants while it runs with the engine (the first of those that layers choose from)."""
-    return partial(get_engine(engines_of(settings.engine)[0]).needs, rules=rules)
+    """What a program wants while it runs with the engine."""
+    return partial(get_engine(settings.engine).needs, rules=rules)
 
 
 def _factored(graph: Graph, rules: Rules, last: frozenset[int]) -> Factored:
@@ -238,8 +227,6 @@ class Draft:
     """Ranks of values that have their channels last, where convolutions read or make them."""
     low: bool = False
     """Whether products are computed in 16 bits."""
-    rates: Mapping[str, Rates] = field(default_factory=dict)
-    """Of the engines that layers choose from; none: one engine runs them all."""
 
     def rounding(self, names: Collection[str]) -> Draft:
         """The same step with these values, too, stored in 16 bits."""
@@ -253,8 +240,7 @@ class Draft:
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
-        plan = plan_step(self.layering, limits)
-        return self._expanded(_with_engines(plan, self.rates, self.layering.rules, limits))
+        return self._expanded(plan_step(self.layering, limits))
 
     def look(self, limits: Limits) -> tuple[int, int, int]:
         """(layers, tasks, bytes of the largest unit) of what ``cut`` would make, closely.
@@ -265,8 +251,7 @@ class Draft:
 
     def recut(self, frozen: Frozen) -> Compiled:
         """Repeat the cuts of an earlier plan."""
-        plan = replan_step(self.layering, frozen)
-        return self._expanded(assigned(plan, frozen.get("engines", ()), self.layering.rules))
+        return self._expanded(replan_step(self.layering, frozen))
 
     def _expanded(self, plan: StepPlan) -> Compiled:
         made = self.made
@@ -320,12 +305,8 @@ def compile_inference(
     rules: Rules,
     limits: Limits,
     pieces: Mapping[str, tuple[Region, ...]],
-    rates: Mapping[str, Rates],
 ) -> Compiled:
-    """A forward pass as the trained model would do it; with losses if ``binding`` has targets.
-
-    Layers choose from the engines of ``rates``, if there are any.
-    """
+    """A forward pass as the trained model would do it; with losses if ``binding`` has targets."""
     imported = _imported(model, binding, settings, batch, rules, training=False)
     build = Builder(rules, imported.graph)
     feeds = {name: binding.inputs[name] for name in binding.inputs}
@@ -344,7 +325,7 @@ def compile_inference(
         parts = dict(zip(parts, others, strict=True))
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
-    plan = _with_engines(plan_step(_layering(graph, settings, rules)[0], limits), rates, rules, limits)
+    plan = plan_step(_layering(graph, settings, rules)[0], limits)
     needed = versioned_pieces(plan)
     held = {name: pieces.get(name, regions) for name, regions in needed.items()}
     return Compiled(imported, plan, expand_step(plan, held), held, loss, parts, outputs, feeds, {})

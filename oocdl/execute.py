@@ -38,8 +38,7 @@ class Context:
     step_graphs: Mapping[str, StepGraph]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
-    engines: Mapping[str, Engine]
-    """By the names that units have; under "" the one of those that have none."""
+    engine: Engine
     tier: Tier
     heap: Heap
     """Where programs run."""
@@ -61,8 +60,7 @@ def forget(run_id: str) -> None:
     """Undo ``register``. With the last run goes what was compiled: a process may do many."""
     context = _contexts.pop(run_id, None)
     if context is not None and not _contexts:
-        for engine in context.engines.values():
-            engine.forget()
+        context.engine.forget()
 
 
 def context_of(run_id: str) -> Context:
@@ -78,7 +76,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
     context.tier.advance(call.position)
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
-    program = context.engines[call.engine].compile(call.unit.program)
+    program = context.engine.compile(call.unit.program)
     begun = perf_counter()
     with context.tier.reserve(needed, pins, call.work_bytes) as held:
         reserved = perf_counter()

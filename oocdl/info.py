@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.calibrate import cache_path, measured_again, rates_for
-from oocdl.engines.engine import engines_of
+from oocdl.engines.engine import resolve
 from oocdl.graph.read_onnx import SUPPORTED, inspect_onnx
 from oocdl.machine import available, cores, default_budget_bytes, processor
 from oocdl.progress import counted, duration
@@ -37,14 +37,11 @@ def tables_of(what: str) -> list[Table]:
 
 
 def machine_tables(engine: str, again: bool = False) -> list[Table]:
-    """What this process may use, and how fast it is with ``engine`` ("measured": with each).
+    """What this process may use, and how fast it is with ``engine``.
 
     Rates are those in the cache; they are measured (half a minute) if there are none, or ``again``.
     """
-    return [made for name in engines_of(engine) for made in _engine_tables(name, again)]
-
-
-def _engine_tables(engine: str, again: bool) -> list[Table]:
+    engine = resolve(engine)
     rates = measured_again(engine) if again else rates_for(engine)
     machine = table("machine", "", "")
     for title, value in (

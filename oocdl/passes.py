@@ -9,11 +9,10 @@ zeros. The last step of an epoch may have fewer passes, and its last pass fewer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from oocdl.bind import Binding
-from oocdl.choice import rates_by_engine
 from oocdl.compile import Compiled, Part, draft_training, going_on
 from oocdl.config import Settings
 from oocdl.graph.read_onnx import OnnxModel
@@ -117,10 +116,8 @@ def compile_passes(
 
     def made(plan_id: str, batch: int, part: Part, pieces: Any = None) -> Compiled:
         draft = draft_training(model, binding, settings, batch, RULES, part, pieces)
-        draft = replace(draft, rates=rates)
         return compile_within(draft, settings, machine, frozen.get(plan_id))
 
-    rates = {} if MAIN in frozen else rates_by_engine(settings)  # a frozen plan has chosen already
     last = Part.WHOLE if course.passes == 1 else Part.LAST
     main = made(MAIN, settings.batch_size, last)
     found = {MAIN: main}

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from oocdl.calibrate import load_rates
 from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
-from oocdl.engines.engine import engines_of, get_engine, get_engines, resolve, runtime_of
+from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import NOMINAL, Rates
 from oocdl.graph.rounded import roundable
-from oocdl.graph.step import StepGraph, UnitCall
+from oocdl.graph.step import StepGraph
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
@@ -115,15 +115,15 @@ class Machine:
 def machine_for(
     settings: Settings, dataset: Dataset, threads: int | None = None, workers: int = 0
 ) -> Machine:
-    """Spend the budget. Loads engines first: they are part of the process, which is measured here.
+    """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
     ``threads``: of a process, where the settings do not say; None: one a core.
     """
     engine = resolve(settings.engine)
-    engines = get_engines(engine)
+    loaded = get_engine(engine)
     if settings.spill_dtype is not None and runtime_of(engine) != "torch":
         raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
-    if settings.precision == "bfloat16" and not any(one.has_bfloat16 for one in engines.values()):
+    if settings.precision == "bfloat16" and not loaded.has_bfloat16:
         raise InputError(
             f"engine '{engine}' has no precision 'bfloat16' here; use engine='torch' on a processor with "
             "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
@@ -132,7 +132,7 @@ def machine_for(
     give_back_freed_memory()
     codecs = CODEC_COPIES * max(BLOCK_BYTES, *(array.chunk_bytes for array in dataset.arrays.values()))
     reserved = OVERHEAD_BYTES + KEPT_BYTES + codecs + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
-    reserved += engines[""].held_bytes
+    reserved += loaded.held_bytes
     base = anonymous_bytes() + reserved
     # Nothing left is refused by whoever plans: he can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
@@ -158,12 +158,6 @@ def rates_of(engine: str) -> Rates:
     return load_rates(engine) or NOMINAL
 
 
-def rates_in_use(graph: StepGraph, machine: Machine) -> dict[str, Rates]:
-    """Rates by the engines of the units; under "" those of the run's first engine."""
-    names = {call.engine for call in graph.calls if isinstance(call, UnitCall)} - {""}
-    return {"": rates_of(engines_of(machine.engine)[0]), **{name: rates_of(name) for name in sorted(names)}}
-
-
 def grown_bytes(layers: int, tasks: int) -> int:
     """What a plan of so many takes of the capacity itself."""
     return max(GRAPH_BYTES + layers * LAYER_BYTES + tasks * TASK_BYTES - PLAN_BYTES, 0)
@@ -171,7 +165,7 @@ def grown_bytes(layers: int, tasks: int) -> int:
 
 def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """How a step goes, after another has been, where arrays and programs have so much room."""
-    rates = rates_in_use(graph, machine)
+    rates = rates_of(machine.engine)
     processes = max(machine.workers, 1)  # taken for one that has all of their memory
     slots = machine.slots
     return simulate(graph, room_bytes * processes, slots, slots + processes, rates, RULES, keeps_old)
@@ -230,7 +224,7 @@ class Overfull:
 
 def overfull(plan: StepPlan, machine: Machine) -> Overfull | None:
     """The engine's device, if it has one and the largest unit would not fit its free memory."""
-    device = get_engine(engines_of(machine.engine)[0]).device
+    device = get_engine(machine.engine).device
     if device is None:
         return None
     layers = {unit.program.key: (unit.program, layer) for layer in plan.layers for unit in layer.units}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.rates import NOMINAL
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
-from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_in_use
+from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
 from oocdl.printer.show import What, pass_text
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
@@ -238,23 +237,7 @@ class Plan:
     def report(self, session: Session) -> Report | None:
         """What a session has measured beside what was predicted; None before its first whole step."""
         measured, peak_bytes = session.context.measured, session.moved().peak_bytes
-        return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes, self.engines)
-
-    @cached_property
-    def engines(self) -> Mapping[str, str]:
-        """Layer -> the engine that runs it, where they are chosen by layer; several if passes differ."""
-        found: dict[str, set[str]] = {}
-        for plan in self.passes:
-            for layer in plan.layers:
-                if layer.engine:
-                    found.setdefault(_label(layer), set()).add(layer.engine)
-        return {name: " + ".join(sorted(engines)) for name, engines in found.items()}
-
-    def _engine(self) -> str:
-        """The engine; where they are chosen by layer, how many layers each has."""
-        counts = Counter(layer.engine for layer in self.layers if layer.engine)
-        shares = [f"{count} with {name}" for name, count in sorted(counts.items())]
-        return f"{self.machine.engine}{': layers ' if shares else ''}{', '.join(shares)}"
+        return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes)
 
     def _title(self) -> str:
         title = f"{self.model}: one step of batch {self.settings.batch_size}"
@@ -263,16 +246,14 @@ class Plan:
     def table(self) -> Table:
         """Layers with their cuts and costs."""
         title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
-        by_layer = bool(self.engines)
-        columns = ("layer", *["engine"] * by_layer, "shards", "unit MiB", "read MiB", "write MiB", "GFLOP")
-        table = table_of(title, *columns, "seconds")
+        columns = ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP", "seconds")
+        table = table_of(title, *columns)
         names = self.compiled.plan.classes.names
         seconds = computing_seconds(self.simulated[-1:])
         for layer in self.layers:
             cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
             table.add_row(
                 Text(layer.layer.name),
-                *[layer.engine] * by_layer,
                 cut or "1",
                 f"{layer.peak_bytes / 2**20:.1f}",
                 f"{layer.read_bytes / 2**20:.1f}",
@@ -284,7 +265,6 @@ class Plan:
         table.add_section()
         table.add_row(
             f"{len(self.layers)} layers",
-            *[""] * by_layer,
             f"{plan.tasks} units",
             f"{max(layer.peak_bytes for layer in self.layers) / 2**20:.1f}",
             f"{plan.read_bytes / 2**20:.1f}",
@@ -310,8 +290,7 @@ class Plan:
 
     def summary(self) -> str:
         """What a step takes and does, in a few lines."""
-        known = rates_in_use(self.compiled.graph, self.machine)
-        nominal = any(rates is NOMINAL for rates in known.values())
+        nominal = rates_of(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
         return "\n".join(
@@ -321,7 +300,7 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                f"engine {self._engine()}; threads {self.machine.threads}",
+                f"engine {self.machine.engine}; threads {self.machine.threads}",
             )
         )
 

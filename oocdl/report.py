@@ -13,7 +13,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,6 @@ class LayerReport:
     """Measured: for memory, and for a compute slot."""
     read_bytes: float
     made_bytes: float
-    engine: str = ""
-    """That ran it, where engines are chosen by layer."""
 
     @property
     def ratio(self) -> float:
@@ -147,13 +145,11 @@ class Report:
         """A row a layer."""
         counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
         title = f"one step, predicted and measured (mean of {counted})"
-        by_layer = any(layer.engine for layer in self.layers)
         columns = ("units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
-        table = table_of(title, "layer", *["engine"] * by_layer, *columns)
+        table = table_of(title, "layer", *columns)
         for layer in self.layers:
             table.add_row(
                 Text(layer.name),
-                *[layer.engine] * by_layer,
                 str(layer.units),
                 *(f"{number:.4f}" for number in (layer.predicted_seconds, layer.seconds)),
                 f"{layer.ratio:.2f}",
@@ -218,12 +214,8 @@ def make_report(
     predicted_peak_bytes: int,
     measured: Measured,
     peak_bytes: int,
-    engines: Mapping[str, str] | None = None,
 ) -> Report | None:
-    """Measured beside predicted, for a step that is these kinds of passes; None before the first.
-
-    ``engines``: of layers by name, where they have been chosen by layer.
-    """
+    """Measured beside predicted, for a step that is these kinds of passes; None before the first."""
     times = Counter(kinds)
     if not times.keys() <= measured.kinds.keys():
         return None
@@ -245,7 +237,6 @@ def make_report(
             spent(lambda one: one.wait_seconds),
             spent(lambda one: one.read_bytes),
             spent(lambda one: one.made_bytes),
-            (engines or {}).get(name, ""),
         )
 
     units = Counter(layer_of(ran.label) for one in simulated for ran in one.units if not combines(ran.label))
@@ -280,7 +271,9 @@ def read_report(folder: Path) -> Report:
         )
     try:
         stored: Mapping[str, Any] = json.loads(path.read_text())
-        layers = tuple(LayerReport(**layer) for layer in stored["layers"])
+        # Reports of older versions have more facts of a layer.
+        names = [known.name for known in fields(LayerReport)]
+        layers = tuple(LayerReport(**{name: layer[name] for name in names}) for layer in stored["layers"])
         totals = Total(**stored["predicted"]), Total(**stored["measured"])
         return Report(int(stored["steps"]), layers, *totals)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from oocdl.bind import Binding
 from oocdl.config import Settings, differences, plain
-from oocdl.engines.engine import engines_of, model_of, runtime_of
+from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.read_onnx import OnnxModel
 from oocdl.machine import installed_version, processor
@@ -136,7 +136,7 @@ def _digest(body: Any) -> str:
 
 
 def _machine(engine: str) -> dict[str, str]:
-    """What bits may depend on beyond the plan: the kind of processor and device, the engines' versions."""
-    versions = {name: installed_version(runtime_of(name)) for name in engines_of(engine)}
+    """What bits may depend on beyond the plan: the kind of processor and device, the engine's version."""
     model = model_of(engine)
-    return {"processor": processor(), **versions, **({"device": model} if model else {})}
+    version = installed_version(runtime_of(engine))
+    return {"processor": processor(), engine: version, **({"device": model} if model else {})}

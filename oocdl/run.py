@@ -13,10 +13,10 @@ import zarr
 
 from oocdl import weights
 from oocdl.bind import Binding, bind
-from oocdl.choice import rates_by_engine
 from oocdl.compile import Compiled, compile_inference
 from oocdl.config import Settings, make_settings, restored
-from oocdl.errors import CorruptError, StoreError
+from oocdl.engines.engine import resolve
+from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
@@ -237,6 +237,13 @@ class _Inference:
         target_map: Mapping[str, str] | None = None,
     ) -> None:
         stored = run._settings
+        try:
+            resolve(stored.engine)
+        except InputError as error:
+            raise StoreError(
+                f"the run in {run.path} is of another version of oocdl: {error}; export its model, and start "
+                "a run with that"
+            ) from None
         checked = make_settings(batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory)
         changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None}
         changes |= {} if inputs is None else {"inputs": checked.inputs}
@@ -253,11 +260,8 @@ class _Inference:
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
-        rates = rates_by_engine(self.settings)
         self.compiled: dict[str, Compiled] = {
-            f"infer{size}": compile_inference(
-                model, self.binding, self.settings, size, RULES, limits, {}, rates
-            )
+            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits, {})
             for size in sorted(sizes)
         }
         for compiled in self.compiled.values():

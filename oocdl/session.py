@@ -22,7 +22,7 @@ from dask.delayed import Delayed
 from oocdl import execute, weights
 from oocdl.compile import Compiled
 from oocdl.config import Settings
-from oocdl.engines.engine import get_engines
+from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
@@ -128,7 +128,7 @@ class Session(Held[Chunk]):
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
             {name: self._sources(compiled, kept) for name, compiled in self.compiled.items()},
-            get_engines(self.machine.engine),
+            get_engine(self.machine.engine),
             self.tier,
             heap,
             self.deliver,

@@ -223,11 +223,9 @@ class _Step:
 class _Machine:
     """The clock, the disk, the books and the compute slots."""
 
-    def __init__(
-        self, tier_bytes: int, slots: int, workers: int, rates: Mapping[str, Rates], rules: Rules
-    ) -> None:
+    def __init__(self, tier_bytes: int, slots: int, workers: int, rates: Rates, rules: Rules) -> None:
         self.books, self.slots, self.workers = Ledger(tier_bytes), slots, workers
-        self.rates, self.by_engine, self.rules = rates[""], rates, rules
+        self.rates, self.rules = rates, rules
         self.now = self.free_at = self.compute_seconds = 0.0
         self.work = self.spilled = self.peak_spilled = self.peak_work = 0
         self.moments: list[Moment] = []
@@ -235,7 +233,7 @@ class _Machine:
         self.step: _Step | None = None
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._known: dict[tuple[str, str], float] = {}
+        self._known: dict[str, float] = {}
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Have ``call`` made at a time."""
@@ -293,10 +291,9 @@ class _Machine:
         if isinstance(call, CombineCall):
             moved = 3 * len(call.counts) * sum(nbytes for _, nbytes, _ in made_of(call))
             return TASK_SECONDS + moved / self.rates.copy_bytes_per_second
-        key = call.engine, call.unit.program.key
+        key = call.unit.program.key
         if key not in self._known:
-            rates = self.by_engine[call.engine]
-            self._known[key] = program_seconds(call.unit.program, self.rules, rates)
+            self._known[key] = program_seconds(call.unit.program, self.rules, self.rates)
         return TASK_SECONDS + BESIDE * self._known[key]
 
     def reset(self) -> None:
@@ -318,15 +315,14 @@ def simulate(
     tier_bytes: int,
     slots: int,
     workers: int,
-    rates: Mapping[str, Rates],
+    rates: Rates,
     rules: Rules,
     keeps_old: bool = True,
 ) -> Simulated:
     """One step after another has been: weights and state are where that left them.
 
-    ``rates``: by engine; under "" those of the machine, and of units that name no engine. ``slots``:
-    programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights and state of
-    before the step are there until its end.
+    ``slots``: programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights and
+    state of before the step are there until its end.
     """
     machine = _Machine(tier_bytes, slots, workers, rates, rules)
     held: dict[Key, Any] = {}

@@ -18,7 +18,7 @@ import numpy as np
 from dask._task_spec import DataNode
 
 from oocdl import execute
-from oocdl.engines.engine import get_engines
+from oocdl.engines.engine import get_engine
 from oocdl.graph import layout
 from oocdl.graph.axes import Region
 from oocdl.graph.expand import expand
@@ -115,8 +115,8 @@ def run_graph(
     if channels_last:
         factored = layout.channels_last(factored)
     limits = Limits(unit_bytes, threads, parallel, cuts)
-    engines = get_engines(engine)
-    plan = plan_step(Layering(factored, rules, partial(engines[""].needs, rules=rules)), limits)
+    loaded = get_engine(engine)
+    plan = plan_step(Layering(factored, rules, partial(loaded.needs, rules=rules)), limits)
     pieces = versioned_pieces(plan)
     step_graph = expand_step(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
@@ -126,7 +126,7 @@ def run_graph(
         context = execute.Context(
             {"main": step_graph},
             {"main": Sources(factored, feeds)},
-            engines,
+            loaded,
             tier,
             Heap(workers, 1 << 40, lambda: tier.mapped_bytes),
         )

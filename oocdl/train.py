@@ -137,9 +137,9 @@ def fit(
         spill and run directory together, at most what is free. ``spill_dtype="bfloat16"``: activations may be
         rounded to 16 bits between layers if that is faster. ``parallel``: at least these cuts,
         ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``. ``engine``: "torch", "onnxruntime", "auto" (torch
-        if it is installed), "measured" (for each layer what measured rates predict to be faster), or on a GPU
-        "torch:cuda", "torch:cuda:1". ``precision``: "float32", "float64", or "bfloat16" (of convolutions and
-        products). ``threads``, ``freeze`` (patterns), ``keep``, ``commit_seconds``.
+        if it is installed), or on a GPU "torch:cuda", "torch:cuda:1". ``precision``: "float32", "float64", or
+        "bfloat16" (of convolutions and products). ``threads``, ``freeze`` (patterns), ``keep``,
+        ``commit_seconds``.
 
     Raises
     ------

@@ -75,14 +75,14 @@ class Timed:
 
 def serial(model: Path, dataset: Path, **options: Any) -> dict[str, Any]:
     """One thread, everything timed."""
-    clock, true_engines = Clock(), session.get_engines
+    clock, true_engine = Clock(), session.get_engine
     for name, kind in CLOCKS.items():
         setattr(execute, name, clock.around(kind, getattr(execute, name)))
 
-    def timed(name: str) -> dict[str, Any]:
-        return {one: Timed(engine, clock) for one, engine in true_engines(name).items()}
+    def timed(name: str) -> Timed:
+        return Timed(true_engine(name), clock)
 
-    setattr(session, "get_engines", timed)  # noqa: B010
+    setattr(session, "get_engine", timed)  # noqa: B010
     scheduler = clock.around("get", partial(get, workers=1))
     found = train(model, dataset, scheduler=scheduler, listeners=[clock.listen], **options)
     return {**found, "clock": clock.steps}

@@ -43,7 +43,6 @@ ROOMS = (
     "report",
     "picture",
     "execute",
-    "choice",
     "compile",
     "simulate",
     "planning",

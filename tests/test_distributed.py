@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import oocdl
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.axes import Region
 from oocdl.graph.placement import largest_crossing, place
-from oocdl.graph.rates import NOMINAL
 from oocdl.graph.step import Key, UnitCall
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
@@ -84,22 +82,6 @@ def test_two_processes_make_the_same_bits(
         assert [row[name] for row in run.history] == [row[name] for row in local.history]
     with pytest.raises(StoreError, match="not by a Dask client's workers"):
         run.report()
-
-
-def test_workers_run_each_layer_on_the_engine_that_the_driver_chose(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By rates that workers know nothing of."""
-    rates = {"torch": NOMINAL, "onnxruntime": replace(NOMINAL, program_seconds=0.0)}
-    rates["onnxruntime"] = replace(rates["onnxruntime"], memory={**NOMINAL.memory, "Moments": 1e3})
-    monkeypatch.setattr("oocdl.choice.load_rates", rates.get)
-    options = {**CUTS, **QUICK, "engine": "measured"}
-    runs = [
-        oocdl.fit(*job, workdir=tmp_path / str(number), client=given, **options)
-        for number, given in enumerate((None, client))
-    ]
-    assert {layer.engine for layer in runs[0].plan.layers} == set(rates)
-    assert nets.files_of(runs[0]) == nets.files_of(runs[1])
 
 
 def test_a_run_may_move_between_process_and_client(

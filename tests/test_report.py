@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,15 @@ def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path
         oocdl.fit(*job, resume="restart", callbacks=[stop], **options)
     with pytest.raises(StoreError, match="no report is in"):
         oocdl.open(tmp_path / "run").report()
+
+
+def test_a_report_of_an_older_version(run: oocdl.Run, tmp_path: Path) -> None:
+    """Its layers name engines."""
+    stored = json.loads((run.path / "report.json").read_text())
+    for layer in stored["layers"]:
+        layer["engine"] = ""
+    (tmp_path / "report.json").write_text(json.dumps(stored))
+    assert read_report(tmp_path) == run.report()
 
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 import zarr
 
 import oocdl
+from oocdl.config import make_settings
 from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, StoreError
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine
+from oocdl.resume import plan_facts, read_plan, write_plan
 from oocdl.storage.run_store import RunStore
 from tests import nets
 
@@ -190,6 +192,27 @@ def test_replan(fit: Fit) -> None:
     assert run.steps == 2 and set(run.kept) == {"h"}
     assert fit(steps=3, engine="torch", parallel={"batch": 2}, keep="h").steps == 3
     refused(InputError, "engine was torch, is onnxruntime", lambda: fit(steps=4))
+
+
+def test_a_run_that_had_an_engine_for_each_layer(fit: Fit, tmp_path: Path) -> None:
+    """What ``engine="measured"`` of older versions has left."""
+    run = fit(steps=1)
+    with RunStore.open(run.path, writable=True) as store:
+        facts = plan_facts("onnxruntime", make_settings())
+        frozen = read_plan(store, facts)
+        assert frozen is not None
+        engines = ["torch"] * len(frozen["main"]["grids"])
+        plans = {"main": {**frozen["main"], "engines": engines}, "numerics": frozen["numerics"]}
+        write_plan(store, {**facts, "engine": "measured"}, plans)
+    path = run.path / "run.json"
+    path.write_text(path.read_text().replace('"engine": "onnxruntime"', '"engine": "measured"'))
+    refused(InputError, "there is no engine 'measured'; choose one of", lambda: fit(engine="measured"))
+    refused(InputError, "engine was measured, is onnxruntime; pass replan=True", lambda: fit(steps=2))
+    old, data = oocdl.open(run.path), tmp_path / "data.zarr"
+    refused(StoreError, "no engine 'measured'.*export its model", lambda: old.evaluate(data))
+    refused(StoreError, "no engine 'measured'.*export its model", lambda: old.predict(data, tmp_path / "out"))
+    assert old.export(tmp_path / "trained.onnx").is_file()
+    assert fit(steps=2, replan=True).steps == 2
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"plan": {}, "digest": "0"}', "digit", "lost"])

@@ -46,7 +46,7 @@ def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: 
     compiled = plan.compiled
     room = int(times * compiled.plan.peak_unit_bytes)
     rates = replace(NOMINAL, disk_read_bytes_per_second=1e8, disk_write_bytes_per_second=1e8)
-    found = simulate(compiled.graph, room, 2, 3, {"": rates}, RULES, keeps_old)
+    found = simulate(compiled.graph, room, 2, 3, rates, RULES, keeps_old)
     assert found.seconds > 0 and found.peak_tier_bytes <= room
     assert len(found.units) == sum(hasattr(call, "arguments") for call in compiled.graph.calls)
 
@@ -54,7 +54,7 @@ def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: 
 def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
     peak = plan.compiled.plan.peak_unit_bytes
     moved = [
-        simulate(plan.compiled.graph, int(times * peak), 2, 3, {"": NOMINAL}, RULES).moved_bytes
+        simulate(plan.compiled.graph, int(times * peak), 2, 3, NOMINAL, RULES).moved_bytes
         for times in (1.2, 3.0, 1000.0)
     ]
     assert moved[0] > 0 and moved[0] >= 0.9 * moved[1] and moved[1] >= moved[2] == 0

@@ -88,15 +88,11 @@ _SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
 """Environment of a runtime, read when it is first used, where the user has not set it.
 Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
 
-PRECISIONS = {"torch": frozenset({"float32", "bfloat16", "float64"}), "onnxruntime": frozenset({"float32"})}
-"""What each engine computes in."""
 CHANNELS_LAST: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "onnxruntime": {"float32": (5,)},
     "torch": {"float32": (4, 5), "bfloat16": (4, 5)},
 }
 """Engines, precisions, and ranks of values: convolutions are faster where these have their channels last."""
-MEASURED = "measured"
-"""Stands for all engines: each layer has the one that is predicted to be faster by measured rates."""
 
 _DEVICES = re.compile(r"torch:(cpu|cuda(:(0|[1-9]\d?))?)")
 
@@ -134,36 +130,17 @@ def resolve(name: str) -> str:
     """
     if name == "auto":
         return "torch" if installed("torch") else "onnxruntime"
-    if name not in (*_INSTALL, MEASURED) and not _DEVICES.fullmatch(name):
-        known = ", ".join(["auto", *_INSTALL, "torch:cuda", "torch:cuda:1 (and so on)", MEASURED])
+    if name not in _INSTALL and not _DEVICES.fullmatch(name):
+        known = ", ".join(["auto", *_INSTALL, "torch:cuda", "torch:cuda:1 (and so on)"])
         raise InputError(f"there is no engine '{name}'; choose one of: {known}")
     return name
 
 
-def engines_of(name: str) -> tuple[str, ...]:
-    """The names of the engines that ``name`` stands for, the first of them for what no layer computes.
-
-    >>> engines_of("measured"), engines_of("onnxruntime")
-    (('torch', 'onnxruntime'), ('onnxruntime',))
-    """
-    name = resolve(name)
-    return tuple(_INSTALL) if name == MEASURED else (name,)
-
-
-def get_engines(name: str = "auto") -> dict[str, Engine]:
-    """The engines of this process for ``name``, by their own names; under "" the first of them.
-
-    Raises InputError that says how to install what is missing.
-    """
-    names = engines_of(name)
-    missing = [_INSTALL[runtime_of(one)] for one in names if not installed(one)]
-    if missing:
-        raise InputError(f"engine '{resolve(name)}' needs {' and '.join(missing)}")
-    return {"": get_engine(names[0]), **{one: get_engine(one) for one in names}}
-
-
 def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
-    """The engine of this process for ``name``; the same instance for the same arguments."""
+    """The engine of this process for ``name``; the same instance for the same arguments.
+
+    Raises InputError that says how to install a runtime that is missing.
+    """
     if threads_per_kernel < 1:
         raise InputError(f"threads_per_kernel is {threads_per_kernel}; it must be at least 1")
     name = resolve(name)

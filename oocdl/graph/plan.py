@@ -41,8 +41,6 @@ class LayerPlan:
     flops: int
     needs: Mapping[str, Needs]
     """Key of each program -> what it wants while it runs."""
-    engine: str = ""
-    """The engine that runs it; empty: the one that runs all layers."""
 
     @property
     def peak_bytes(self) -> int:
@@ -103,7 +101,6 @@ class StepPlan:
         """A digest of everything in the plan that the bits of the result depend on."""
         digest = hashlib.blake2b(digest_size=16)
         for planned in self.layers:
-            digest.update(planned.engine.encode())
             for unit in planned.units:
                 digest.update(repr((unit.layer, unit.shard, unit.reads, unit.makes)).encode())
                 digest.update(unit.program.key.encode())
@@ -182,11 +179,9 @@ def _fitted(fitter: Fitter, layers: Sequence[Layer], settle: bool) -> list[tuple
 
 def frozen_cuts(plan: StepPlan) -> dict[str, object]:
     """What is needed to make the same plan again: plain data for ``plan.json``."""
-    engines = [layer.engine for layer in plan.layers]
     return {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
-        **({"engines": engines} if any(engines) else {}),
     }
 
 

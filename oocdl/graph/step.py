@@ -64,8 +64,6 @@ class UnitCall:
     """Of arrays read and made."""
     work_bytes: int
     """Of the program while it runs."""
-    engine: str = ""
-    """The engine that runs it; empty: the one that runs all units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +298,6 @@ def _unit_call(
         (),
         unit_buffer_bytes(unit, layer, plan.factored),
         planned.needs[unit.program.key].work_bytes,
-        planned.engine,
     )
 
 
