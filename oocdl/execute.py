@@ -21,14 +21,12 @@ from oocdl.engines.engine import Engine
 from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.memory import footprint
-from oocdl.graph.step import Call, CombineCall, PickCall, Read, StepGraph, UnitCall
+from oocdl.graph.step import CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
 from oocdl.report import Measured, Spent
 from oocdl.sources import Sources, StepInfo
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.tier import Reservation, Tier
-
-Listener = Callable[[Call, float, float], None]
 
 
 @dataclass(eq=False)

@@ -85,7 +85,6 @@ class Heap:
     """
 
     def __init__(self, slots: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
-        self.trims = 0
         self._limit = limit_bytes
         self._mapped = mapped_bytes
         self._slots = threading.Semaphore(slots)
@@ -132,4 +131,3 @@ class Heap:
         self._spare = min(self._limit - taken - to_come - nbytes, LOOK_BYTES)
         if self._spare < 0:
             _library.malloc_trim(0)
-            self.trims += 1

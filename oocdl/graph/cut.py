@@ -26,7 +26,6 @@ from oocdl.graph.axes import (
     is_empty,
     pieces,
     region_shape,
-    whole,
     within,
 )
 from oocdl.graph.classes import Classes
@@ -334,12 +333,3 @@ def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[
                     wanted
                 )[0]
                 crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
-
-
-def whole_program(factored: Factored, classes: Classes, rules: Rules, layer: Layer) -> Unit:
-    """The layer as a single shard."""
-    cutter = LayerCutter(factored, classes, rules, layer, {})
-    return cutter.unit(tuple(0 for _ in cutter.grid))
-
-
-__all__ = ["Grid", "LayerCutter", "Unit", "boundaries", "make_program", "whole", "whole_program"]

@@ -87,10 +87,6 @@ class Graph:
         """Values that have one of ``roles``, in order of creation."""
         return [value for value in self.values.values() if value.role in roles]
 
-    def producers(self) -> dict[str, Node]:
-        """Value name -> the node that makes it."""
-        return {name: node for node in self.nodes for name in node.outputs}
-
     def consumers(self) -> dict[str, list[Node]]:
         """Value name -> the nodes that read it, each once."""
         found: dict[str, list[Node]] = {}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from oocdl.graph.axes import Around, AxisRule, Index, Inverse, Range, clip
-from oocdl.graph.ir import Array, Graph, Node, Role, Shape
+from oocdl.graph.ir import Array, Graph, Node, Shape
 from oocdl.graph.program import Instruction, Operand, Program
 
 Pads = tuple[tuple[int, int], ...]
@@ -151,16 +149,3 @@ def whole_crop(rule: AxisRule) -> tuple[int, ...] | None:
     if not found:
         return None
     return tuple(found.get(axis.letter, 0) if axis else 0 for axis in rule.outputs[0])
-
-
-def random_inputs(graph: Graph, names: Sequence[str], seed: int = 0) -> list[Array]:
-    """Values for a program's inputs: the graph's constants, noise for the rest."""
-    random = np.random.default_rng(seed)
-    arrays = []
-    for name in names:
-        value = graph.values[name]
-        if value.role is Role.CONSTANT:
-            arrays.append(graph.constants[name])
-        else:
-            arrays.append(np.asarray(random.standard_normal(value.shape), dtype=value.dtype))
-    return arrays
