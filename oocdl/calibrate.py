@@ -228,15 +228,15 @@ class _Bench:
 
     def _arrays(self, program: Program) -> list[Array]:
         """Random numbers from 0 to 1, for integers from 0 to 7."""
-        made, orders = [], dict(program.orders)
-        for slot, shape, dtype in zip(
-            program.inputs, program.input_shapes, program.input_dtypes, strict=True
+        made = []
+        for shape, dtype, order in zip(
+            program.input_shapes, program.input_dtypes, program.input_orders, strict=True
         ):
             # A period of odd length: as random as an operator can tell, and made in no time.
             period = self.random.random(min(prod(shape), 65521), dtype=np.float32)
             array = np.resize(period, shape)
             values = array > 0.5 if dtype == "bool" else array * (8 if dtype == "int64" else 1)
-            made.append(ordered(np.empty, shape, dtype, orders.get(slot, ())))
+            made.append(ordered(np.empty, shape, dtype, order))
             made[-1][...] = values
         return made
 

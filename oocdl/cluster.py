@@ -26,7 +26,7 @@ from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
-from oocdl.graph.axes import Region, region_shape
+from oocdl.graph.axes import Region, region_shape, whole
 from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, largest_crossing, place
 from oocdl.graph.plan import StepPlan
@@ -264,7 +264,7 @@ class ClusterSession(Held[Future[Chunk]]):
                 weights.fill(full, factored.factors[spec.name], region, chunk.copy())
             if trained:
                 weights.check_finite(spec.name, full)
-            writing.write(spec.name, tuple((0, extent) for extent in spec.shape), full)
+            writing.write(spec.name, whole(spec.shape), full)
         for name, job in jobs:
             writing.record(name, job.result())
         writing.finish(meta)

@@ -18,7 +18,7 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.machine import default_budget_bytes
 from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
-from oocdl.ops.optimizers import SGD, Adam, AdamW, Optimizer
+from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
@@ -50,19 +50,18 @@ def parse_bytes(size: float | str) -> int:
 
 def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
     """An optimizer by name ("sgd", "adam", "adamw") or as it is."""
-    kinds: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     if isinstance(optimizer, str):
-        kind = kinds.get(optimizer.lower())
+        kind = OPTIMIZERS.get(optimizer.lower())
         if kind is None:
             raise InputError(
-                f"there is no optimizer '{_shown(optimizer)}'{_nearest(optimizer, kinds)}; "
-                f"choose one of: {', '.join(kinds)}"
+                f"there is no optimizer '{_shown(optimizer)}'{_nearest(optimizer, OPTIMIZERS)}; "
+                f"choose one of: {', '.join(OPTIMIZERS)}"
             )
         rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
         optimizer = kind(lr=rate if callable(rate) else _finite("lr", rate))
     elif not isinstance(optimizer, SGD | Adam):
         raise InputError(
-            f"optimizer {_shown(optimizer)} is neither a name ({', '.join(kinds)}) nor of oocdl.optim"
+            f"optimizer {_shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
         )
     elif lr is not None:
         raise InputError("lr goes with an optimizer given by name; this one has its own")

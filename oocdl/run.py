@@ -17,7 +17,7 @@ from oocdl.compile import Compiled, compile_inference
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, as_slices, region_shape, whole
 from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.graph.write_onnx import export_onnx
@@ -165,9 +165,9 @@ class Run:
                     continue
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
-                    where = (slice(first + box[0][0], first + box[0][1]), *(slice(a, b) for a, b in box[1:]))
+                    where = as_slices(((first + box[0][0], first + box[0][1]), *box[1:]))
                     with lock, reporting(Path(out)):
-                        made[output][where] = array[place].reshape(tuple(b - a for a, b in box))
+                        made[output][where] = array[place].reshape(region_shape(box))
 
         inference.run(deliver)
         return group
@@ -204,7 +204,7 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
     rows = spec.chunks[0]
     for start in range(0, spec.shape[0], rows):
         stop = min(start + rows, spec.shape[0])
-        yield store.read(spec.name, ((start, stop), *((0, extent) for extent in spec.shape[1:])))
+        yield store.read(spec.name, ((start, stop), *whole(spec.shape[1:])))
 
 
 PREDICTIONS: dict[str, Any] = {"oocdl": "predictions"}

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oocdl.graph.axes import Region, region_shape, within
+from oocdl.graph.axes import Region, as_slices, region_shape, within
 from oocdl.graph.factorize import Factored, Factors
 from oocdl.graph.ir import Array, Role, Shape
 
@@ -149,7 +149,7 @@ class Sources:
             out[...] = 0
         elif value.role is Role.CONSTANT:
             stored = self.factored.graph.constants[name].reshape(self.factored.shapes[name])
-            out[...] = stored[tuple(slice(a, b) for a, b in region)]
+            out[...] = stored[as_slices(region)]
         elif value.role is Role.RANDOM:
             shape = self.factored.shapes[name]
             # The integers behind them take several times the memory of the numbers.

@@ -20,7 +20,7 @@ from dask._task_spec import DataNode
 from oocdl import execute
 from oocdl.engines.engine import get_engine
 from oocdl.graph import layout
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, as_slices, region_shape
 from oocdl.graph.expand import expand
 from oocdl.graph.factorize import Factored, factorize
 from oocdl.graph.fitting import Layering, Limits
@@ -55,7 +55,7 @@ class ArrayReader:
         return self.data.itemsize
 
     def read(self, region: Region) -> Array:
-        return self.data[tuple(slice(a, b) for a, b in region)]
+        return self.data[as_slices(region)]
 
 
 def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Array]]) -> Array:
@@ -64,15 +64,14 @@ def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Arra
     out = np.full(value.shape, np.nan if value.dtype.startswith("float") else 0, value.dtype)
     for region, array in made:
         for box, place in own_regions(factored.factors[name], region):
-            part = tuple(slice(a, b) for a, b in box)
-            out[part] = array[place].reshape(tuple(b - a for a, b in box))
+            out[as_slices(box)] = array[place].reshape(region_shape(box))
     return out
 
 
 def stored_piece(factored: Factored, name: str, data: Array, region: Region) -> Array:
     """A region of stored factors of an array in its own shape."""
     stored = data.reshape(factored.shapes[name])
-    return np.array(stored[tuple(slice(a, b) for a, b in region)], order="C")
+    return np.array(stored[as_slices(region)], order="C")
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from oocdl.config import Settings, make_settings
 from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, as_slices, region_shape
 from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
@@ -353,9 +353,8 @@ class Trainer:
         for title, name in compiled.kept.items():
             if factored.alias.get(name, name) == value:
                 for box, place in own_regions(factored.factors[name], region):
-                    part = tuple(slice(a, b) for a, b in box)
                     with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
-                        self.kept[title][part] = np.reshape(array[place], tuple(b - a for a, b in box))
+                        self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
 
 
 @contextmanager

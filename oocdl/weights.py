@@ -9,7 +9,7 @@ import numpy as np
 
 from oocdl.compile import Compiled
 from oocdl.errors import NonFiniteError
-from oocdl.graph.axes import Region, region_shape, region_size, whole
+from oocdl.graph.axes import Region, as_slices, region_shape, region_size, whole
 from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
 from oocdl.graph.ir import Array, Role
@@ -121,7 +121,7 @@ def by_piece(spec: TensorSpec, regions: Sequence[Region]) -> bool:
 def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
     """Put a piece into the array it belongs to."""
     for box, place in own_regions(factors, region):
-        full[tuple(slice(a, b) for a, b in box)] = array[place].reshape(region_shape(box))
+        full[as_slices(box)] = array[place].reshape(region_shape(box))
 
 
 def check_finite(name: str, array: Array) -> None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx import save as save_onnx
 
+from oocdl.graph.axes import whole
+
 Array = NDArray[Any]
 
 
@@ -149,6 +151,6 @@ def files_of(run: Any) -> dict[str, bytes]:
     """The bytes of every committed weight and state, by name."""
     found = {}
     for tensor in run._store.current().tensors.values():
-        region = tuple((0, extent) for extent in tensor.spec.shape)
+        region = whole(tensor.spec.shape)
         found[tensor.spec.name] = run._store.read(tensor.spec.name, region).tobytes()
     return found

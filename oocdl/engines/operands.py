@@ -38,15 +38,6 @@ def pads_of(operand: Operand) -> Pads | None:
     return operand.pads
 
 
-def padded_shape(operand: Operand) -> Shape:
-    """The shape of an operand as its node sees it."""
-    if operand.pads is None:
-        return operand.shape
-    return tuple(
-        before + extent + after for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
-    )
-
-
 def fill_of(instruction: Instruction, index: int) -> float:
     """What the operand is padded with.
 

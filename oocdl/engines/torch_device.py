@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.operands import check_known, empty_outputs, padded_shape
+from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.torch import Step, use_threads
 from oocdl.engines.torch_chain import crop
 from oocdl.engines.torch_kernels import DEVICE_KERNELS
@@ -30,9 +30,9 @@ from oocdl.engines.torch_lane import PIECE_BYTES, PIECES, Lane
 from oocdl.engines.torch_pool import DEVICE_CHUNK
 from oocdl.engines.torch_work import UNPOOLED
 from oocdl.errors import InputError, ResourceError
-from oocdl.graph.cost import Needs, itemsize, program_work_bytes
+from oocdl.graph.cost import Needs, array_bytes, itemsize, program_work_bytes
 from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program import Instruction, Program, padded_shape
 from oocdl.graph.rule import Rules
 
 LANES = 2
@@ -159,16 +159,13 @@ class TorchDeviceEngine:
         """What one run takes of the device: inputs, everything that is made, and work space."""
         if program.key not in self._needed:
             dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
-            inputs = sum(
-                prod(shape) * itemsize(dtype)
-                for shape, dtype in zip(program.input_shapes, program.input_dtypes, strict=True)
-            )
+            inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
             extra = 0
             for item in program.instructions:
                 dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
                 extra = max(extra, _extra_bytes(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
-            parts = (prod(item.shape) * itemsize(dtypes[item.slot]) for item in program.outputs)
+            parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
             work = program_work_bytes(program, rules) + max(extra, max(parts, default=0))
             self._needed[program.key] = inputs + work
         return self._needed[program.key]

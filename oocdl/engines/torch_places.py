@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import prod
 
-from oocdl.engines.operands import crop_of, padded_shape, pads_of, slot_dtypes, slot_shapes, spatial_pads
+from oocdl.engines.operands import crop_of, pads_of, slot_dtypes, slot_shapes, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import FULL, has_onednn, is_point
 from oocdl.engines.torch_windows import LANDING
 from oocdl.graph.layout import SPACED
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program import Instruction, Program, padded_shape
 
 ONEDNN = frozenset({"float32", "bfloat16"})
 """Precisions of its convolutions."""

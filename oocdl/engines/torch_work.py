@@ -14,7 +14,7 @@ import numpy as np
 
 from oocdl.engines.chain_step import ROW
 from oocdl.engines.fused import Fused
-from oocdl.engines.operands import padded_shape, pads_of, spatial_pads
+from oocdl.engines.operands import pads_of, spatial_pads
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_into import POINTWISE
@@ -22,9 +22,9 @@ from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK
 from oocdl.graph.cost import HOLES
-from oocdl.graph.ir import Node, Shape
+from oocdl.graph.ir import Shape
 from oocdl.graph.layout import DATA, SPACED
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program import Instruction, Program, padded_shape
 from oocdl.graph.rates import is_thin
 from oocdl.graph.rule import Rules
 
@@ -246,8 +246,7 @@ def _scratch(item: Instruction, heap: _Heap, rules: Rules) -> int:
     if item.op in ("MaxPool", "MaxPoolGrad"):
         return _pool(item, dtype, last)
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
-    node = Node("", item.op, (), (), item.attrs)
-    scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
+    scratch = rules[item.op].workspace(item.node, shapes, list(item.kernel_shapes))
     copies = sum(
         _bytes(shape, heap.dtype_of[operand.slot])
         for operand, shape in zip(item.operands, shapes, strict=True)

@@ -14,7 +14,7 @@ open and *not* clipped: what lies outside a value is what the node pads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Range = tuple[int, int]
@@ -168,7 +168,7 @@ def is_empty(region: Region) -> bool:
     return any(start >= stop for start, stop in region)
 
 
-def whole(shape: tuple[int, ...]) -> Region:
+def whole(shape: Sequence[int]) -> Region:
     """The region of a whole value."""
     return tuple((0, extent) for extent in shape)
 
@@ -189,6 +189,11 @@ def region_size(region: Region) -> int:
 def intersect(first: Region, second: Region) -> Region:
     """The common part; may be empty."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+
+
+def as_slices(region: Region) -> tuple[slice, ...]:
+    """A region as NumPy indexes it."""
+    return tuple(slice(start, stop) for start, stop in region)
 
 
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:

@@ -16,9 +16,9 @@ import numpy as np
 from oocdl.graph.axes import region_size
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Factored
-from oocdl.graph.ir import Node
+from oocdl.graph.ir import Shape
 from oocdl.graph.memory import footprint
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program import Program, padded_shape
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer
 
@@ -41,24 +41,19 @@ def itemsize(dtype: str) -> int:
     return int(np.dtype(dtype).itemsize)
 
 
-def _node(step: Instruction) -> Node:
-    return Node("", step.op, (), (), step.attrs)
+def array_bytes(shape: Shape, dtype: str) -> int:
+    """Bytes of an array.
 
-
-def _operand_shapes(step: Instruction) -> list[tuple[int, ...]]:
-    return [
-        tuple(
-            extent + sum(pad)
-            for extent, pad in zip(op.shape, op.pads or ((0, 0),) * len(op.shape), strict=True)
-        )
-        for op in step.operands
-    ]
+    >>> array_bytes((2, 3), "bfloat16")
+    12
+    """
+    return prod(shape) * itemsize(dtype)
 
 
 def program_flops(program: Program, rules: Rules) -> int:
     """Floating-point operations of one run of the program."""
     return sum(
-        rules[step.op].flops(_node(step), _operand_shapes(step), list(step.kernel_shapes))
+        rules[step.op].flops(step.node, list(map(padded_shape, step.operands)), list(step.kernel_shapes))
         for step in program.instructions
     )
 
@@ -79,16 +74,15 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
     live = peak = 0
     for number, step in enumerate(program.instructions):
         for slot, shape, dtype in zip(step.outputs, step.shapes, step.dtypes, strict=True):
-            size[slot] = prod(shape) * itemsize(dtype)
+            size[slot] = array_bytes(shape, dtype)
             dtype_of[slot] = dtype
             live += size[slot]
-        shapes = _operand_shapes(step)
-        scratch = rules[step.op].workspace(_node(step), shapes, list(step.kernel_shapes)) * itemsize(
-            step.dtypes[0]
-        )
+        shapes = [padded_shape(operand) for operand in step.operands]
+        elements = rules[step.op].workspace(step.node, shapes, list(step.kernel_shapes))
+        scratch = elements * itemsize(step.dtypes[0])
         for operand, shape in zip(step.operands, shapes, strict=True):
             if operand.pads is not None or operand.crop is not None:
-                scratch += prod(shape) * itemsize(dtype_of[operand.slot])
+                scratch += array_bytes(shape, dtype_of[operand.slot])
         peak = max(peak, live + scratch)
         for slot in {operand.slot for operand in step.operands} | set(step.outputs):
             if last.get(slot, -1) <= number and slot not in held:

@@ -41,7 +41,7 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
                 for name, grad in _visit(build, node, grads):
                     if name in reached:
                         found.setdefault(name, []).append(grad)
-        answer = {name: _total(build, name, found, total) or _zeros(build, name) for name in wrt}
+        answer = {name: _total(build, name, found, total) or build.zeros_like(name) for name in wrt}
     finally:
         build.role, build.scope = role, scope
     names = _rename(build, count, {**answer, **total})
@@ -94,10 +94,6 @@ def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tupl
             )
         pairs.append((name, grad))
     return pairs
-
-
-def _zeros(build: Builder, name: str) -> str:
-    return build("Expand", build.like(0.0, name), shape=build.shape(name))
 
 
 def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]:

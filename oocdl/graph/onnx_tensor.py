@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import Region, region_shape, whole
+from oocdl.graph.axes import Region, as_slices, region_shape, whole
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.onnx_file import (
     Span,
@@ -69,10 +69,7 @@ class WeightSource:
     def read(self, region: Region | None = None) -> Array:
         """A copy of a region (of everything if ``None``); refuses NaN and infinity."""
         region = whole(self.shape) if region is None else region
-        if self.data is not None:
-            piece = np.array(self.data[tuple(slice(a, b) for a, b in region)])
-        else:
-            piece = self._from_file(region)
+        piece = self.raw(region)
         if self.is_float and not np.isfinite(piece).all():
             bad = np.argwhere(~np.isfinite(piece))
             at = [int(i) + start for i, (start, _) in zip(bad[0], region, strict=True)]
@@ -85,7 +82,7 @@ class WeightSource:
         """A copy of a region as it is stored, unchecked."""
         region = whole(self.shape) if region is None else region
         if self.data is not None:
-            return np.array(self.data[tuple(slice(a, b) for a, b in region)])
+            return np.array(self.data[as_slices(region)])
         return self._from_file(region)
 
     def _from_file(self, region: Region) -> Array:

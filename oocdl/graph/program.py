@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from oocdl.graph.ir import Shape
+from oocdl.graph.ir import Node, Shape
 from oocdl.graph.memory import Order
 
 
@@ -31,6 +31,15 @@ class Operand:
     """The shape to view the cropped array as: the node's own axes."""
     pads: tuple[tuple[int, int], ...] | None
     """(before, after) an axis of ``shape``, filled with ``Instruction.fill``; None: nothing."""
+
+
+def padded_shape(operand: Operand) -> Shape:
+    """The shape of an operand as its node sees it."""
+    if operand.pads is None:
+        return operand.shape
+    return tuple(
+        before + extent + after for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +60,11 @@ class Instruction:
     elements of the kernel's uncropped result come before the wanted region (operators
     whose rule has ``Inverse`` or ``Around`` axes; negative: that many zeros come first)."""
     fill: float = 0.0
+
+    @property
+    def node(self) -> Node:
+        """A node without names, for rules that tell costs."""
+        return Node("", self.op, (), (), self.attrs)
 
 
 @dataclass(frozen=True, eq=False)

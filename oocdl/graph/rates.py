@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, prod
 
-import numpy as np
-
-from oocdl.graph.ir import Node, Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.cost import array_bytes, itemsize
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction, Program, padded_shape
 from oocdl.graph.rule import Rules
 
 Points = tuple[tuple[int, float], ...]
@@ -169,45 +168,32 @@ def _product_kind(step: Instruction, shapes: Sequence[Shape]) -> tuple[str, int]
     return f"Einsum {'inner' if inner == smallest else 'outer'}", smallest
 
 
-def padded_shape(operand: Operand) -> Shape:
-    """The shape of an operand as its node sees it."""
-    if operand.pads is None:
-        return operand.shape
-    return tuple(
-        extent + before + after for extent, (before, after) in zip(operand.shape, operand.pads, strict=True)
-    )
-
-
 def _result_bytes(step: Instruction) -> int:
-    return sum(
-        prod(shape) * np.dtype(dtype).itemsize
-        for shape, dtype in zip(step.kernel_shapes, step.dtypes, strict=True)
-    )
+    return sum(map(array_bytes, step.kernel_shapes, step.dtypes))
 
 
 def moved_bytes(step: Instruction, dtypes: Mapping[int, str]) -> int:
     """Bytes of the operands, padding included, and of the results; ``dtypes`` are those of the slots."""
-    operands = sum(prod(padded_shape(op)) * np.dtype(dtypes[op.slot]).itemsize for op in step.operands)
+    operands = sum(array_bytes(padded_shape(op), dtypes[op.slot]) for op in step.operands)
     return operands + _result_bytes(step)
 
 
 def instruction_seconds(step: Instruction, dtypes: Mapping[int, str], rules: Rules, rates: Rates) -> float:
     """Seconds of one instruction; ``dtypes`` are those of its operands' slots."""
     shapes = [padded_shape(operand) for operand in step.operands]
-    node = Node("", step.op, (), (), step.attrs)
     moved = moved_bytes(step, dtypes)
     heavy = heavy_kind(step, shapes, dtypes[step.operands[0].slot])
     if heavy is None:
         seconds = moved / rates.bytes_per_second(step.op)
     else:
-        flops = rules[step.op].flops(node, shapes, list(step.kernel_shapes))
+        flops = rules[step.op].flops(step.node, shapes, list(step.kernel_shapes))
         # No product is faster than reading its operands; ReduceSum does little else.
         seconds = max(flops / rates.flops_per_second(*heavy), moved / rates.bytes_per_second("ReduceSum"))
     if step.op == "Einsum" and _turned(step):
         seconds += 2 * _result_bytes(step) / rates.bytes_per_second("Transpose")
     for operand, shape in zip(step.operands, shapes, strict=True):
         if shape != operand.shape:
-            copied = (prod(shape) + prod(operand.shape)) * np.dtype(dtypes[operand.slot]).itemsize
+            copied = (prod(shape) + prod(operand.shape)) * itemsize(dtypes[operand.slot])
             seconds += copied / rates.copy_bytes_per_second
     return seconds + rates.instruction_seconds
 
@@ -228,11 +214,8 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
     for step in program.instructions:
         dtypes.update(zip(step.outputs, step.dtypes, strict=True))
         seconds += instruction_seconds(step, dtypes, rules, rates)
-    copied = sum(
-        2 * prod(out.shape) * np.dtype(dtypes[out.slot]).itemsize
-        for out in program.outputs
-        if out.crop is not None
-    )
+    parts = [out for out in program.outputs if out.crop is not None]
+    copied = 2 * sum(array_bytes(out.shape, dtypes[out.slot]) for out in parts)
     return seconds + copied / rates.copy_bytes_per_second
 
 

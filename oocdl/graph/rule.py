@@ -125,6 +125,10 @@ class Builder:
         """A scalar constant of the dtype of ``value``."""
         return self.constant(number, self.dtype(value))
 
+    def zeros_like(self, value: str) -> str:
+        """Zeros of the shape and dtype of ``value``, as an expanded scalar."""
+        return self("Expand", self.like(0.0, value), shape=self.shape(value))
+
     def node(
         self,
         op: str,

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, as_slices, whole
 from oocdl.graph.ir import Array
 from oocdl.graph.onnx_file import check, field_header, load, shown
 from oocdl.graph.onnx_tensor import WeightSource, source
@@ -139,7 +139,7 @@ class _Item:
             )
 
         def read(region: Region) -> Array:
-            return np.asarray(array[tuple(slice(a, b) for a, b in region)])
+            return np.asarray(array[as_slices(region)])
 
         return _slabs(read, stored.shape, np.dtype(array.dtype).itemsize)
 
@@ -147,7 +147,7 @@ class _Item:
 def _slabs(read: Callable[[Region], Array], shape: Sequence[int], itemsize: int) -> Iterator[Array]:
     """A tensor in C order, in blocks of at most ``BLOCK_BYTES``."""
     if not shape or prod(shape) * itemsize <= BLOCK_BYTES:
-        yield read(tuple((0, extent) for extent in shape))
+        yield read(whole(shape))
         return
     row = prod(shape[1:]) * itemsize
     if row > BLOCK_BYTES and len(shape) > 1:

@@ -76,11 +76,6 @@ def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
     return grad
 
 
-def zeros_like(build: Builder, value: str) -> str:
-    """Zeros of the shape and dtype of ``value``, as an expanded scalar."""
-    return build("Expand", build.like(0.0, value), shape=build.shape(value))
-
-
 def size(shape: Sequence[int]) -> int:
     """Number of elements."""
     return prod(shape)

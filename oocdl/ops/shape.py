@@ -16,7 +16,6 @@ from oocdl.ops._broadcast import (
     reduce_to,
     same_dtype,
     size,
-    zeros_like,
 )
 
 
@@ -181,7 +180,7 @@ def _gradient_split(build: Builder, node: Node, grads: Sequence[str | None]) -> 
     if all(grad is None for grad in grads):
         return [None]
     parts = [
-        zeros_like(build, name) if grad is None else grad
+        build.zeros_like(name) if grad is None else grad
         for name, grad in zip(node.outputs, grads, strict=True)
     ]
     return [build("Concat", *parts, axis=node.attrs["axis"])]

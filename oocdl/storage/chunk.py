@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.axes import Region, region_shape, within
+from oocdl.graph.axes import Region, as_slices, region_shape, within
 from oocdl.graph.memory import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
 from oocdl.storage.spill import SpillFile
 
@@ -66,7 +66,7 @@ class Plain:
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         assert slot.array is not None
-        np.copyto(out, slot.array[tuple(slice(*axis) for axis in box)])
+        np.copyto(out, slot.array[as_slices(box)])
 
     def view(self, slot: Slot) -> Array:
         assert slot.array is not None

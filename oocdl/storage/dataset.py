@@ -21,7 +21,7 @@ import zarr
 from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
-from oocdl.graph.axes import Region
+from oocdl.graph.axes import Region, as_slices
 from oocdl.storage import hdf5_source, zarr_source
 from oocdl.storage.sampling import batches, permutation
 
@@ -80,7 +80,7 @@ class DataArray:
         Raises DatasetError if a chunk cannot be decoded.
         """
         try:
-            found = self.reader[tuple(slice(*axis) for axis in region)]
+            found = self.reader[as_slices(region)]
         except Exception as error:  # codecs raise what they like; all mean the same here
             raise DatasetError(
                 f"array {self.name!r} of {self.where} cannot be read at {region}: "

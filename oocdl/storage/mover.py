@@ -10,6 +10,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
+from oocdl.graph.axes import whole
 from oocdl.storage.chunk import Slot
 from oocdl.storage.ledger import Ledger
 from oocdl.storage.pool import Pool
@@ -141,7 +142,7 @@ class Mover:
         if file is not None and not slot.dropped and not self._closed:
             try:
                 array = self.pool.empty(slot.shape, slot.dtype)
-                count = self.spill.read(file, tuple((0, extent) for extent in slot.shape), array)
+                count = self.spill.read(file, whole(slot.shape), array)
             except Exception as failure:  # raised by the reserve() that waits for it
                 array, error = None, failure
         with self.changed:
