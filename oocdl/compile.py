@@ -304,7 +304,6 @@ def compile_inference(
     batch: int,
     rules: Rules,
     limits: Limits,
-    pieces: Mapping[str, tuple[Region, ...]],
 ) -> Compiled:
     """A forward pass as the trained model would do it; with losses if ``binding`` has targets."""
     imported = _imported(model, binding, settings, batch, rules, training=False)
@@ -326,6 +325,5 @@ def compile_inference(
     else:
         outputs = dict(zip(outputs, graph.outputs, strict=True))
     plan = plan_step(_layering(graph, settings, rules)[0], limits)
-    needed = versioned_pieces(plan)
-    held = {name: pieces.get(name, regions) for name, regions in needed.items()}
-    return Compiled(imported, plan, expand_step(plan, held), held, loss, parts, outputs, feeds, {})
+    pieces = versioned_pieces(plan)
+    return Compiled(imported, plan, expand_step(plan, pieces), pieces, loss, parts, outputs, feeds, {})

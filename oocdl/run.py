@@ -261,7 +261,7 @@ class _Inference:
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
         self.compiled: dict[str, Compiled] = {
-            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits, {})
+            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits)
             for size in sorted(sizes)
         }
         for compiled in self.compiled.values():
