@@ -41,8 +41,7 @@ def _head(plan: StepPlan, planned: LayerPlan) -> str:
     cuts = " x ".join(f"{names[cut]}:{count}" for cut, count in planned.grid.items() if count > 1)
     units = counted(len(planned.units), "unit") + (f" = {cuts}" if cuts else "")
     programs = counted(len(programs_of(planned)), "program")
-    engine = f", engine {planned.engine}" if planned.engine else ""
-    return f"{title_text(planned)}  {units}, {programs}{engine}"
+    return f"{title_text(planned)}  {units}, {programs}"
 
 
 def _rows(plan: StepPlan, notes: dict[str, str], largest: dict[str, Region]) -> list[tuple[str, ...]]:

@@ -101,8 +101,7 @@ def _unit_head(names: _Names, call: UnitCall) -> str:
     program = names.programs.get(call.unit)
     runs = "puts parts together" if program is None else f"program {program}"
     memory = f"{call.buffer_bytes:,} B + {call.work_bytes:,} B scratch"
-    engine = f", engine {call.engine}" if call.engine else ""
-    return f"{key_text(call.key)}  {names.shard(call)}{runs}, {memory}{engine}"
+    return f"{key_text(call.key)}  {names.shard(call)}{runs}, {memory}"
 
 
 def _unit_rows(names: _Names, call: UnitCall) -> list[Row]:
