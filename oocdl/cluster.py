@@ -280,4 +280,4 @@ class ClusterSession(Held[Future[Chunk]]):
 def _scalar_keys(compiled: Compiled) -> list[Key]:
     factored = compiled.plan.factored
     names = [n for n in factored.graph.outputs if factored.graph.values[n].shape == ()]
-    return [key for name in names for _, key in compiled.graph.pieces[factored.alias.get(name, name)]]
+    return [key for name in names for _, key in compiled.graph.pieces[factored.stored(name)]]

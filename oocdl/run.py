@@ -148,7 +148,7 @@ class Run:
             compiled = inference.first
             factored = compiled.plan.factored
             value = factored.graph.values[name]
-            regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
+            regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
             made[output] = group.create_array(
                 output,
                 shape=(inference.binding.samples, *value.shape[1:]),
@@ -161,7 +161,7 @@ class Run:
             compiled = inference.compiled[plan_id]
             factored = compiled.plan.factored
             for output, name in compiled.outputs.items():
-                if factored.alias.get(name, name) != value:
+                if factored.stored(name) != value:
                     continue
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
@@ -281,9 +281,7 @@ class _Inference:
         watched: frozenset[str] = frozenset()
         if deliver is not None:
             watched = frozenset(
-                c.plan.factored.alias.get(name, name)
-                for c in self.compiled.values()
-                for name in c.outputs.values()
+                c.plan.factored.stored(name) for c in self.compiled.values() for name in c.outputs.values()
             )
         totals: dict[str, float] = {}
         spill = self.settings.spill_folder(self.run_.path / "spill")

@@ -227,7 +227,7 @@ def step_delayed(
             tasks[names[key]] = task.substitute(names, names[key])
         loss = compiled.loss
         assert loss is not None
-        ((_, key),) = compiled.graph.pieces[compiled.plan.factored.alias.get(loss, loss)]
+        ((_, key),) = compiled.graph.pieces[compiled.plan.factored.stored(loss)]
         losses.append(names[key])
         held = weights.after_step(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
     value = ("loss", 0)
@@ -263,6 +263,6 @@ def scalar_outputs(compiled: Compiled, made: Mapping[Key, Chunk]) -> dict[str, f
     found: dict[str, float] = {}
     for name in factored.graph.outputs:
         if factored.graph.values[name].shape == ():
-            ((_, key),) = compiled.graph.pieces[factored.alias.get(name, name)]
+            ((_, key),) = compiled.graph.pieces[factored.stored(name)]
             found[name] = float(made[key].copy())
     return found

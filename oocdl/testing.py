@@ -143,7 +143,7 @@ def run_graph(
         by_key: dict[Any, Chunk] = dict(zip(step_graph.outputs, chunks, strict=True))
         outputs = {}
         for name in (*small.outputs, *small.updates.values()):
-            held = step_graph.pieces[factored.alias.get(name, name)]
+            held = step_graph.pieces[factored.stored(name)]
             outputs[name] = whole_array(
                 factored, name, [(region, by_key[key].copy()) for region, key in held]
             )

@@ -262,7 +262,7 @@ class Trainer:
             return made
         spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(
-            c.plan.factored.alias.get(name, name) for c in self.compiled.values() for name in c.kept.values()
+            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept.values()
         )
         return Session(
             self.compiled,
@@ -342,7 +342,7 @@ class Trainer:
         factored = compiled.plan.factored
         for title, name in compiled.kept.items():
             value = factored.graph.values[name]
-            regions = [region for region, _ in compiled.graph.pieces[factored.alias.get(name, name)]]
+            regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
             chunks = weights.chunks_of(compiled, name, regions)
             with reporting(self.store.path / "kept"):
                 self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
@@ -351,7 +351,7 @@ class Trainer:
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept.items():
-            if factored.alias.get(name, name) == value:
+            if factored.stored(name) == value:
                 for box, place in own_regions(factored.factors[name], region):
                     with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
                         self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))

@@ -73,12 +73,12 @@ def after_step(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T])
 
     Sums of gradients that this pass did not make anew are used up.
     """
-    graph, alias = compiled.plan.factored.graph, compiled.plan.factored.alias
+    factored = compiled.plan.factored
     stored = {**compiled.pieces, **compiled.sums}
-    sums = {f"stored/{value.name}" for value in graph.of_role(Role.SUM)}
+    sums = {f"stored/{value.name}" for value in factored.graph.of_role(Role.SUM)}
     new = {key: chunk for key, chunk in held.items() if key[0] not in sums}
-    for name, update in graph.updates.items():
-        pieces = {region: key for region, key in compiled.graph.pieces[alias.get(update, update)]}
+    for name, update in factored.graph.updates.items():
+        pieces = dict(compiled.graph.pieces[factored.stored(update)])
         for number, region in enumerate(stored[name]):
             new[f"stored/{name}", number] = made[pieces[region]]
     return new

@@ -93,7 +93,7 @@ def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, s
     names: dict[int, str] = {}
     inputs = factored.graph.of_role(Role.INPUT, Role.TARGET)
     for value in inputs:
-        stored = factored.alias.get(value.name, value.name)
+        stored = factored.stored(value.name)
         position = 0
         for axis, parts in enumerate(factored.factors[value.name]):
             for number, _ in enumerate(parts):

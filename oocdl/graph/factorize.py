@@ -11,7 +11,7 @@ ordinary node whose split axes are never cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
@@ -39,7 +39,7 @@ class View:
     """For each own axis an index a stored axis, or one index where nothing is stored."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Cell:
     """A node with its axis rule in factors."""
 
@@ -53,7 +53,7 @@ class Cell:
     reduced: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Factored:
     """A graph over stored factors; Reshapes are gone where they could be."""
 
@@ -67,6 +67,10 @@ class Factored:
     """Value -> the value that is stored in its place."""
     orders: Mapping[str, Order] = field(default_factory=dict)
     """Stored value -> its axes from outermost to innermost in memory, where they do not lie as numbered."""
+
+    def stored(self, name: str) -> str:
+        """The name of the value that is stored in place of ``name``; ``name`` itself where it is stored."""
+        return self.alias.get(name, name)
 
 
 class _Splits:
@@ -225,14 +229,13 @@ def factorize(graph: Graph, rules: Rules) -> Factored:
     shapes = {
         name: tuple(f for axis in factors[name] for f in axis) for name in graph.values if name not in alias
     }
-    cells = tuple(_cell(graph, node, axis_rules[node.name], factors, alias) for node in stays)
-    return Factored(graph, cells, shapes, factors, alias)
+    factored = Factored(graph=graph, cells=(), shapes=shapes, factors=factors, alias=alias)
+    return replace(factored, cells=tuple(_cell(factored, node, axis_rules[node.name]) for node in stays))
 
 
-def _cell(
-    graph: Graph, node: Node, rule: AxisRule, factors: Mapping[str, Factors], alias: Mapping[str, str]
-) -> Cell:
+def _cell(factored: Factored, node: Node, rule: AxisRule) -> Cell:
     """A node's rule with every letter replaced by the letters of its factors."""
+    factors = factored.factors
     sizes: dict[str, tuple[int, ...]] = {letter: (extent,) for letter, extent in rule.extents.items()}
     for names, operands in ((node.outputs, rule.outputs), (node.inputs, rule.inputs)):
         for name, axes in zip(names, operands, strict=True):
@@ -248,7 +251,8 @@ def _cell(
             positions.append(tuple(range(count, count + len(parts))))
             count += len(parts)
             indices.append(_split_index(index, parts, sizes))
-        return View(alias.get(name, name), graph.values[name].shape, tuple(positions), tuple(indices))
+        shape = factored.graph.values[name].shape
+        return View(factored.stored(name), shape, tuple(positions), tuple(indices))
 
     inputs = tuple(view(n, axes) for n, axes in zip(node.inputs, rule.inputs, strict=True))
     outputs = tuple(view(n, axes) for n, axes in zip(node.outputs, rule.outputs, strict=True))
@@ -263,7 +267,16 @@ def _cell(
         if i is not None and not isinstance(i, Whole)
     )
     reduced = tuple(dict.fromkeys(letter for letter in seen if letter not in kept and extents[letter] > 1))
-    return Cell(node, inputs, outputs, extents, uncut, rule.combine, kept, reduced)
+    return Cell(
+        node=node,
+        inputs=inputs,
+        outputs=outputs,
+        extents=extents,
+        uncut=uncut,
+        combine=rule.combine,
+        kept=kept,
+        reduced=reduced,
+    )
 
 
 def _parts(letter: str, sizes: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -325,7 +325,7 @@ def final_values(factored: Factored) -> list[str]:
     """Stored values that must exist when the step is over."""
     graph = factored.graph
     wanted = [*graph.outputs, *graph.updates.values()]
-    return list(dict.fromkeys(factored.alias.get(name, name) for name in wanted))
+    return list(dict.fromkeys(factored.stored(name) for name in wanted))
 
 
 def _place_finals(grouper: _Grouper) -> None:

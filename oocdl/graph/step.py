@@ -127,7 +127,7 @@ def versioned_pieces(
     plan: StepPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
 ) -> dict[str, tuple[Region, ...]]:
     """How weights and state (or other ``roles``) are stored: as the layers that update them make them."""
-    graph, alias = plan.factored.graph, plan.factored.alias
+    factored, graph = plan.factored, plan.factored.graph
     made: dict[str, list[Region]] = {}
     for planned in plan.layers:
         stores = planned.layer.stores
@@ -137,12 +137,12 @@ def versioned_pieces(
                     made[name].append(region)
     found: dict[str, tuple[Region, ...]] = {}
     for value in graph.of_role(*roles):
-        stored = alias.get(value.name, value.name)
-        if stored not in plan.factored.shapes:
+        stored = factored.stored(value.name)
+        if stored not in factored.shapes:
             continue
         new = graph.updates.get(value.name)
-        whole = tuple((0, extent) for extent in plan.factored.shapes[stored])
-        regions = made.get(alias.get(new, new)) if new else None
+        whole = tuple((0, extent) for extent in factored.shapes[stored])
+        regions = made.get(factored.stored(new)) if new else None
         found[value.name] = tuple(sorted(regions)) if regions else (whole,)
     return found
 
@@ -171,9 +171,9 @@ def expand_step(
             draft.pieces.setdefault(name, []).append((region, key))
     for planned in plan.layers:
         _expand_layer(draft, plan, planned)
-    graph, alias = plan.factored.graph, plan.factored.alias
+    graph, stored = plan.factored.graph, plan.factored.stored
     outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
-    outputs += [key for name in graph.outputs for _, key in draft.pieces.get(alias.get(name, name), [])]
+    outputs += [key for name in graph.outputs for _, key in draft.pieces.get(stored(name), [])]
     replaced = _read_in_next_step(draft, plan, pieces)
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
     return StepGraph(
@@ -192,9 +192,8 @@ def _read_in_next_step(
 ) -> dict[Key, Key]:
     """What replaces weights and state is read where these were, a step later."""
     replaced: dict[Key, Key] = {}
-    graph, alias = plan.factored.graph, plan.factored.alias
-    for name, update in graph.updates.items():
-        made = dict(draft.pieces[alias.get(update, update)])
+    for name, update in plan.factored.graph.updates.items():
+        made = dict(draft.pieces[plan.factored.stored(update)])
         for number, region in enumerate(pieces.get(name, ())):
             before = (f"stored/{name}", number)
             readers = draft.readers.get(before, ())
@@ -242,7 +241,7 @@ def _stored(draft: _Draft, plan: StepPlan, name: str, pieces: Mapping[str, Seque
 
     Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
     """
-    update = plan.factored.alias.get(plan.factored.graph.updates[name], plan.factored.graph.updates[name])
+    update = plan.factored.stored(plan.factored.graph.updates[name])
     made = dict(draft.pieces[update])
     missing = [region for region in pieces[name] if region not in made]
     for number, region in enumerate(missing):
