@@ -57,3 +57,7 @@ class NonFiniteError(OocdlError):
     """The loss or a gradient is NaN or infinite."""
 
     exit_code = 4
+
+
+class GraphError(OocdlError):
+    """A transform of the compiler has made a graph that is not sound: a defect of oocdl, not of the model."""

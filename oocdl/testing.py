@@ -28,6 +28,7 @@ from oocdl.graph.ir import Array, Graph, Role, Shape
 from oocdl.graph.plan import StepPlan, plan_step
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import expand_step, versioned_pieces
+from oocdl.graph.verify import verify, verify_factored
 from oocdl.heap import Heap
 from oocdl.schedule import get
 from oocdl.sources import Feed, Sources, StepInfo, own_regions
@@ -110,9 +111,11 @@ def run_graph(
     convolution lies so. Returns the graph's outputs and updated values, whole, by name.
     """
     small = expand(graph, rules)
+    verify(small, rules, "canonicalize")
     factored = factorize(small, rules)
     if channels_last:
         factored = layout.channels_last(factored)
+    verify_factored(factored, "channels last" if channels_last else "factorize")
     limits = Limits(unit_bytes, threads, parallel, cuts)
     loaded = get_engine(engine)
     plan = plan_step(Layering(factored, rules, partial(loaded.needs, rules=rules)), limits)

@@ -140,7 +140,10 @@ def rounded(graph: Graph, names: Collection[str], products: bool = False) -> Gra
     for node in graph.nodes:
         draft.add(node)
     kept = _needed(draft.nodes, {*graph.outputs, *graph.updates.values()})
-    return replace(graph, values=draft.values, nodes=tuple(kept))
+    dropped = {name for node in draft.nodes for name in node.outputs}
+    dropped.difference_update(name for node in kept for name in node.outputs)
+    values = {name: value for name, value in draft.values.items() if name not in dropped}
+    return replace(graph, values=values, nodes=tuple(kept))
 
 
 def _needed(nodes: Iterable[Node], results: Iterable[str]) -> list[Node]:

@@ -29,6 +29,11 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
+def summed_dtype(dtype: str) -> str:
+    """The dtype of sums of products of operands of ``dtype``: products of bfloat16 are summed in float32."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
 def plain(letter: str, extent: int) -> Plain | None:
     """The letter, or ``None`` for an axis of extent one, which follows nothing."""
     return None if extent == 1 else Plain(letter)

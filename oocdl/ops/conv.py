@@ -19,7 +19,7 @@ from oocdl.graph.axes import AxisRule, Index, Inverse, Plain, Whole, Window
 from oocdl.graph.ir import Node, Shape, Value
 from oocdl.graph.rates import THIN
 from oocdl.graph.rule import Builder, OpRule, Spec
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
+from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
 
 SPATIAL = "dhw"
 """Letters of the spatial axes, aligned from the right."""
@@ -112,7 +112,7 @@ def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     kernel = tuple(node.attrs["kernel_shape"])
     if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
         fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
-    return [((dy[1], x[1], *kernel), dtype)]
+    return [((dy[1], x[1], *kernel), summed_dtype(dtype))]
 
 
 def _rounded_letters(node: Node) -> frozenset[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from oocdl.graph.axes import AxisRule
 from oocdl.graph.ir import Node, Shape, Value
 from oocdl.graph.rule import Builder, OpRule, Spec
-from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size
+from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
 
 
 def parse(node: Node) -> tuple[str, str, str]:
@@ -48,7 +48,7 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
     extents = _extents(node, [value.shape for value in inputs])
-    return [(tuple(extents[letter] for letter in parse(node)[2]), dtype)]
+    return [(tuple(extents[letter] for letter in parse(node)[2]), summed_dtype(dtype))]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
