@@ -9,16 +9,17 @@ zeros. The last step of an epoch may have fewer passes, and its last pass fewer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oocdl.bind import Binding
-from oocdl.compile import Compiled, Part, draft_training, going_on
+from oocdl.compile import Compiled, draft_pass, going_on
 from oocdl.config import Settings
 from oocdl.graph.read_onnx import OnnxModel
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning import Machine, compile_within
+from oocdl.recipe import Part, Request
 from oocdl.sources import StepInfo
 from oocdl.storage.dataset import batches
 
@@ -114,18 +115,20 @@ def compile_passes(
 ) -> dict[str, Compiled]:
     """All kinds of passes of a run, by plan id; ``frozen`` holds the cuts of those in ``planned``."""
 
-    def made(plan_id: str, batch: int, part: Part, pieces: Any = None) -> Compiled:
-        draft = draft_training(model, binding, settings, batch, RULES, part, pieces)
-        return compile_within(draft, settings, machine, frozen.get(plan_id))
+    def made(plan_id: str, request: Request, pieces: Any = None) -> Compiled:
+        return compile_within(draft_pass(request, pieces), settings, machine, frozen.get(plan_id))
 
     last = Part.WHOLE if course.passes == 1 else Part.LAST
-    main = made(MAIN, settings.batch_size, last)
+    request = Request(
+        model=model, binding=binding, settings=settings, batch=settings.batch_size, rules=RULES, part=last
+    )
+    main = made(MAIN, request)
     found = {MAIN: main}
     if course.ragged:
-        found[RAGGED] = made(RAGGED, course.ragged, last, main.pieces)
+        found[RAGGED] = made(RAGGED, replace(request, batch=course.ragged), main.pieces)
     if last is Part.WHOLE:
         return found
-    first = made(FIRST, settings.batch_size, Part.EARLIER, main.pieces)
+    first = made(FIRST, replace(request, part=Part.EARLIER), main.pieces)
     after = {name: going_on(compiled, first.sums) for name, compiled in found.items()}
     after[FIRST] = first
     if course.passes > 2:

@@ -13,7 +13,7 @@ import zarr
 
 from oocdl import weights
 from oocdl.bind import Binding, bind
-from oocdl.compile import Compiled, compile_inference
+from oocdl.compile import Compiled, draft_pass
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError
@@ -25,6 +25,7 @@ from oocdl.heap import use_one_heap
 from oocdl.machine import check_budget
 from oocdl.ops import RULES
 from oocdl.planning import Machine, check_device, machine_for
+from oocdl.recipe import Part, Request
 from oocdl.report import Report, read_report
 from oocdl.session import Session
 from oocdl.sources import StepInfo, own_regions
@@ -260,9 +261,16 @@ class _Inference:
         self.batch = min(batch_size, self.binding.samples)
         sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
+        request = Request(
+            model=model,
+            binding=self.binding,
+            settings=self.settings,
+            batch=self.batch,
+            rules=RULES,
+            part=Part.FORWARD,
+        )
         self.compiled: dict[str, Compiled] = {
-            f"infer{size}": compile_inference(model, self.binding, self.settings, size, RULES, limits)
-            for size in sorted(sizes)
+            f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
         }
         for compiled in self.compiled.values():
             check_device(compiled.plan, self.machine)

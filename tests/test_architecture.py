@@ -43,6 +43,7 @@ ROOMS = (
     "report",
     "picture",
     "execute",
+    "recipe",
     "compile",
     "simulate",
     "planning",

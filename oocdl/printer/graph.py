@@ -24,7 +24,7 @@ from oocdl.printer.notation import (
 def graph_lines(factored: Factored) -> list[str]:
     """Values that are given, nodes in order, outputs, and what replaces weights and state."""
     graph = factored.graph
-    made = graph.producers()
+    made = {name for node in graph.nodes for name in node.outputs}
     lines = [f"{len(graph.values)} values, {len(graph.nodes)} nodes", "", "given"]
     lines += _given_lines(factored, [name for name in graph.values if name not in made])
     for role, nodes in groupby(graph.nodes, lambda node: graph.values[node.outputs[0]].role):

@@ -1,0 +1,272 @@
+"""The recipe: how a pass is made of a model, as two lists of transforms, each followed by a check.
+
+    import, loss, differentiate, accumulate, update, keep, canonicalize    once: ``GRAPH``
+    bfloat16, factorize, channels last       for each choice of values to store as bfloat16: ``FACTORS``
+    partition, tile, expand                  for each choice of limits: ``compile.Draft.cut``
+
+Training and inference share it. A transform says in which kinds of passes it takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from oocdl.bind import Binding
+from oocdl.config import Settings
+from oocdl.engines.engine import CHANNELS_LAST, resolve
+from oocdl.errors import InputError
+from oocdl.graph.differentiate import differentiate
+from oocdl.graph.expand import expand
+from oocdl.graph.factorize import Factored, factorize
+from oocdl.graph.ir import Graph, Role
+from oocdl.graph.layout import channels_last
+from oocdl.graph.read_onnx import Imported, OnnxModel
+from oocdl.graph.rounded import rounded
+from oocdl.graph.rule import Builder, Rules
+from oocdl.graph.verify import verify, verify_factored
+from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
+from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
+
+
+class Part(Enum):
+    """What a pass is of its step."""
+
+    FORWARD = auto()
+    """No part of a step: inference, without gradients."""
+    WHOLE = auto()
+    """All of it: gradients make the update."""
+    EARLIER = auto()
+    """Not the last: gradients are added to those of the passes before, if any."""
+    LAST = auto()
+    """The last: the sum of all gradients makes the update."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Request:
+    """A pass that is to be compiled."""
+
+    model: OnnxModel
+    binding: Binding
+    """With targets: losses are computed; a pass that is part of a step needs them."""
+    settings: Settings
+    batch: int
+    """Samples of the pass."""
+    rules: Rules
+    part: Part
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether products are computed in bfloat16."""
+        return self.settings.precision == "bfloat16"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Network:
+    """A pass on its way through the recipe: its graph, and what values of the graph are to others."""
+
+    imported: Imported
+    graph: Graph
+    feeds: Mapping[str, str]
+    """Value of role INPUT or TARGET -> dataset array."""
+    outputs: Mapping[str, str]
+    """Model output -> value, as the model computes it; empty where losses are asked for instead."""
+    loss: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Output -> value of its (unweighted) loss."""
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    """Weight -> value that the update takes for its gradient; until the graph is canonical."""
+    summed: Mapping[str, str] = field(default_factory=dict)
+    """Gradient of this pass -> its sum with those of the passes before, where these are added up."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Name that ``keep`` gives -> value."""
+    rounded: frozenset[str] = frozenset()
+    """Values of the canonical graph that are stored as bfloat16."""
+    factored: Factored | None = None
+    """The graph over stored factors, once it is."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Values that the pass has to compute, updates aside."""
+        loss = () if self.loss is None else (self.loss,)
+        return (*loss, *self.parts.values(), *self.outputs.values(), *self.kept.values())
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One line of the recipe."""
+
+    name: str
+    apply: Callable[[Network, Request], Network]
+    parts: frozenset[Part] = frozenset(Part)
+    """Kinds of passes in which it takes part."""
+
+
+def import_model(request: Request) -> Network:
+    """The model as a graph, verified; it is what all other transforms begin with."""
+    binding, settings = request.binding, request.settings
+    dims = settings.dims or {}
+    shapes = {port.name: binding.input_shape(port, request.batch, dims) for port in request.model.inputs}
+    imported = request.model.bind(
+        request.rules,
+        shapes,
+        precision=settings.dtype,
+        training=request.part is not Part.FORWARD,
+        freeze=settings.freeze,
+    )
+    network = Network(
+        imported=imported, graph=imported.graph, feeds=dict(binding.inputs), outputs=dict(imported.outputs)
+    )
+    verify(network.graph, request.rules, "import", network.results)
+    return network
+
+
+def apply(transforms: Sequence[Transform], network: Network, request: Request) -> Network:
+    """The network after all ``transforms`` that take part; GraphError names the one that broke it."""
+    for transform in transforms:
+        if request.part in transform.parts:
+            network = transform.apply(network, request)
+            if network.factored is None:
+                verify(network.graph, request.rules, transform.name, (*network.results, *network.feeds))
+            else:
+                verify_factored(network.factored, transform.name)
+    return network
+
+
+def _add_loss(network: Network, request: Request) -> Network:
+    """The loss of each target, and their weighted sum; nothing where there are no targets."""
+    if not request.binding.targets:
+        return network
+    build = Builder(request.rules, network.graph)
+    batch = build.shape(network.imported.inputs[0])[0]
+    heads: dict[str, Head] = {}
+    feeds = dict(network.feeds)
+    for target in request.binding.targets:
+        logits = _logits(network, target.output, target.spec, request.settings)
+        data = request.binding.arrays[target.array]
+        labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE))
+        dtype = "int64" if labels else request.settings.dtype
+        name = build.value(f"target/{target.output}", (batch, *data.shape[1:]), dtype, Role.TARGET)
+        feeds[name] = target.array
+        heads[target.output] = Head(target.spec, logits, name, target.weight)
+    loss, parts = add_losses(build, heads)
+    return replace(network, graph=build.graph(), feeds=feeds, outputs={}, loss=loss, parts=parts)
+
+
+def _logits(network: Network, output: str, spec: object, settings: Settings) -> str:
+    """The value that the loss takes: an end in Softmax or Sigmoid is stripped only if allowed."""
+    end = network.imported.final_activation.get(output)
+    takes_logits = type(spec).__name__ not in ("MSE", "L1")
+    if end is None or not takes_logits:
+        return network.outputs[output]
+    if settings.logits != "auto":
+        raise InputError(
+            f"output '{output}' ends in {end}, but the loss takes logits; pass logits='auto' to train "
+            "on what comes before it, or export the model without it"
+        )
+    return network.imported.logits[output]
+
+
+def _differentiate(network: Network, request: Request) -> Network:
+    """The gradient of the loss by each weight that is not frozen."""
+    assert network.loss is not None
+    frozen = set(network.imported.frozen)
+    weights = [value.name for value in network.graph.of_role(Role.WEIGHT) if value.name not in frozen]
+    if not weights:
+        raise InputError("nothing to train: the model has no float initializer that is not frozen")
+    build = Builder(request.rules, network.graph)
+    build.role = Role.GRADIENT
+    whole = request.part is Part.WHOLE
+    loss = network.loss if whole else shared_loss(build, network.loss)
+    gradients = differentiate(build, loss, weights)
+    return replace(network, graph=build.graph(), gradients=gradients)
+
+
+def _accumulate(network: Network, request: Request) -> Network:
+    """The sum of each gradient and those of the passes before."""
+    build = Builder(request.rules, network.graph)
+    sums = add_sums(build, network.gradients)
+    summed = {network.gradients[weight]: total for weight, total in sums.items()}
+    return replace(network, graph=build.graph(), gradients=sums, summed=summed)
+
+
+def _update(network: Network, request: Request) -> Network:
+    """What replaces weights and state at the end of the pass; sums of gradients in all but the last."""
+    build = Builder(request.rules, network.graph)
+    if request.part is Part.EARLIER:
+        build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
+    else:
+        add_updates(build, request.settings.optimizer, network.gradients)
+    return replace(network, graph=build.graph())
+
+
+def _keep(network: Network, request: Request) -> Network:
+    """What ``keep`` names, by the name in the file or ``grad/<value>``: of several passes their sum."""
+    kept: dict[str, str] = {}
+    for name in request.settings.keep:
+        value = network.imported.names.get(name, name)
+        if value not in network.graph.values or value in network.graph.updates:
+            raise InputError(
+                f"keep names '{name}', which is no activation of the model and no gradient 'grad/<weight>'"
+            )
+        kept[name] = network.summed.get(value, value)
+    return replace(network, kept=kept)
+
+
+def _canonicalize(network: Network, request: Request) -> Network:
+    """Only operators that can be cut, each node once and needed.
+
+    Merging equal nodes can rename results, but never reorders them.
+    """
+    graph = expand(replace(network.graph, outputs=network.results), request.rules)
+    name = dict(zip(network.results, graph.outputs, strict=True))
+    return replace(
+        network,
+        graph=graph,
+        gradients={},
+        summed={},
+        outputs={output: name[value] for output, value in network.outputs.items()},
+        loss=None if network.loss is None else name[network.loss],
+        parts={output: name[value] for output, value in network.parts.items()},
+        kept={title: name[value] for title, value in network.kept.items()},
+    )
+
+
+def _bfloat16(network: Network, request: Request) -> Network:
+    """Products of bfloat16 where the precision is that, and casts around what is stored as bfloat16."""
+    if not request.has_bfloat16 and not network.rounded:
+        return network
+    return replace(network, graph=rounded(network.graph, network.rounded, request.has_bfloat16))
+
+
+def _factorize(network: Network, request: Request) -> Network:
+    """Dimensions as lists of factors."""
+    return replace(network, factored=factorize(network.graph, request.rules))
+
+
+def _channels_last(network: Network, request: Request) -> Network:
+    """Channels last, of the ranks for which the engine wants that."""
+    assert network.factored is not None
+    ranks = CHANNELS_LAST.get(resolve(request.settings.engine), {}).get(request.settings.precision, ())
+    return replace(network, factored=channels_last(network.factored, frozenset(ranks)))
+
+
+TRAINING = frozenset(Part) - {Part.FORWARD}
+
+GRAPH = (
+    Transform("loss", _add_loss),
+    Transform("differentiate", _differentiate, TRAINING),
+    Transform("accumulate", _accumulate, frozenset({Part.EARLIER, Part.LAST})),
+    Transform("update", _update, TRAINING),
+    Transform("keep", _keep, frozenset({Part.WHOLE, Part.LAST})),
+    Transform("canonicalize", _canonicalize),
+)
+"""From an imported model to a graph of operators that can be cut."""
+
+FACTORS = (
+    Transform("bfloat16", _bfloat16),
+    Transform("factorize", _factorize),
+    Transform("channels last", _channels_last),
+)
+"""From there to a graph over stored factors, for one choice of values that are stored as bfloat16."""
