@@ -43,7 +43,7 @@ class Read:
     """Whether the program writes over it: an array of its own."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class UnitCall:
     """Run one unit."""
 
@@ -58,15 +58,15 @@ class UnitCall:
     combines: tuple[str | None, ...]
     """For each made value: how it is combined."""
     dtypes: tuple[str, ...]
-    uses: tuple[tuple[int, ...], ...]
-    """For each made value: positions of the calls that read it."""
+    uses: tuple[tuple[int, ...], ...] = ()
+    """For each made value: positions of the calls that read it; known once all calls are."""
     buffer_bytes: int
     """Of arrays read and made."""
     work_bytes: int
     """Of the program while it runs."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CombineCall:
     """Combine the lanes of the outputs of one partial node, for one piece."""
 
@@ -80,7 +80,7 @@ class CombineCall:
     """Elements that went into each lane."""
     region: Region
     dtypes: tuple[str, ...]
-    uses: tuple[tuple[int, ...], ...]
+    uses: tuple[tuple[int, ...], ...] = ()
     buffer_bytes: int
 
 
@@ -96,7 +96,7 @@ class PickCall:
 Call = UnitCall | CombineCall | PickCall
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StepGraph:
     """All calls in plan order, and where every value's pieces are."""
 
@@ -177,13 +177,13 @@ def expand_step(
     replaced = _read_in_next_step(draft, plan, pieces)
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
     return StepGraph(
-        calls,
-        {name: tuple(found) for name, found in draft.pieces.items()},
-        tuple(inputs),
-        tuple(dict.fromkeys(outputs)),
-        {key: tuple(draft.readers.get(key, ())) for key in inputs},
-        sizes,
-        replaced,
+        calls=calls,
+        pieces={name: tuple(found) for name, found in draft.pieces.items()},
+        inputs=tuple(inputs),
+        outputs=tuple(dict.fromkeys(outputs)),
+        input_uses={key: tuple(draft.readers.get(key, ())) for key in inputs},
+        input_bytes=sizes,
+        replaced=replaced,
     )
 
 
@@ -264,7 +264,16 @@ def _cut_anew(
         draft.readers.setdefault(argument, []).append(draft.position)
     buffers = 2 * footprint(region_size(region) * itemsize(dtype))
     call = UnitCall(
-        key, draft.position, unit, tuple(arguments), (read,), (None,), (None,), (dtype,), (), buffers, 0
+        key=key,
+        position=draft.position,
+        unit=unit,
+        arguments=tuple(arguments),
+        reads=(read,),
+        lanes=(None,),
+        combines=(None,),
+        dtypes=(dtype,),
+        buffer_bytes=buffers,
+        work_bytes=0,
     )
     draft.calls.append(call)
     draft.position += 1
@@ -286,17 +295,16 @@ def _unit_call(
     values = plan.factored.graph.values
     combines = tuple(cell_of[name].combine if name in layer.partials else None for name, _ in unit.makes)
     return UnitCall(
-        key,
-        draft.position,
-        unit,
-        tuple(arguments),
-        reads,
-        tuple(lanes),
-        combines,
-        tuple(values[name].dtype for name, _ in unit.makes),
-        (),
-        unit_buffer_bytes(unit, layer, plan.factored),
-        planned.needs[unit.program.key].work_bytes,
+        key=key,
+        position=draft.position,
+        unit=unit,
+        arguments=tuple(arguments),
+        reads=reads,
+        lanes=tuple(lanes),
+        combines=combines,
+        dtypes=tuple(values[name].dtype for name, _ in unit.makes),
+        buffer_bytes=unit_buffer_bytes(unit, layer, plan.factored),
+        work_bytes=planned.needs[unit.program.key].work_bytes,
     )
 
 
@@ -342,16 +350,15 @@ def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: Lanes
         assert cell.combine is not None
         draft.calls.append(
             CombineCall(
-                key,
-                draft.position,
-                cell.combine,
-                arguments,
-                tuple(names),
-                tuple(count for _, count in ends[0]),
-                region,
-                tuple(values[name].dtype for name in names),
-                (),
-                combine_buffer_bytes(sizes, cell.combine),
+                key=key,
+                position=draft.position,
+                combine=cell.combine,
+                arguments=arguments,
+                values=tuple(names),
+                counts=tuple(count for _, count in ends[0]),
+                region=region,
+                dtypes=tuple(values[name].dtype for name in names),
+                buffer_bytes=combine_buffer_bytes(sizes, cell.combine),
             )
         )
         draft.position += 1
