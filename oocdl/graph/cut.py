@@ -149,7 +149,14 @@ class LayerCutter:
         )
         program = self._program(reads, wanted, ranges, operands, [(name, makes[name]) for name in order])
         sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
-        return Unit(self.layer.index, shard, reads, program, tuple((n, makes[n]) for n in order), sizes)
+        return Unit(
+            layer=self.layer.index,
+            shard=shard,
+            reads=reads,
+            program=program,
+            makes=tuple((name, makes[name]) for name in order),
+            counts=sizes,
+        )
 
     def _input_region(self, cell: Cell, view: View, axes: Sequence[OwnAxis]) -> Region:
         region: list[Range] = [(0, 0)] * len(self.factored.shapes[view.value])
@@ -218,14 +225,16 @@ class LayerCutter:
             attrs |= rule.localize(node, out, own_ranges, [view.shape for view in cell.inputs])
         shapes = tuple(region_shape(regions[view.value]) for view in cell.outputs)
         return Instruction(
-            node.op,
-            tuple(operands),
-            tuple(slots[view.value] for view in cell.outputs),
-            tuple(_own_shape(view, shape) for view, shape in zip(cell.outputs, shapes, strict=True)),
-            shapes,
-            tuple(self.factored.graph.values[name].dtype for name in node.outputs),
-            attrs,
-            rule.fill,
+            op=node.op,
+            operands=tuple(operands),
+            outputs=tuple(slots[view.value] for view in cell.outputs),
+            kernel_shapes=tuple(
+                _own_shape(view, shape) for view, shape in zip(cell.outputs, shapes, strict=True)
+            ),
+            shapes=shapes,
+            dtypes=tuple(self.factored.graph.values[name].dtype for name in node.outputs),
+            attrs=attrs,
+            fill=rule.fill,
         )
 
     def _operand(

@@ -54,7 +54,7 @@ class Group:
     """Values that the layer computes or reads, as far as known."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Grouping:
     """Anchors in their layers, and where each value can first be had."""
 
@@ -313,11 +313,11 @@ def group(factored: Factored, classes: Classes, rules: Rules, cuts: Sequence[int
     grouper.place_all()
     _place_finals(grouper)
     return Grouping(
-        tuple(grouper.groups),
-        grouper.layer_of,
-        grouper.ready,
-        frozenset(grouper.partial),
-        frozenset(grouper.heavy),
+        groups=tuple(grouper.groups),
+        layer_of=grouper.layer_of,
+        ready=grouper.ready,
+        partial=frozenset(grouper.partial),
+        heavy=frozenset(grouper.heavy),
     )
 
 

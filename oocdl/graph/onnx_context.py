@@ -21,7 +21,7 @@ Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Context:
     """What a lowering works with. ``node`` is the one being lowered."""
 

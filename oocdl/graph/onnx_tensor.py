@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int, int]
 """Device, inode, size and time of change of a file: whether it is still the same."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class WeightSource:
     """One initializer of a model file. Nothing is read before ``read`` is called."""
 
@@ -62,9 +62,7 @@ class WeightSource:
 
     def astype(self, dtype: str) -> WeightSource:
         """The same, read as ``dtype``."""
-        return WeightSource(
-            self.name, self.shape, dtype, self.stored, self.path, self.offset, self.stamp, self.data
-        )
+        return replace(self, dtype=dtype)
 
     def read(self, region: Region | None = None) -> Array:
         """A copy of a region (of everything if ``None``); refuses NaN and infinity."""
@@ -145,19 +143,18 @@ def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSou
     stored = element_type(tensor, what)
     shape = dimensions(tensor, what)
     size = prod(shape) * stored.itemsize
+    declared = WeightSource(name=tensor.name, shape=shape, dtype=stored.name, stored=stored, path=None)
     if span is not None:
         if span.length != size:
             raise ModelError(f"{what} declares {size_text(size)}, but carries {size_text(span.length)}")
-        return WeightSource(tensor.name, shape, stored.name, stored, path, span.start, _stamp(path.stat()))
+        return replace(declared, path=path, offset=span.start, stamp=_stamp(path.stat()))
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _external(tensor, path.parent, shape, stored, size)
-    return WeightSource(tensor.name, shape, stored.name, stored, None, data=inside(tensor, what))
+        return _external(tensor, path.parent, declared, what)
+    return replace(declared, data=inside(tensor, what))
 
 
-def _external(
-    tensor: onnx.TensorProto, folder: Path, shape: Shape, stored: np.dtype[np.generic], size: int
-) -> WeightSource:
-    what = f"tensor {shown(tensor.name)}"
+def _external(tensor: onnx.TensorProto, folder: Path, declared: WeightSource, what: str) -> WeightSource:
+    size = declared.nbytes
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     file = _safe_path(folder, location, what)
@@ -174,7 +171,7 @@ def _external(
         )
     if length != size:
         raise ModelError(f"{what} declares {size_text(size)}, but its external data is {size_text(length)}")
-    return WeightSource(tensor.name, shape, stored.name, stored, file, offset, _stamp(status))
+    return replace(declared, path=file, offset=offset, stamp=_stamp(status))
 
 
 def _safe_path(folder: Path, location: str, what: str) -> Path:

@@ -25,7 +25,7 @@ LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LayerPlan:
     """A layer with its cuts and what they cost."""
 
@@ -221,13 +221,15 @@ def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
     def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
         return sum(sum(count(unit, layering.factored).values()) for unit in units)
 
+    buffer_bytes, work_bytes = layering.largest(cutter)
     return LayerPlan(
-        cutter.layer,
-        cutter.grid,
-        tuple(units),
-        *layering.largest(cutter),
-        total(read_bytes),
-        total(made_bytes),
-        sum(flops[unit.program.key] for unit in units),
-        {key: layering.needs(unit.program) for key, unit in one_of_each.items()},
+        layer=cutter.layer,
+        grid=cutter.grid,
+        units=tuple(units),
+        buffer_bytes=buffer_bytes,
+        work_bytes=work_bytes,
+        read_bytes=total(read_bytes),
+        written_bytes=total(made_bytes),
+        flops=sum(flops[unit.program.key] for unit in units),
+        needs={key: layering.needs(unit.program) for key, unit in one_of_each.items()},
     )

@@ -125,4 +125,13 @@ def make_program(
             digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
     key = digest.hexdigest()
     # Thousands of shards have a few programs between them: one of each is enough.
-    return _programs.setdefault(key, Program(inputs, shapes, dtypes, instructions, outputs, key, orders))
+    program = Program(
+        inputs=inputs,
+        shapes=shapes,
+        dtypes=dtypes,
+        instructions=instructions,
+        outputs=outputs,
+        key=key,
+        orders=orders,
+    )
+    return _programs.setdefault(key, program)

@@ -46,7 +46,7 @@ FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Imported:
     """A model under given sizes, as a graph."""
 
@@ -86,18 +86,18 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         if entry.key == _KIND
     }
     return OnnxModel(
-        path,
-        opset,
-        model.producer_name,
-        tuple(port_of(info) for info in model.graph.input if info.name not in initializers),
-        tuple(port_of(info, True) for info in model.graph.output),
-        plain_nodes(model),
-        initializers,
-        kinds,
+        path=path,
+        opset=opset,
+        producer=model.producer_name,
+        inputs=tuple(port_of(info) for info in model.graph.input if info.name not in initializers),
+        outputs=tuple(port_of(info, True) for info in model.graph.output),
+        nodes=plain_nodes(model),
+        initializers=initializers,
+        kinds=kinds,
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OnnxModel:
     """A checked ONNX file."""
 
@@ -203,7 +203,16 @@ class _Reader:
         self.model, self.training, self.freeze = model, training, freeze
         read = frozenset(name for node in model.nodes for name in node.inputs)
         read |= {port.name for port in model.outputs}
-        self.ctx = Context(Builder(rules), precision, training, model.opset, self._frozen, {}, None, read)
+        self.ctx = Context(
+            build=Builder(rules),
+            precision=precision,
+            training=training,
+            opset=model.opset,
+            frozen=self._frozen,
+            traced={},
+            batch=None,
+            read=read,
+        )
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
         self.fixed: list[str] = []
@@ -337,16 +346,16 @@ class _Reader:
         values = graph.values
         ends = self._ends()
         return Imported(
-            graph,
-            tuple(self.inputs),
-            tuple(outputs),
-            {name: item for name, item in self.weights.items() if name in values},
-            tuple(name for name in self.frozen if name in values),
-            tuple(self.fixed),
-            {name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
-            {name: op for name, (op, _) in ends.items()},
-            {name: value for name, (_, value) in ends.items()},
-            (*ctx.notes, *merged(self.model.nodes, self.weights.keys() & values.keys())),
+            graph=graph,
+            inputs=tuple(self.inputs),
+            outputs=tuple(outputs),
+            weights={name: item for name, item in self.weights.items() if name in values},
+            frozen=tuple(name for name in self.frozen if name in values),
+            fixed=tuple(self.fixed),
+            names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
+            final_activation={name: op for name, (op, _) in ends.items()},
+            logits={name: value for name, (_, value) in ends.items()},
+            notes=(*ctx.notes, *merged(self.model.nodes, self.weights.keys() & values.keys())),
         )
 
     def _ends(self) -> dict[str, tuple[str, str]]:

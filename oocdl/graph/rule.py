@@ -169,9 +169,9 @@ class Builder:
     def graph(self) -> Graph:
         """The graph as it is now, frozen."""
         return Graph(
-            dict(self.values),
-            tuple(self.nodes),
-            tuple(self.outputs),
-            dict(self.constants),
-            dict(self.updates),
+            values=dict(self.values),
+            nodes=tuple(self.nodes),
+            outputs=tuple(self.outputs),
+            constants=dict(self.constants),
+            updates=dict(self.updates),
         )

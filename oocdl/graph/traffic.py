@@ -22,7 +22,7 @@ PASSES = 3
 """Sweeps of the local search; the models measured settle in two."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
     """One unit of work a shard."""
 
@@ -247,5 +247,11 @@ def _finish(search: _Search, group: Group) -> Layer:
     title = next((c.node.name for c in group.anchors if c.node.name in search.grouping.heavy), None)
     title = title or (group.anchors[0].node.name if group.anchors else f"update/{group.finals[0]}")
     return Layer(
-        title, group.index, cells, tuple(sorted(reads)), tuple(stores), tuple(partials), group.touched
+        name=title,
+        index=group.index,
+        cells=cells,
+        reads=tuple(sorted(reads)),
+        stores=tuple(stores),
+        partials=tuple(partials),
+        touched=group.touched,
     )
