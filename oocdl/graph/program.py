@@ -127,8 +127,8 @@ def make_program(
     # Thousands of shards have a few programs between them: one of each is enough.
     program = Program(
         inputs=inputs,
-        shapes=shapes,
-        dtypes=dtypes,
+        input_shapes=shapes,
+        input_dtypes=dtypes,
         instructions=instructions,
         outputs=outputs,
         key=key,
