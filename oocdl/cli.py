@@ -120,10 +120,13 @@ def fit(
     restart: Annotated[bool, typer.Option("--restart", help="Start anew, even if a run is there.")] = False,
     replan: Annotated[bool, typer.Option("--replan", help="Plan anew on resume; changes rounding.")] = False,
     progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace of one step, for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
     given = ctx.params
-    options = settings(given) | {"workdir": workdir, "replan": replan}
+    options = settings(given) | {"workdir": workdir, "replan": replan, "trace": trace}
     options["resume"] = "restart" if restart else resume
     budget_bytes = parse_bytes(memory) if memory is not None else default_budget_bytes()
     with show_progress(budget_bytes) as listener:

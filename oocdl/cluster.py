@@ -42,6 +42,7 @@ from oocdl.storage.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, use
+from oocdl.trace import Recording
 
 TRAVELLING = 3
 """Times the largest chunk that travels: one arrives, and two at most are on their way to others."""
@@ -275,6 +276,14 @@ class ClusterSession(Held[Future[Chunk]]):
         totals = [sum(numbers) for numbers in zip(*found, strict=True)]
         peak = max(numbers[4] for numbers in found)
         return Moved(totals[0], totals[1], totals[2], totals[3], peak)
+
+    def start_recording(self) -> None:
+        """Record all workers."""
+        self.client.run(execute.start_recording, self.run_id)
+
+    def stop_recording(self) -> list[Recording]:
+        """What each worker has done."""
+        return list(self.client.run(execute.stop_recording, self.run_id).values())
 
 
 def _scalar_keys(compiled: Compiled) -> list[Key]:

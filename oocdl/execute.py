@@ -27,6 +27,8 @@ from oocdl.report import Measured, Spent
 from oocdl.sources import Sources, StepInfo
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.tier import Reservation, Tier
+from oocdl.timeline import layer_of
+from oocdl.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 
 
 @dataclass(eq=False)
@@ -44,6 +46,8 @@ class Context:
     """(plan id, value, region, array, step): called with every made value in ``watched``."""
     watched: frozenset[str] = frozenset()
     measured: Measured = field(default_factory=Measured)
+    recorder: Recorder | None = None
+    """What tasks tell their times, while a trace is wanted."""
 
 
 _contexts: dict[str, Context] = {}
@@ -64,6 +68,22 @@ def forget(run_id: str) -> None:
 def context_of(run_id: str) -> Context:
     """The context of a run in this process."""
     return _contexts[run_id]
+
+
+def start_recording(run_id: str) -> None:
+    """From now on, record what tasks, spill and tier of a run in this process do."""
+    context = _contexts[run_id]
+    context.recorder = recorder = Recorder()
+    context.tier.watch(recorder.spilled, recorder.counted)
+
+
+def stop_recording(run_id: str) -> Recording:
+    """What has been recorded since ``start_recording``; nothing more is."""
+    context = _contexts[run_id]
+    recorder, context.recorder = context.recorder, None
+    context.tier.watch(None, None)
+    assert recorder is not None, "start_recording comes first"
+    return recorder.recording()
 
 
 def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
@@ -89,6 +109,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
         with context.heap.program(call.work_bytes):
             computing = perf_counter()
             program(arrays, results)
+        computed = perf_counter()
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays
         _add_lanes(held, call, results, chunks)
@@ -98,9 +119,13 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
                     context.deliver(plan_id, name, region, array, info)
         shapes = [context.sources[plan_id].factored.shapes[name] for name, _ in call.unit.makes]
         made = _put(held, call.unit.makes, results, call.uses, [*map(_cut_axis, call.unit.makes, shapes)])
-    waited = reserved - begun + computing - gathered
-    spent = Spent(1, waited, gathered - reserved, perf_counter() - computing, read, made_bytes)
+    done, waited = perf_counter(), reserved - begun + computing - gathered
+    spent = Spent(1, waited, gathered - reserved, done - computing, read, made_bytes)
     context.measured.add(call.key[0], spent)
+    if (recorder := context.recorder) is not None:
+        times = (begun, reserved, gathered, computing, computed, done)
+        facts = _facts(call, plan_id, info) | {"read_bytes": read, "made_bytes": made_bytes}
+        recorder.task("unit", layer_of(call.key[0]), UNIT_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
 
 
@@ -124,10 +149,28 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
                 if name in context.watched:
                     context.deliver(plan_id, name, call.region, array, info)
         del arrays
+        combined = perf_counter()
         makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses, [0] * len(makes))
-    context.measured.add(call.key[0], Spent(0, reserved - begun, 0.0, perf_counter() - reserved))
+    done = perf_counter()
+    context.measured.add(call.key[0], Spent(0, reserved - begun, 0.0, done - reserved))
+    if (recorder := context.recorder) is not None:
+        times, facts = (begun, reserved, combined, done), _facts(call, plan_id, info)
+        recorder.task("combine", f"{layer_of(call.key[0])}: combine", COMBINE_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
+
+
+def _facts(call: UnitCall | CombineCall, plan_id: str, info: StepInfo) -> dict[str, int | str]:
+    """What a trace tells of a task beside its times."""
+    values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
+    return {
+        "layer": layer_of(call.key[0]),
+        "shard": call.key[1],
+        "task": call.key[0],
+        "values": ", ".join(values),
+        "plan": plan_id,
+        "pass": info.number,
+    }
 
 
 def _copy(held: Reservation, chunk: Chunk) -> Array:
@@ -139,11 +182,17 @@ def _copy(held: Reservation, chunk: Chunk) -> Array:
 
 def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:
     """Part of a chunk, for a unit on another worker."""
-    shape = region_shape(region)
-    with _contexts[run_id].tier.reserve(footprint(prod(shape) * chunk.dtype.itemsize)) as held:
+    context, shape = _contexts[run_id], region_shape(region)
+    begun = perf_counter()
+    with context.tier.reserve(footprint(prod(shape) * chunk.dtype.itemsize)) as held:
+        reserved = perf_counter()
         out = held.empty(shape, chunk.dtype, chunk.order)
         chunk.read(region, out)
-        return held.put(out, region)
+        made = held.put(out, region)
+    if (recorder := context.recorder) is not None:
+        times, facts = (begun, reserved, perf_counter()), {"region": str(region), "bytes": out.nbytes}
+        recorder.task("strip", "strip for another worker", STRIP_PHASES, times, facts)
+    return made
 
 
 def combine(how: str, total: list[Array], count: int, other: Sequence[Array], elements: int) -> None:
@@ -211,7 +260,10 @@ def _gather(
         return chunks[read.chunks[0][0]].array()
     out = held.empty(region_shape(read.region), read.dtype, read.order)
     if not read.chunks:
-        context.sources[plan_id].read(read.value, read.region, info, out)
+        begun, sources = perf_counter(), context.sources[plan_id]
+        sources.read(read.value, read.region, info, out)
+        if (recorder := context.recorder) is not None and read.value in sources.feeds:
+            recorder.transfer("dataset", f"dataset: {read.value}", begun, out.nbytes)
     for number, part in read.chunks:
         if not is_empty(part):
             chunks[number].read(part, out[within(part, read.region)])

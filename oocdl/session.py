@@ -35,6 +35,7 @@ from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier, current, use
+from oocdl.trace import Recording
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
@@ -96,6 +97,14 @@ class Held(ABC, Generic[T]):
     @abstractmethod
     def moved(self) -> Moved:
         """Since the session began."""
+
+    @abstractmethod
+    def start_recording(self) -> None:
+        """From now on, record what tasks do in each process, for a trace."""
+
+    @abstractmethod
+    def stop_recording(self) -> list[Recording]:
+        """What has been recorded since then, of each process."""
 
 
 @dataclass(eq=False)
@@ -194,6 +203,14 @@ class Session(Held[Chunk]):
             stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
         )
+
+    def start_recording(self) -> None:
+        """Record this process."""
+        execute.start_recording(self.run_id)
+
+    def stop_recording(self) -> list[Recording]:
+        """What this process has done."""
+        return [execute.stop_recording(self.run_id)]
 
 
 def step_delayed(

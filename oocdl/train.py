@@ -40,6 +40,7 @@ from oocdl.sources import StepInfo, own_regions
 from oocdl.storage.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run_store import RunStore
+from oocdl.trace import StepTrace, checked_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
     """
-    for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan"):
+    for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan", "trace"):
         options.pop(name, None)
     return _plan(_job(model, dataset, options), None)
 
@@ -105,6 +106,7 @@ def fit(
     scheduler: Callable[..., Any] | None = None,
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
+    trace: str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Train an ONNX model on a dataset within a memory budget, exactly as in-core training would.
@@ -126,6 +128,9 @@ def fit(
         None: oocdl's own.
     callbacks, progress
         Callables that take one event (``oocdl.events``). Progress on a terminal, plain lines elsewhere.
+    trace
+        A file to write a trace of one step to, which opens in ui.perfetto.dev (Chrome's trace event format):
+        the third step of this call, or the last if there are fewer. Results are the same.
     options
         ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", a loss object, or a mapping
         output -> (loss, weight). ``optimizer``: "sgd", "adam", "adamw" or an ``oocdl.optim`` object;
@@ -150,6 +155,7 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
+    target = None if trace is None else checked_path(trace)
     job = _job(model, dataset, options, client)
     if client is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
@@ -158,7 +164,7 @@ def fit(
         store, made = _open_store(stack, folder, job, resume, replan, spills=client is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
-        Trainer(job, store, made, callbacks, client, scheduler).run()
+        Trainer(job, store, made, callbacks, client, scheduler, target).run()
     return Run(folder.absolute(), made)
 
 
@@ -215,6 +221,8 @@ class Trainer:
     listeners: Sequence[Listener]
     client: Any
     scheduler: Callable[..., Any] | None
+    trace: Path | None = None
+    """Where the trace of a step goes; None: no step is traced."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Of steps that are done and not committed yet."""
     kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
@@ -236,6 +244,7 @@ class Trainer:
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
         total = max(done, self.course.total_steps)
+        trace = StepTrace(self.trace, done, total)
         self.emit(RunStarted(self.plan, str(self.store.path), total, done))
         if done < total or manifest is None:
             with self._session() as session:
@@ -245,7 +254,7 @@ class Trainer:
                     self._commit(session, 0)
                 try:
                     with _lasting():
-                        self._steps(session, done)
+                        self._steps(session, done, trace)
                 except KeyboardInterrupt:
                     self._commit_done(session)
                     raise
@@ -276,14 +285,16 @@ class Trainer:
             self.plan.most_bytes,
         )
 
-    def _steps(self, session: Held[Any], done: int) -> None:
+    def _steps(self, session: Held[Any], done: int, trace: StepTrace) -> None:
         course, last_commit = self.course, time.monotonic()
         moved = session.moved()
         for step in course.steps_from(done):
+            trace.begin(step.number, session)
             with session.whole_step():
                 row, moved = self._step(session, step, moved)
                 self.rows.append(row)
             try:
+                trace.end(step.number, session, row)
                 self.emit(StepDone(row))
             except BaseException:  # how a callback stops a run: what is done is kept
                 self._commit_done(session)

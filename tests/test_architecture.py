@@ -40,6 +40,7 @@ ROOMS = (
     "schedule",
     "timeline",
     "printer",
+    "trace",
     "report",
     "picture",
     "execute",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -49,6 +49,8 @@ class Ledger:
         self.position = -1
         self._order: list[tuple[float, bool, int, Slot]] = []  # a heap; entries may be outdated
         self._numbers = count()
+        self.watch: Callable[[int, int], None] | None = None
+        """Told of resident and reserved bytes at each change."""
 
     @property
     def free(self) -> int:
@@ -63,6 +65,8 @@ class Ledger:
         assert self.resident >= 0 and self.reserved >= 0
         assert overflow or not grows or self.free >= 0, "the memory tier is over its capacity"
         self.peak = max(self.peak, self.resident + self.reserved)
+        if self.watch is not None:
+            self.watch(self.resident, self.reserved)
 
     def enter(self, slot: Slot, from_reserved: bool = False, overflow: bool = False) -> None:
         """A chunk becomes resident, out of reserved bytes or out of free ones."""

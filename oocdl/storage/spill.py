@@ -17,12 +17,13 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import IO, Any
 
 import numpy as np
@@ -88,6 +89,8 @@ class SpillStore:
         self._free: dict[_Kind, list[SpillFile]] = {}
         self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
         self._gate = threading.Lock()
+        self.watch: Callable[[str, float, int], None] | None = None
+        """Told of each transfer by the thread that has made it: what it was, when it began, bytes."""
 
     def write(self, array: Array, outer: int = 0) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
@@ -97,12 +100,16 @@ class SpillStore:
         """
         if outer and not can_be_outer(array, outer):
             outer = 0
+        begun = perf_counter()
         try:
-            return self._write(array, outer)
+            file = self._write(array, outer)
         except ResourceError:
             if not self._drop_free():
                 raise
-            return self._write(array, outer)
+            file = self._write(array, outer)
+        if (watch := self.watch) is not None:
+            watch("spill write", begun, array.nbytes)
+        return file
 
     def _write(self, array: Array, outer: int) -> SpillFile:
         file = None
@@ -166,7 +173,11 @@ class SpillStore:
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read."""
-        return read_box(file.data, file.shape, box, out, self._flag, file.outer)
+        begun = perf_counter()
+        count = read_box(file.data, file.shape, box, out, self._flag, file.outer)
+        if (watch := self.watch) is not None:
+            watch("spill read", begun, count)
+        return count
 
     def remove(self, file: SpillFile) -> None:
         """The chunk is gone; its file is kept for the next of its shape."""

@@ -189,6 +189,18 @@ class Tier:
                 chunk.slot.uses = uses
                 self._books.offer(chunk.slot)
 
+    def watch(
+        self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
+    ) -> None:
+        """Have each transfer of the spill and each change of the counts told, or (None) no longer.
+
+        ``spilled`` gets what it was, when it began (``perf_counter``) and bytes; ``counted`` gets
+        resident and reserved bytes, first those of now. Both are called by any thread.
+        """
+        with self._changed:
+            self._spill.watch, self._books.watch = spilled, counted
+            self._books.count()
+
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
         self._mover.close()

@@ -1,0 +1,202 @@
+"""A trace of one step, in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing.
+
+A recorder collects what the tasks, the spill and the memory tier of one process do; nothing is
+recorded, and nothing but a look for a recorder is paid, unless somebody has asked for a trace. The
+writer puts the recordings of one or several processes on one axis of time: a process for each, a
+track for each thread, a counter of the tier's memory.
+
+The format: "Trace Event Format", by the authors of Chrome's trace viewer. Complete events ("X") have
+``ts`` and ``dur`` in microseconds; those of one thread lie inside each other or side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from time import perf_counter
+from typing import Any, Protocol
+
+from oocdl.errors import InputError
+from oocdl.storage.files import reporting, write_text
+
+UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
+COMBINE_PHASES = ("wait for memory", "read and combine", "write results")
+STRIP_PHASES = ("wait for memory", "copy")
+STEPS_BEFORE = 2
+"""In the first step programs are compiled and files of the spill made: it is not like the others."""
+Facts = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a thread did, from ``begun`` to ``ended`` (seconds of ``perf_counter``)."""
+
+    name: str
+    kind: str
+    """"unit", "combine", "strip", "phase" (of one of these), "spill" or "dataset"."""
+    thread: str
+    begun: float
+    ended: float
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that the memory tier counts, from ``at`` on (seconds of ``perf_counter``)."""
+
+    at: float
+    resident_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one process did while it was recorded."""
+
+    process: str
+    clock_seconds: float
+    """Its times and this are seconds since 1970: those of several processes can stand side by side."""
+    spans: tuple[Span, ...]
+    memory: tuple[Memory, ...]
+
+
+class Recorder:
+    """Collects spans and counts of one process. Any thread may add to it."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._memory: list[Memory] = []
+
+    def task(self, kind: str, name: str, phases: Sequence[str], times: Sequence[float], facts: Facts) -> None:
+        """The calling thread has run a task, whose phases lie between ``times``."""
+        thread = threading.current_thread().name
+        self._spans.append(Span(name, kind, thread, times[0], times[-1], facts))
+        for phase, begun, ended in zip(phases, times[:-1], times[1:], strict=True):
+            self._spans.append(Span(phase, "phase", thread, begun, ended, {}))
+
+    def transfer(self, kind: str, name: str, begun: float, nbytes: int) -> None:
+        """The calling thread has read or written so many bytes, since ``begun``."""
+        thread = threading.current_thread().name
+        self._spans.append(Span(name, kind, thread, begun, perf_counter(), {"bytes": nbytes}))
+
+    def spilled(self, name: str, begun: float, nbytes: int) -> None:
+        """A transfer from or to the spill."""
+        self.transfer("spill", name, begun, nbytes)
+
+    def counted(self, resident_bytes: int, reserved_bytes: int) -> None:
+        """The memory tier counts so many bytes from now on."""
+        self._memory.append(Memory(perf_counter(), resident_bytes, reserved_bytes))
+
+    def recording(self) -> Recording:
+        """All there is so far."""
+        name, clock = f"{socket.gethostname()}, process {os.getpid()}", time.time() - perf_counter()
+        return Recording(name, clock, tuple(self._spans), tuple(self._memory))
+
+
+class Recordable(Protocol):
+    """A session, as a trace needs it."""
+
+    def start_recording(self) -> None: ...
+
+    def stop_recording(self) -> list[Recording]: ...
+
+
+class StepTrace:
+    """Records one step of a run of ``total`` steps, of which ``done`` are done, and writes it to ``path``.
+
+    The third of those that are left, or the last. Without a path nothing happens. Raises InputError
+    if no step is left.
+    """
+
+    def __init__(self, path: Path | None, done: int, total: int) -> None:
+        if path is not None and done >= total:
+            raise InputError(f"trace: all {done} steps are done; ask for more of them, or resume='restart'")
+        self._path = path
+        self._number = min(done + STEPS_BEFORE, total - 1)
+
+    def begin(self, number: int, session: Recordable) -> None:
+        """Step ``number`` (from 0) begins."""
+        if self._path is not None and number == self._number:
+            session.start_recording()
+
+    def end(self, number: int, session: Recordable, row: Mapping[str, Any]) -> None:
+        """Step ``number`` is over; ``row`` is that of the history."""
+        if self._path is not None and number == self._number:
+            write_trace(self._path, session.stop_recording(), row)
+
+
+def checked_path(path: object) -> Path:
+    """Where a trace is to be written, made sure of before a run.
+
+    Raises InputError if this is no path of a file, StoreError or ResourceError if its folder is not
+    there or cannot be written to.
+    """
+    if not isinstance(path, str | Path) or Path(path).is_dir():
+        raise InputError(f"trace takes the path of a file to write, got {str(path)!r}")
+    target = Path(path).absolute()
+    with reporting(target), TemporaryFile(dir=target.parent):
+        return target
+
+
+def write_trace(path: Path, recordings: Sequence[Recording], facts: Mapping[str, Any]) -> None:
+    """Write a trace as one JSON file; ``facts`` are told beside the events.
+
+    Raises StoreError or ResourceError if it cannot be written.
+    """
+    # Seconds since 1970 are known to a quarter of a microsecond only: nothing is added to them.
+    shifts = [recording.clock_seconds - recordings[0].clock_seconds for recording in recordings]
+    begins = [
+        shift + begun
+        for recording, shift in zip(recordings, shifts, strict=True)
+        for begun in (*(span.begun for span in recording.spans), *(one.at for one in recording.memory))
+    ]
+    origin = min(begins, default=0.0)
+    events = [
+        event
+        for number, (recording, shift) in enumerate(zip(recordings, shifts, strict=True), 1)
+        for event in _events(recording, number, shift - origin)
+    ]
+    with reporting(path):
+        write_text(
+            path, json.dumps({"displayTimeUnit": "ms", "otherData": dict(facts), "traceEvents": events})
+        )
+
+
+def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[dict[str, Any]]:
+    """The events of one process."""
+
+    def nanoseconds(seconds: float) -> int:
+        # Both ends of a span are rounded alike, so what lies inside another still does.
+        return round((seconds + shift_seconds) * 1e9)
+
+    # Threads that run tasks first.
+    busy = {span.thread for span in recording.spans if span.kind == "unit"}
+    threads = sorted({span.thread for span in recording.spans}, key=lambda name: (name not in busy, name))
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": recording.process}}
+    for tid, name in enumerate(threads, 1):
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+    tids = {name: tid for tid, name in enumerate(threads, 1)}
+    # Of spans that begin together the outer comes first.
+    for span in sorted(recording.spans, key=lambda span: (span.begun, -span.ended)):
+        begun, ended = nanoseconds(span.begun), nanoseconds(span.ended)
+        yield {
+            "ph": "X", "pid": pid, "tid": tids[span.thread], "ts": begun / 1e3, "dur": (ended - begun) / 1e3,
+            "name": span.name, "cat": span.kind, "args": dict(span.facts),
+        }  # fmt: skip
+    for one in recording.memory:
+        counted = {"resident": one.resident_bytes, "reserved": one.reserved_bytes}
+        yield {
+            "ph": "C",
+            "pid": pid,
+            "ts": nanoseconds(one.at) / 1e3,
+            "name": "tier (bytes)",
+            "args": counted,
+        }
