@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import oocdl
 from oocdl.engines.engine import get_engine
+from oocdl.zoo import write_unet3d
+from tests import nets
 
 ROOT = Path(__file__).parents[1]
 
@@ -139,6 +142,23 @@ def test_growth_has_a_row_for_each_volume_and_draws(tmp_path: Path) -> None:
     assert [row["size"] for row in rows] == [8, 16]
     assert all(row["seconds"] > 0 for row in rows)
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
+    model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 16))
+    options: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "threads": 2, "progress": False}
+    made = oocdl.fit(model, data, steps=1, trace=tmp_path / "step.json", **options)
+    done = run(str(ROOT / "perf/read_trace.py"), "step.json", "--plot", "step.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    threads, layers = (table.splitlines()[2:] for table in done.stdout.split("\n\n"))
+    assert {row.split()[1] for row in threads} <= {"oocdl_0", "oocdl_1", "oocdl_2"} and threads
+    for row in threads:  # what a thread did, and what it did not, is the step
+        *phases, spill, idle = map(float, row.split("|")[2:-1])
+        assert spill == 0 and sum(phases) > 0 and sum(phases) + idle < made.history[0]["seconds"] + 0.1
+    named = {layer.layer.name for layer in made.plan.layers}
+    assert len(layers) == 10 and all(row.split("|")[1].strip() in named for row in layers)
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
