@@ -161,6 +161,23 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    assert all(f"examples/{path.name}" in text for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_first_steps(tmp_path: Path) -> None:
+    words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
+    # Twice: the second finds the run finished.
+    for _ in range(2):
+        done = run("-W", "ignore", str(ROOT / "examples/first_steps.py"), *words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[1].split(" in ")[0].split(" -> ")
+    assert float(after) < float(before)
+    assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
+    assert (tmp_path / "out/trained.onnx").stat().st_size > 0
+
+
 @pytest.fixture
 def templates(tmp_path: Path) -> Path:
     """A made-up head in the files that mricron-data has."""
