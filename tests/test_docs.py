@@ -83,8 +83,9 @@ def test_commands_parse_and_files_are_there() -> None:
         shown = CliRunner().invoke(app, [verb, "--help"])
         assert shown.exit_code == 0, line
         assert not [word for word in rest if word.startswith("--") and word not in shown.output]
-    for target in re.findall(r"\]\(([^):]+)\)", README):
-        assert (ROOT / target).is_file(), target
+    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text()):
+            assert (page.parent / target).is_file(), (page, target)
 
 
 def test_the_project_says_what_it_needs() -> None:
