@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
 from typing import Any, Protocol
 
 from oocdl.errors import InputError
-from oocdl.storage.files import reporting, write_text
+from oocdl.storage.files import reporting
 
 UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
 COMBINE_PHASES = ("wait for memory", "read and combine", "write results")
@@ -36,14 +37,16 @@ Facts = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a thread did, from ``begun`` to ``ended`` (seconds of ``perf_counter``)."""
+    """Something that a thread did."""
 
     name: str
     kind: str
-    """"unit", "combine", "strip", "phase" (of one of these), "spill" or "dataset"."""
+    """"unit", "combine", "strip", "spill" or "dataset"."""
     thread: str
-    begun: float
-    ended: float
+    times: tuple[float, ...]
+    """When it began, and when it or each of its phases ended (seconds of ``perf_counter``)."""
+    phases: tuple[str, ...]
+    """What they are called; empty: it has none."""
     facts: Facts
 
 
@@ -74,17 +77,16 @@ class Recorder:
         self._spans: list[Span] = []
         self._memory: list[Memory] = []
 
-    def task(self, kind: str, name: str, phases: Sequence[str], times: Sequence[float], facts: Facts) -> None:
+    def task(
+        self, kind: str, name: str, phases: tuple[str, ...], times: tuple[float, ...], facts: Facts
+    ) -> None:
         """The calling thread has run a task, whose phases lie between ``times``."""
-        thread = threading.current_thread().name
-        self._spans.append(Span(name, kind, thread, times[0], times[-1], facts))
-        for phase, begun, ended in zip(phases, times[:-1], times[1:], strict=True):
-            self._spans.append(Span(phase, "phase", thread, begun, ended, {}))
+        self._spans.append(Span(name, kind, threading.current_thread().name, times, phases, facts))
 
     def transfer(self, kind: str, name: str, begun: float, nbytes: int) -> None:
         """The calling thread has read or written so many bytes, since ``begun``."""
-        thread = threading.current_thread().name
-        self._spans.append(Span(name, kind, thread, begun, perf_counter(), {"bytes": nbytes}))
+        thread, times = threading.current_thread().name, (begun, perf_counter())
+        self._spans.append(Span(name, kind, thread, times, (), {"bytes": nbytes}))
 
     def spilled(self, name: str, begun: float, nbytes: int) -> None:
         """A transfer from or to the spill."""
@@ -155,18 +157,25 @@ def write_trace(path: Path, recordings: Sequence[Recording], facts: Mapping[str,
     begins = [
         shift + begun
         for recording, shift in zip(recordings, shifts, strict=True)
-        for begun in (*(span.begun for span in recording.spans), *(one.at for one in recording.memory))
+        for begun in (*(span.times[0] for span in recording.spans), *(one.at for one in recording.memory))
     ]
     origin = min(begins, default=0.0)
-    events = [
-        event
-        for number, (recording, shift) in enumerate(zip(recordings, shifts, strict=True), 1)
-        for event in _events(recording, number, shift - origin)
-    ]
+    partial = path.with_name(f"{path.name}.partial")
     with reporting(path):
-        write_text(
-            path, json.dumps({"displayTimeUnit": "ms", "otherData": dict(facts), "traceEvents": events})
-        )
+        try:
+            with partial.open(
+                "w"
+            ) as out:  # an event at a time: all of them would take memory that nobody counts
+                out.write(
+                    f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(dict(facts))}, "traceEvents": ['
+                )
+                for number, (recording, shift) in enumerate(zip(recordings, shifts, strict=True)):
+                    for place, event in enumerate(_events(recording, number + 1, shift - origin)):
+                        out.write(("," if number or place else "") + "\n" + json.dumps(event))
+                out.write("\n]}\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[dict[str, Any]]:
@@ -184,19 +193,24 @@ def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[di
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
     tids = {name: tid for tid, name in enumerate(threads, 1)}
-    # Of spans that begin together the outer comes first.
-    for span in sorted(recording.spans, key=lambda span: (span.begun, -span.ended)):
-        begun, ended = nanoseconds(span.begun), nanoseconds(span.ended)
+    for begins, ends, thread, name, kind, about in sorted(_slices(recording.spans), key=itemgetter(0, 1)):
+        begun, ended = nanoseconds(begins), nanoseconds(-ends)
         yield {
-            "ph": "X", "pid": pid, "tid": tids[span.thread], "ts": begun / 1e3, "dur": (ended - begun) / 1e3,
-            "name": span.name, "cat": span.kind, "args": dict(span.facts),
+            "ph": "X", "pid": pid, "tid": tids[thread], "ts": begun / 1e3, "dur": (ended - begun) / 1e3,
+            "name": name, "cat": kind, "args": dict(about),
         }  # fmt: skip
     for one in recording.memory:
         counted = {"resident": one.resident_bytes, "reserved": one.reserved_bytes}
-        yield {
-            "ph": "C",
-            "pid": pid,
-            "ts": nanoseconds(one.at) / 1e3,
-            "name": "tier (bytes)",
-            "args": counted,
-        }
+        at = nanoseconds(one.at) / 1e3
+        yield {"ph": "C", "pid": pid, "ts": at, "name": "tier (bytes)", "args": counted}
+
+
+def _slices(spans: Sequence[Span]) -> Iterator[tuple[float, float, str, str, str, Facts]]:
+    """Spans and their phases: (begin, minus end, thread, name, kind, facts).
+
+    Sorted by the first two, what lies inside another comes after it.
+    """
+    for span in spans:
+        yield span.times[0], -span.times[-1], span.thread, span.name, span.kind, span.facts
+        for phase, begun, ended in zip(span.phases, span.times, span.times[1:], strict=False):
+            yield begun, -ended, span.thread, phase, "phase", {}

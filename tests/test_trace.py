@@ -98,13 +98,14 @@ def test_every_task_of_the_third_step_is_there_once(traced: tuple[oocdl.Run, Pat
 def test_phases_make_up_their_task(traced: tuple[oocdl.Run, Path]) -> None:
     _, path = traced
     nest(path)
+    found = spans(path, "phase")
     for kind, phases in (("unit", UNIT_PHASES), ("combine", COMBINE_PHASES)):
         tasks = spans(path, kind)
         assert tasks
         for task in tasks:
             inside = [
                 e
-                for e in spans(path, "phase")
+                for e in found
                 if e["tid"] == task["tid"]
                 and task["ts"] <= e["ts"]
                 and e["ts"] + e["dur"] <= task["ts"] + task["dur"] + 1e-3
