@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oocdl.engines.chains import Chain
@@ -31,13 +31,10 @@ class Member:
         return self.owned > 0 and source not in self.ins[self.owned :]
 
 
-def members_of(
-    chain: Chain, in_place: Mapping[str, int], reductions: Collection[str]
-) -> tuple[list[Member], dict[Key | int, int]]:
+def members_of(chain: Chain, in_place: Callable[[str], int]) -> tuple[list[Member], dict[Key | int, int]]:
     """The members, and the column of each operand from outside and of each slot made here.
 
-    ``in_place``: operator -> how many of its first operands a result may lie in; all where it is not
-    named. ``reductions`` take no operand's memory.
+    ``in_place``: operator -> in the memory of how many of its first operands a result may lie.
     """
     columns: dict[Key | int, int] = {}
     members = []
@@ -49,8 +46,7 @@ def members_of(
                 key = operand.slot
             ins.append(columns.setdefault(key, len(columns)))
         outs = [columns.setdefault(slot, len(columns)) for slot in item.outputs]
-        owned = 0 if item.op in reductions else in_place.get(item.op, len(ins))
-        members.append(Member(item, tuple(ins), tuple(outs), owned))
+        members.append(Member(item, tuple(ins), tuple(outs), in_place(item.op)))
     return members, columns
 
 

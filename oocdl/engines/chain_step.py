@@ -7,11 +7,12 @@ members run on one block, each with a kernel of the runtime, and then on the nex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
+from oocdl.engines.blockwise import A, Blockwise, Into
 from oocdl.engines.chain_members import Crop, Kind, allocate, members_of
 from oocdl.engines.chains import Chain
 from oocdl.engines.fused import Fused, View, fuse
@@ -20,19 +21,6 @@ from oocdl.graph.program import Instruction
 
 ROW = 1 << 14
 """Most elements that are worth copying to be a row."""
-A = TypeVar("A")
-"""What the runtime computes with: an array, or a tensor."""
-
-
-@dataclass(frozen=True)
-class Kernels(Generic[A]):
-    """What a runtime has for the members of chains."""
-
-    in_place: Mapping[str, int]
-    """Operator -> how many of its first operands a result may lie in; all where it is not named."""
-    reductions: Collection[str]
-    bound: Callable[[Instruction], Callable[[list[A], list[A]], None]]
-    """The kernel of an instruction: from operands into results."""
 
 
 class Blocks(Protocol[A]):
@@ -58,7 +46,7 @@ class BlockPlan(Generic[A]):
     register_of: Mapping[int, int]
     """Column -> which memory."""
     registers: Sequence[Kind]
-    kernels: Sequence[tuple[Callable[[list[A], list[A]], None], tuple[int, ...], tuple[int, ...]]]
+    kernels: Sequence[tuple[Into[A], tuple[int, ...], tuple[int, ...]]]
     """What runs on each block: from columns, into columns."""
 
 
@@ -71,12 +59,12 @@ class AnyChainStep(ABC, Generic[A]):
         needed: frozenset[int],
         dtype_of: Mapping[int, str],
         blocks: Blocks[A],
-        kernels: Kernels[A],
+        kernels: Mapping[str, Blockwise[A]],
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
         self.chain, self.rank = chain, len(chain.domain)
         self._blocks, self._kernels = blocks, kernels
-        self.members, self.columns = members_of(chain, kernels.in_place, kernels.reductions)
+        self.members, self.columns = members_of(chain, lambda op: kernels[op].in_place)
         """Members; operands from outside, and slots made here -> columns."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         elementwise = made - self._reduced()
@@ -102,7 +90,8 @@ class AnyChainStep(ABC, Generic[A]):
             if slot not in apart
         }
         register_of, registers = allocate(self.members, kinds)
-        kernels = [(self._kernels.bound(member.item), member.ins, member.outs) for member in self.members]
+        bound = [self._kernels[member.item.op].bind(member.item.attrs) for member in self.members]
+        kernels = [(into, member.ins, member.outs) for into, member in zip(bound, self.members, strict=True)]
         return BlockPlan(parts, kinds, register_of, registers, kernels)
 
     def _reduced(self) -> set[int]:
@@ -111,12 +100,12 @@ class AnyChainStep(ABC, Generic[A]):
             slot
             for item in self.chain.members
             for slot in item.outputs
-            if item.op in self._kernels.reductions
+            if self._kernels[item.op].finish is not None
         }
 
     def _axes(self, item: Instruction) -> tuple[int, ...]:
         """The axes that a reduction has to be put together along; none of another instruction."""
-        if item.op not in self._kernels.reductions:
+        if self._kernels[item.op].finish is None:
             return ()
         return self._cut_axes(tuple(sorted({axis % self.rank for axis in item.attrs["axes"]})))
 
@@ -180,8 +169,10 @@ class AnyChainStep(ABC, Generic[A]):
             for kernel, ins, outs in plan.kernels:
                 kernel([row[i] for i in ins], [row[i] for i in outs])
         for item in self.chain.members:
-            if axes := plan.parts.get(item.outputs, ()):
-                made = self._finished(item, [results[slot] for slot in item.outputs], axes)
+            finish = self._kernels[item.op].finish
+            if finish is not None and (axes := plan.parts.get(item.outputs, ())):
+                parts = [results[slot] for slot in item.outputs]
+                made = finish(parts, self._counts(item, axes), axes)
                 results |= dict(zip(item.outputs, made, strict=True))
             self._keep(item, results, slots)
 
@@ -233,8 +224,8 @@ class AnyChainStep(ABC, Generic[A]):
         """Memory of a result made whole: where it is wanted, or another's that ends, or new."""
 
     @abstractmethod
-    def _finished(self, item: Instruction, parts: list[A], axes: tuple[int, ...]) -> list[A]:
-        """Results of a reduction from those of its blocks."""
+    def _counts(self, item: Instruction, axes: tuple[int, ...]) -> A:
+        """Elements that a reduction has in each block, blocks along ``axes``."""
 
     @abstractmethod
     def _result(self, array: A, shape: Shape) -> A:

@@ -8,11 +8,12 @@ equal programs give equal bits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.operands import pads_of
 from oocdl.graph.ir import Shape
 from oocdl.graph.layout import SPACED
@@ -177,23 +178,22 @@ def _is_small(item: Instruction, elements: int) -> bool:
     return all(prod(shape) * 4 <= elements for shape in shapes)
 
 
-def _fits(item: Instruction, pointwise: frozenset[str], reductions: frozenset[str]) -> bool:
+def _fits(item: Instruction, reductions: frozenset[str]) -> bool:
     """Whether it can be a member of some chain."""
     if item.op in reductions and not item.attrs["axes"]:
         return False
-    if item.op not in pointwise | reductions or any(pads_of(operand) for operand in item.operands):
+    if any(pads_of(operand) for operand in item.operands):
         return False
     return prod(domain_of(item, reductions)) > 0
 
 
-def arrange(
-    program: Program, elements: int, pointwise: frozenset[str], reductions: frozenset[str]
-) -> list[Group]:
+def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any]]) -> list[Group]:
     """The instructions of ``program`` in an order that may be run, chains where they can be.
 
-    Blocks have at most ``elements`` elements; an instruction on less than a quarter of that is
-    not worth a place in a chain, and runs before or after it.
+    ``kernels``: of the operators that may be members. Blocks have at most ``elements`` elements; an
+    instruction on less than a quarter of that is not worth a place in a chain, and runs before or after it.
     """
+    reductions = frozenset(op for op, kernel in kernels.items() if kernel.finish is not None)
     groups: list[Group] = []
     ordered = frozenset(slot for slot, _ in program.orders)
     draft = _Draft(elements, reductions)
@@ -201,7 +201,7 @@ def arrange(
         if _is_small(item, elements):
             draft.add_small(item)
             continue
-        if not _fits(item, pointwise, reductions):
+        if item.op not in kernels or not _fits(item, reductions):
             groups += [*draft.groups(), item]
             draft = _Draft(elements, reductions)
             continue

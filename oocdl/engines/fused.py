@@ -18,6 +18,7 @@ from oocdl.engines.chain_members import Key, Member, members_of
 from oocdl.engines.chains import Chain
 from oocdl.engines.fused_compile import Code, compiled
 from oocdl.engines.fused_loop import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
+from oocdl.engines.fused_ops import ATTRIBUTES
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
 
@@ -281,7 +282,7 @@ def fuse(
             totals.append(_Total(item, member.ins[0], _kept(item, rank)))
             summed.update(member.outs)
             continue
-        attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in _ATTRS))
+        attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES))
         op = Op(item.op, attrs, member.ins, member.outs[0], item.dtypes[0])
         if item.kernel_shapes[0] != chain.domain or not knows(op, dtypes):
             return None
@@ -300,12 +301,8 @@ def fuse(
 
 def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
     """Whether a chain runs as one loop."""
-    members, columns = members_of(chain, {}, SUMS)
+    members, columns = members_of(chain, lambda op: 0)
     return fuse(chain, members, columns, (), dtype_of) is not None
-
-
-_ATTRS = frozenset({"alpha", "eps", "ratio"})
-"""Attributes that operators of the tables have."""
 
 
 def _varies(shape: Shape, domain: Shape) -> tuple[bool, ...]:

@@ -1,5 +1,6 @@
 """The elementwise operators of fused loops, as instructions of LLVM on vectors.
 
+Every elementwise operator of an engine stands in one of these tables, or in ``NO_LOOP`` with the reason.
 Each entry takes the builder, its operands (names of values) and the node's attributes, and gives the
 name of the result. Arithmetic is as the operators are defined, never contracted or reordered: a
 fused chain rounds where its members do.
@@ -130,3 +131,19 @@ LOGIC: Mapping[str, Emit] = {
     "Not": lambda b, args, attrs: b.new(f"xor {b.type} {args[0]}, {b.splat('true')}"),
 }
 """Operators on bools."""
+
+DTYPES_DIFFER = frozenset({"Cast", "Where"})
+"""Operators that ``fused_loop`` makes itself: their operands and results are of several dtypes."""
+
+ATTRIBUTES = frozenset({"alpha", "eps", "ratio"})
+"""Attributes that entries here read."""
+
+_FUNCTION = "LLVM has no vectors of this function: it would call the C library a number at a time"
+_ORDER = "engines multiply in orders of their own, and their bits would change"
+NO_LOOP: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus", "Gelu", "GeluGrad"), _FUNCTION
+    ),
+    **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
+}
+"""Operators that chains run block by block, and why."""

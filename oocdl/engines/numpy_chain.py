@@ -12,14 +12,12 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.chain_members import Crop, Kind
-from oocdl.engines.chain_step import ROW, AnyChainStep, Kernels
+from oocdl.engines.chain_step import ROW, AnyChainStep
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.fused import View
-from oocdl.engines.numpy_into import IN_PLACE, REDUCTIONS, bound, finish
+from oocdl.engines.onnx_table import BLOCKWISE
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
-
-_KERNELS: Kernels[Array] = Kernels(IN_PLACE, frozenset(REDUCTIONS), bound)
 
 
 def crop(array: Array, box: Crop | None) -> Array:
@@ -85,7 +83,7 @@ class ChainStep(AnyChainStep[Array]):
     def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
         self.blocks = _Blocks(chain.domain, chain.block)
-        super().__init__(chain, needed, dtype_of, self.blocks, _KERNELS)
+        super().__init__(chain, needed, dtype_of, self.blocks, BLOCKWISE)
 
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
         return over if any(axis in over for axis in self.blocks.cut) else ()
@@ -132,8 +130,8 @@ class ChainStep(AnyChainStep[Array]):
             return array.reshape(shape)
         return np.moveaxis(array.reshape(unmoved(shape)), 1, -1)
 
-    def _finished(self, item: Instruction, parts: list[Array], axes: tuple[int, ...]) -> list[Array]:
-        return finish(item.op, parts, self.blocks.elements(axes), axes)
+    def _counts(self, item: Instruction, axes: tuple[int, ...]) -> Array:
+        return self.blocks.elements(axes)
 
     def _result(self, array: Array, shape: Shape) -> Array:
         return (np.moveaxis(array, -1, 1) if self.chain.last else array).reshape(shape)

@@ -1,27 +1,27 @@
-"""NumPy kernels that write into memory they are given: what the chains of onnxruntime are made of.
+"""Elementwise operators of the onnxruntime engine, a record each: by NumPy on blocks, and as ONNX.
 
-A chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry.
-A kernel takes operands, unpadded and broadcastable, and the arrays its results go to. A result may
-lie in the memory of an operand of its own shape and dtype: of any operand where ``IN_PLACE`` says
-nothing, of the first one alone where it says 1, of none where it says 0.
+A chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So
+its members are NumPy kernels that write into memory they are given; they take operands, unpadded and
+broadcastable, and the arrays their results go to. Closed forms of the ONNX operators and their measured
+costs: research/kernels.md, section B4.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
+from oocdl.engines import blockwise
+from oocdl.engines.onnx_emit import Emitter, Lowering, Val
+from oocdl.engines.onnx_record import Kernel
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
 
-Into = Callable[[Sequence[Array], Sequence[Array]], None]
-Bind = Callable[[Mapping[str, Any]], Into]
-
-_LONG = 512
-"""Elements that are added up one by one; longer sums are made of several, whose errors differ."""
+Into = blockwise.Into[Array]
+Bind = blockwise.Bind[Array]
 
 
 def _out(function: Callable[..., Any], *constants: float) -> Bind:
@@ -30,6 +30,11 @@ def _out(function: Callable[..., Any], *constants: float) -> Bind:
     def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
         function(*args, *constants, out=outs[0])
 
+    return lambda attrs: kernel
+
+
+def _always(kernel: Into) -> Bind:
+    """A kernel that takes no attributes."""
     return lambda attrs: kernel
 
 
@@ -135,139 +140,155 @@ def _normalize(attrs: Mapping[str, Any]) -> Into:
     return kernel
 
 
-POINTWISE: Mapping[str, Bind] = {
-    "Add": _out(np.add),
-    "Sub": _out(np.subtract),
-    "Mul": _out(np.multiply),
-    "Div": lambda attrs: _divide,
-    "Max": _out(np.maximum),
-    "Min": _out(np.minimum),
-    "Neg": _out(np.negative),
-    "Sqrt": _out(np.sqrt),
-    "Exp": _out(np.exp),
-    "Log": _out(np.log),
-    "Abs": _out(np.absolute),
-    "Sigmoid": lambda attrs: _sigmoid,
-    "Tanh": _out(np.tanh),
-    "Reciprocal": _out(np.reciprocal),
-    "Relu": _out(np.maximum, 0),
-    "LeakyRelu": _leaky_relu,
-    "Cast": lambda attrs: _cast,
-    "Greater": _out(np.greater),
-    "Less": _out(np.less),
-    "Equal": _out(np.equal),
-    "Not": _out(np.logical_not),
-    "And": _out(np.logical_and),
-    "Or": _out(np.logical_or),
-    "Where": lambda attrs: _where,
-    "ReluGrad": lambda attrs: _relu_grad,
-    "LeakyReluGrad": _leaky_relu_grad,
-    "SigmoidGrad": lambda attrs: _sigmoid_grad,
-    "TanhGrad": lambda attrs: _tanh_grad,
-    "Dropout": _dropout,
-    "Normalize": _normalize,
+def _same(kind: str) -> Lowering:
+    """The ONNX operator of that name, result as the operands."""
+    return lambda emit, args, instruction: [emit(kind, *args)]
+
+
+def _test(kind: str) -> Lowering:
+    """The ONNX operator of that name, result bool."""
+    return lambda emit, args, instruction: [emit(kind, *args, dtype="bool")]
+
+
+def _formula(function: Callable[..., Val]) -> Lowering:
+    """A composite of the emitter and the operands alone."""
+    return lambda emit, args, instruction: [function(emit, *args)]
+
+
+def _emit_cast(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    return [emit.cast(args[0], instruction.dtypes[0])]
+
+
+def _emit_where(emit: Emitter, condition: Val, a: Val, b: Val) -> Val:
+    if a.dtype != "bool":
+        return emit("Where", condition, a, b, dtype=a.dtype)
+    chosen = emit("And", condition, a)
+    return emit("Or", chosen, emit("And", emit("Not", condition), b))
+
+
+def _emit_leaky_relu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    return [emit("LeakyRelu", args[0], alpha=float(instruction.attrs["alpha"]))]
+
+
+def _emit_relu_grad(emit: Emitter, dy: Val, x: Val) -> Val:
+    # Where takes longer.
+    return emit("Mul", dy, emit.cast(emit("Greater", x, 0.0, dtype="bool"), dy.dtype))
+
+
+def _emit_leaky_relu_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    dy, x = args
+    alpha = float(instruction.attrs["alpha"])
+    positive = emit("Greater", x, 0.0, dtype="bool")
+    low, rise = np.float32(alpha), np.float32(1 - alpha)
+    if rise + low != 1:
+        return [_emit_where(emit, positive, dy, emit("Mul", dy, alpha))]
+    # The same without Where, which makes three copies: alpha + (1 - alpha) is exactly one.
+    slope = emit("Add", emit("Mul", emit.cast(positive, dy.dtype), float(rise)), float(low))
+    return [emit("Mul", slope, dy)]
+
+
+def _emit_sigmoid_grad(emit: Emitter, dy: Val, y: Val) -> Val:
+    return emit("Mul", dy, emit("Mul", y, emit("Sub", 1.0, y)))
+
+
+def _emit_tanh_grad(emit: Emitter, dy: Val, y: Val) -> Val:
+    return emit("Mul", dy, emit("Sub", 1.0, emit("Mul", y, y)))
+
+
+def _normal_cdf(emit: Emitter, x: Val) -> Val:
+    erf = emit("Erf", emit("Mul", x, math.sqrt(0.5)))
+    return emit("Mul", emit("Add", erf, 1.0), 0.5)
+
+
+def _tanh_inner(emit: Emitter, x: Val) -> tuple[Val, Val]:
+    """``tanh(c (x + 0.044715 x^3))`` and ``x^2``."""
+    square = emit("Mul", x, x)
+    cubic = emit("Mul", x, emit("Add", emit("Mul", square, 0.044715), 1.0))
+    return emit("Tanh", emit("Mul", cubic, math.sqrt(2 / math.pi))), square
+
+
+def _emit_gelu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    x = args[0]
+    if instruction.attrs.get("approximate", "none") == "none":
+        return [emit("Mul", x, _normal_cdf(emit, x))]
+    tanh, _ = _tanh_inner(emit, x)
+    return [emit("Mul", emit("Mul", x, 0.5), emit("Add", tanh, 1.0))]
+
+
+def _emit_gelu_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    dy, x = args
+    if instruction.attrs.get("approximate", "none") == "none":
+        bell = emit("Exp", emit("Mul", emit("Mul", x, x), -0.5))
+        density = emit("Mul", emit("Mul", x, bell), 1 / math.sqrt(2 * math.pi))
+        return [emit("Mul", dy, emit("Add", _normal_cdf(emit, x), density))]
+    tanh, square = _tanh_inner(emit, x)
+    factor = math.sqrt(2 / math.pi)
+    inner = emit("Add", emit("Mul", square, 3 * 0.044715 * factor), factor)
+    steep = emit("Mul", emit("Sub", 1.0, emit("Mul", tanh, tanh)), emit("Mul", x, inner))
+    slope = emit("Add", emit("Add", tanh, 1.0), steep)
+    return [emit("Mul", dy, emit("Mul", slope, 0.5))]
+
+
+def _emit_dropout(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    x, u = args
+    ratio = float(instruction.attrs["ratio"])
+    if ratio >= 1.0:
+        return [emit.full(x.shape, 0.0, x.dtype)]
+    # Where takes three times as long.
+    kept = emit.cast(emit("GreaterOrEqual", u, ratio, dtype="bool"), x.dtype)
+    return [emit("Mul", x, emit("Mul", kept, 1.0 / (1.0 - ratio)))]
+
+
+def _emit_normalize(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    x, mean, var = args
+    deviation = emit("Sqrt", emit("Add", var, float(instruction.attrs["eps"])))
+    return [emit("Mul", emit("Sub", x, mean), emit("Reciprocal", deviation))]
+
+
+def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
+    """An operator that NumPy has no vector loop for."""
+    return Kernel(lowering=lowering, blocks=None, last=None, volumes=False, one_thread=one_thread)
+
+
+def _elementwise(lowering: Lowering, bind: Bind, *, in_place: int) -> Kernel:
+    blocks = blockwise.Blockwise(bind, in_place, None)
+    return Kernel(lowering=lowering, blocks=blocks, last=None, volumes=False, one_thread=False)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "Add": _elementwise(_same("Add"), _out(np.add), in_place=2),
+    "Sub": _elementwise(_same("Sub"), _out(np.subtract), in_place=2),
+    "Mul": _elementwise(_same("Mul"), _out(np.multiply), in_place=2),
+    "Div": _elementwise(_same("Div"), _always(_divide), in_place=2),
+    "Pow": left_to_sessions(_same("Pow")),
+    "Max": _elementwise(_same("Max"), _out(np.maximum), in_place=2),
+    "Min": _elementwise(_same("Min"), _out(np.minimum), in_place=2),
+    "Neg": _elementwise(_same("Neg"), _out(np.negative), in_place=1),
+    "Sqrt": _elementwise(_same("Sqrt"), _out(np.sqrt), in_place=1),
+    "Exp": _elementwise(_same("Exp"), _out(np.exp), in_place=1),
+    "Log": _elementwise(_same("Log"), _out(np.log), in_place=1),
+    "Abs": _elementwise(_same("Abs"), _out(np.absolute), in_place=1),
+    "Erf": left_to_sessions(_same("Erf")),
+    "Sigmoid": _elementwise(_same("Sigmoid"), _always(_sigmoid), in_place=1),
+    "Tanh": _elementwise(_same("Tanh"), _out(np.tanh), in_place=1),
+    "Softplus": left_to_sessions(_same("Softplus")),
+    "Reciprocal": _elementwise(_same("Reciprocal"), _out(np.reciprocal), in_place=1),
+    "Relu": _elementwise(_same("Relu"), _out(np.maximum, 0), in_place=1),
+    "LeakyRelu": _elementwise(_emit_leaky_relu, _leaky_relu, in_place=0),
+    "Gelu": left_to_sessions(_emit_gelu),
+    "Cast": _elementwise(_emit_cast, _always(_cast), in_place=0),
+    "Greater": _elementwise(_test("Greater"), _out(np.greater), in_place=0),
+    "Less": _elementwise(_test("Less"), _out(np.less), in_place=0),
+    "Equal": _elementwise(_test("Equal"), _out(np.equal), in_place=0),
+    "Not": _elementwise(_same("Not"), _out(np.logical_not), in_place=1),
+    "And": _elementwise(_same("And"), _out(np.logical_and), in_place=2),
+    "Or": _elementwise(_same("Or"), _out(np.logical_or), in_place=2),
+    "Where": _elementwise(_formula(_emit_where), _always(_where), in_place=0),
+    "ReluGrad": _elementwise(_formula(_emit_relu_grad), _always(_relu_grad), in_place=0),
+    "LeakyReluGrad": _elementwise(_emit_leaky_relu_grad, _leaky_relu_grad, in_place=0),
+    "GeluGrad": left_to_sessions(_emit_gelu_grad),
+    "SigmoidGrad": _elementwise(_formula(_emit_sigmoid_grad), _always(_sigmoid_grad), in_place=0),
+    "TanhGrad": _elementwise(_formula(_emit_tanh_grad), _always(_tanh_grad), in_place=0),
+    "Dropout": _elementwise(_emit_dropout, _dropout, in_place=0),
+    "Normalize": _elementwise(_emit_normalize, _normalize, in_place=1),
 }
-"""What NumPy has vector loops for. The others are left to onnxruntime."""
-
-IN_PLACE: Mapping[str, int] = {
-    **dict.fromkeys(("Cast", "LeakyRelu", "ReluGrad", "LeakyReluGrad", "SigmoidGrad", "TanhGrad"), 0),
-    **dict.fromkeys(("Dropout", "Where", "Greater", "Less", "Equal"), 0),
-    "Normalize": 1,
-}
-"""How many of the first operands a result may lie in; all where an operator is not named."""
-
-
-def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
-    """``function`` over ``axes``, which are kept, one after the other.
-
-    Outer axes first: rows are added up whole, which is as fast as memory, and only a row is left
-    to the inner axes.
-    """
-    for axis in sorted(axis % x.ndim for axis in axes):
-        length = x.shape[axis]
-        # The innermost axis is added up in pairs by NumPy.
-        if function is np.add and length > _LONG and prod(x.shape[axis + 1 :]) > 1:
-            starts = np.arange(0, length, _LONG)
-            x = np.add.reduceat(x, starts, axis=axis)
-        x = function.reduce(x, axis=axis, keepdims=True)
-    return x
-
-
-def _reduction(function: np.ufunc) -> Bind:
-    def bind(attrs: Mapping[str, Any]) -> Into:
-        axes = tuple(attrs["axes"])
-
-        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-            outs[0][...] = reduced(function, args[0], axes)
-
-        return kernel
-
-    return bind
-
-
-def log_sum_exp(x: Array, axes: Sequence[int]) -> Array:
-    """``log(sum(exp(x)))`` over ``axes``."""
-    largest = reduced(np.maximum, x, axes)
-    # Kept finite: infinity minus itself is not a number.
-    bound = np.finfo(x.dtype).max
-    largest = np.clip(largest, -bound, bound)
-    powers = np.subtract(x, largest)
-    total = reduced(np.add, np.exp(powers, out=powers), axes)
-    np.log(total, out=total)
-    return np.add(total, largest, out=total)
-
-
-def _log_sum_exp(attrs: Mapping[str, Any]) -> Into:
-    axes = tuple(attrs["axes"])
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        outs[0][...] = log_sum_exp(args[0], axes)
-
-    return kernel
-
-
-def _moments(attrs: Mapping[str, Any]) -> Into:
-    axes = tuple(attrs["axes"])
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        x = args[0]
-        share = 1.0 / prod(x.shape[axis] for axis in axes)
-        np.multiply(reduced(np.add, x, axes), share, out=outs[0])
-        centred = np.subtract(x, outs[0])
-        np.multiply(reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
-
-    return kernel
-
-
-REDUCTIONS: Mapping[str, Bind] = {
-    "ReduceSum": _reduction(np.add),
-    "ReduceMax": _reduction(np.maximum),
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
-}
-
-
-def bound(instruction: Instruction) -> Into:
-    """The kernel of an instruction of these tables."""
-    return (POINTWISE.get(instruction.op) or REDUCTIONS[instruction.op])(instruction.attrs)
-
-
-def finish(op: str, parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
-    """Results of a reduction from those of its parts, which lie along ``axes``.
-
-    ``counts``: elements of each part, broadcastable. Moments by Chan, Golub and LeVeque (1983),
-    in float64.
-    """
-    dtype = parts[0].dtype
-    if op == "ReduceMax":
-        return [parts[0].max(axes, keepdims=True)]
-    if op == "ReduceSum":
-        wide = np.float64 if dtype.kind == "f" else dtype
-        return [parts[0].sum(axes, keepdims=True, dtype=wide).astype(dtype)]
-    if op == "LogSumExp":
-        return [log_sum_exp(parts[0], axes)]
-    means, variances = (part.astype(np.float64) for part in parts)
-    shares = counts / counts.sum()
-    mean = (means * shares).sum(axes, keepdims=True)
-    variance = ((variances + (means - mean) ** 2) * shares).sum(axes, keepdims=True)
-    return [mean.astype(dtype), variance.astype(dtype)]

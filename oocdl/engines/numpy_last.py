@@ -5,7 +5,7 @@ Arrays are ``[n, *space, c]`` here. What lies side by side is moved as one eleme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -14,6 +14,7 @@ from oocdl.engines.operands import concat_axis, concat_pieces, crop_of
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
 
+Kernel = Callable[[Sequence[Array], Array, Instruction], None]
 WORK_ELEMENTS = 1 << 16
 """Of a plane of what is pooled, in work at once."""
 
@@ -113,4 +114,11 @@ def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
                 copy(np.multiply(dy, is_it), dx[window])
 
 
-KERNELS = {"Concat": concat, "Slice": cut, "MaxPool": max_pool, "MaxPoolGrad": max_pool_grad}
+def turned(kernel: Kernel) -> Kernel:
+    """A kernel of this module, on operands and a result whose axes are as they are numbered."""
+
+    def run(args: Sequence[Array], out: Array, item: Instruction) -> None:
+        *seen, made = (np.moveaxis(array, 1, -1) for array in (*args, out))
+        kernel(seen, made, item)
+
+    return run

@@ -11,11 +11,11 @@ from oocdl.engines import onnx_volumes
 from oocdl.engines.numpy_chain import crop
 from oocdl.engines.onnx_blocks import block
 from oocdl.engines.onnx_steps import Kinds, Places, Slots
+from oocdl.engines.onnx_table import KERNELS
 from oocdl.engines.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
 
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad"})
 _MOST_PADDED, _MOST_PADDED_ROWS = 2.0, 1.6
 """Products made for each that is wanted, above which Conv of volumes is faster; of a weight gradient."""
 
@@ -38,7 +38,7 @@ def _is_plain(item: Instruction) -> bool:
 
 def suits_blocks(item: Instruction, ordered: Collection[int]) -> bool:
     """Whether an instruction is faster on blocks of channels; ``ordered``: slots with channels last."""
-    if item.op not in CONVOLUTIONS or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
+    if not KERNELS[item.op].volumes or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
         return False
     inner, outer = _channels(item)
     gradient = item.op == "ConvWeightGrad"

@@ -6,7 +6,7 @@ Only operators of the standard domain are written, at an opset that onnxruntime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -267,7 +267,7 @@ def _output(emit: Emitter, value: Val, operand: Operand, order: Order, taken: se
     return value
 
 
-def model_of(program: Program, table: dict[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
+def model_of(program: Program, table: Mapping[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
     """The program as a model, and the model's outputs; inputs and outputs lie as their orders say."""
     emit = Emitter()
     orders = dict(program.orders)

@@ -9,10 +9,9 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.numpy_chain import crop
-from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS, bound
 from oocdl.engines.onnx_emit import model_of
 from oocdl.engines.onnx_session import Session
-from oocdl.engines.onnx_table import LOWERINGS
+from oocdl.engines.onnx_table import BLOCKWISE, KERNELS, LOWERINGS
 from oocdl.engines.operands import pads_of
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.memory import Order, as_stored, ordered
@@ -21,9 +20,6 @@ from oocdl.graph.program import Instruction, Operand, Program, make_program
 Slots = dict[int, Array]
 Places = Mapping[int, Array]
 """Slot -> where the program's output is wanted that the slot is."""
-
-_SCATTERS = frozenset({"GatherGrad", "MaxPoolGrad"})
-"""Operators that add in an order that would depend on the threads."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,8 @@ class Kinds:
 
 def suits_numpy(item: Instruction) -> bool:
     """Whether NumPy has a kernel for it as it is."""
-    known = item.op in POINTWISE or (item.op in REDUCTIONS and len(item.attrs["axes"]) > 0)
+    kernel = BLOCKWISE.get(item.op)
+    known = kernel is not None and (kernel.finish is None or len(item.attrs["axes"]) > 0)
     sizes = [prod(operand.shape) for operand in item.operands]
     return known and min(sizes) > 0 and not any(pads_of(operand) for operand in item.operands)
 
@@ -61,7 +58,7 @@ class NumpyStep:
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         self._item, self._kinds = item, kinds
-        self._kernel = bound(item)
+        self._kernel = BLOCKWISE[item.op].bind(item.attrs)
         self.outputs = item.outputs
 
     def run(self, slots: Slots, places: Places) -> None:
@@ -111,7 +108,7 @@ class SessionStep:
             tuple((slot, order) for slot, order in kinds.orders.items() if slot in of),
         )
         model, values = model_of(part, LOWERINGS)
-        threads = 1 if any(item.op in _SCATTERS for item in items) else threads
+        threads = 1 if any(KERNELS[item.op].one_thread for item in items) else threads
         names = [f"x{index}" for index in range(len(self._inputs))]
         self._session = Session(model.SerializeToString(), names, [v.name for v in values], threads)
         self._orders = part.output_orders

@@ -1,128 +1,26 @@
-"""Operators of the vocabulary as standard ONNX operators.
+"""The table of the onnxruntime engine, a record each operator.
 
-Closed forms and their measured costs: research/kernels.md, section B4. Windows
-are in ``onnx_windows``, Einsum in ``onnx_einsum``.
+Elementwise operators are in ``numpy_into``, reductions in ``numpy_reduce``, windows in ``onnx_windows``,
+Einsum in ``onnx_einsum``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from oocdl.engines import numpy_into, numpy_last, numpy_reduce, onnx_tiles, onnx_windows
+from oocdl.engines.blockwise import Blockwise
+from oocdl.engines.numpy_into import left_to_sessions
 from oocdl.engines.onnx_einsum import einsum
 from oocdl.engines.onnx_emit import Emitter, Lowering, Val
-from oocdl.engines.onnx_windows import WINDOW_LOWERINGS
+from oocdl.engines.onnx_record import Kernel, Last
 from oocdl.engines.operands import concat_axis, concat_pieces
+from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction
-
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def _same(kind: str) -> Lowering:
-    """The ONNX operator of that name, result as the operands."""
-    return lambda emit, args, instruction: [emit(kind, *args)]
-
-
-def _test(kind: str) -> Lowering:
-    """The ONNX operator of that name, result bool."""
-    return lambda emit, args, instruction: [emit(kind, *args, dtype="bool")]
-
-
-def _formula(function: Callable[..., Val]) -> Lowering:
-    """A composite of the emitter and the operands alone."""
-    return lambda emit, args, instruction: [function(emit, *args)]
-
-
-def _cast(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    return [emit.cast(args[0], instruction.dtypes[0])]
-
-
-def _where(emit: Emitter, condition: Val, a: Val, b: Val) -> Val:
-    if a.dtype != "bool":
-        return emit("Where", condition, a, b, dtype=a.dtype)
-    chosen = emit("And", condition, a)
-    return emit("Or", chosen, emit("And", emit("Not", condition), b))
-
-
-def _leaky_relu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    return [emit("LeakyRelu", args[0], alpha=float(instruction.attrs["alpha"]))]
-
-
-def _relu_grad(emit: Emitter, dy: Val, x: Val) -> Val:
-    # Where takes longer.
-    return emit("Mul", dy, emit.cast(emit("Greater", x, 0.0, dtype="bool"), dy.dtype))
-
-
-def _leaky_relu_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    dy, x = args
-    alpha = float(instruction.attrs["alpha"])
-    positive = emit("Greater", x, 0.0, dtype="bool")
-    low, rise = np.float32(alpha), np.float32(1 - alpha)
-    if rise + low != 1:
-        return [_where(emit, positive, dy, emit("Mul", dy, alpha))]
-    # The same without Where, which makes three copies: alpha + (1 - alpha) is exactly one.
-    slope = emit("Add", emit("Mul", emit.cast(positive, dy.dtype), float(rise)), float(low))
-    return [emit("Mul", slope, dy)]
-
-
-def _sigmoid_grad(emit: Emitter, dy: Val, y: Val) -> Val:
-    return emit("Mul", dy, emit("Mul", y, emit("Sub", 1.0, y)))
-
-
-def _tanh_grad(emit: Emitter, dy: Val, y: Val) -> Val:
-    return emit("Mul", dy, emit("Sub", 1.0, emit("Mul", y, y)))
-
-
-def _normal_cdf(emit: Emitter, x: Val) -> Val:
-    erf = emit("Erf", emit("Mul", x, math.sqrt(0.5)))
-    return emit("Mul", emit("Add", erf, 1.0), 0.5)
-
-
-def _tanh_inner(emit: Emitter, x: Val) -> tuple[Val, Val]:
-    """``tanh(c (x + 0.044715 x^3))`` and ``x^2``."""
-    square = emit("Mul", x, x)
-    cubic = emit("Mul", x, emit("Add", emit("Mul", square, 0.044715), 1.0))
-    return emit("Tanh", emit("Mul", cubic, math.sqrt(2 / math.pi))), square
-
-
-def _gelu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x = args[0]
-    if instruction.attrs.get("approximate", "none") == "none":
-        return [emit("Mul", x, _normal_cdf(emit, x))]
-    tanh, _ = _tanh_inner(emit, x)
-    return [emit("Mul", emit("Mul", x, 0.5), emit("Add", tanh, 1.0))]
-
-
-def _gelu_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    dy, x = args
-    if instruction.attrs.get("approximate", "none") == "none":
-        bell = emit("Exp", emit("Mul", emit("Mul", x, x), -0.5))
-        density = emit("Mul", emit("Mul", x, bell), 1 / math.sqrt(2 * math.pi))
-        return [emit("Mul", dy, emit("Add", _normal_cdf(emit, x), density))]
-    tanh, square = _tanh_inner(emit, x)
-    factor = math.sqrt(2 / math.pi)
-    inner = emit("Add", emit("Mul", square, 3 * 0.044715 * factor), factor)
-    steep = emit("Mul", emit("Sub", 1.0, emit("Mul", tanh, tanh)), emit("Mul", x, inner))
-    slope = emit("Add", emit("Add", tanh, 1.0), steep)
-    return [emit("Mul", dy, emit("Mul", slope, 0.5))]
-
-
-def _dropout(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, u = args
-    ratio = float(instruction.attrs["ratio"])
-    if ratio >= 1.0:
-        return [emit.full(x.shape, 0.0, x.dtype)]
-    # Where takes three times as long.
-    kept = emit.cast(emit("GreaterOrEqual", u, ratio, dtype="bool"), x.dtype)
-    return [emit("Mul", x, emit("Mul", kept, 1.0 / (1.0 - ratio)))]
-
-
-def _normalize(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, mean, var = args
-    deviation = emit("Sqrt", emit("Add", var, float(instruction.attrs["eps"])))
-    return [emit("Mul", emit("Sub", x, mean), emit("Reciprocal", deviation))]
 
 
 def _transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -174,25 +72,6 @@ def _gather_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> li
     return [emit.reshape(table, shape)]
 
 
-def _reduction(kind: str) -> Lowering:
-    return lambda emit, args, instruction: [emit.reduce(kind, args[0], instruction.attrs["axes"])]
-
-
-def _log_sum_exp(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, axes = args[0], instruction.attrs["axes"]
-    # Kept finite: infinity minus itself is not a number.
-    largest = emit("Clip", emit.reduce("ReduceMax", x, axes), -_LARGEST, _LARGEST)
-    total = emit.reduce("ReduceSum", emit("Exp", emit("Sub", x, largest)), axes)
-    return [emit("Add", emit("Log", total), largest)]
-
-
-def _moments(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, axes = args[0], instruction.attrs["axes"]
-    mean = emit.reduce("ReduceMean", x, axes)
-    centred = emit("Sub", x, mean)
-    return [mean, emit.reduce("ReduceMean", emit("Mul", centred, centred), axes)]
-
-
 def _resample(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     x = args[0]
     axis = int(instruction.attrs["axis"]) % len(x.shape)
@@ -209,40 +88,68 @@ def _unchanged(emit: Emitter, args: list[Val], instruction: Instruction) -> list
     return [args[0]]
 
 
-_SAME = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Neg", "Sqrt", "Exp", "Log", "Abs", "Erf"),
-    *("Sigmoid", "Tanh", "Softplus", "Reciprocal", "Relu", "Not", "And", "Or"),
-)
+def _volume_kernel(lowering: Lowering, last: Last) -> Kernel:
+    """A convolution."""
+    return Kernel(lowering=lowering, blocks=None, last=last, volumes=True, one_thread=False)
 
-LOWERINGS: dict[str, Lowering] = {
-    **{kind: _same(kind) for kind in _SAME},
-    **{kind: _test(kind) for kind in ("Greater", "Less", "Equal")},
-    "Identity": _unchanged,
-    "Cast": _cast,
-    "Where": _formula(_where),
-    "LeakyRelu": _leaky_relu,
-    "Gelu": _gelu,
-    "ReluGrad": _formula(_relu_grad),
-    "LeakyReluGrad": _leaky_relu_grad,
-    "GeluGrad": _gelu_grad,
-    "SigmoidGrad": _formula(_sigmoid_grad),
-    "TanhGrad": _formula(_tanh_grad),
-    "Dropout": _dropout,
-    "Normalize": _normalize,
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Concat": _concat,
-    "Slice": _slice,
-    "Pad": _unchanged,  # the operand comes padded
-    "Gather": _gather,
-    "GatherGrad": _gather_grad,
-    "ReduceSum": _reduction("ReduceSum"),
-    "ReduceMax": _reduction("ReduceMax"),
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
-    "Einsum": einsum,
-    "Resample": _resample,
-    **WINDOW_LOWERINGS,
+
+def _all_slots(item: Instruction) -> Sequence[int]:
+    return [operand.slot for operand in item.operands] + list(item.outputs)
+
+
+def _data_slots(item: Instruction) -> Sequence[int]:
+    return item.operands[0].slot, item.outputs[0]
+
+
+def _read_slots(item: Instruction) -> Sequence[int]:
+    return [operand.slot for operand in item.operands]
+
+
+def _are_volumes(item: Instruction) -> bool:
+    return all(len(operand.shape) == 5 for operand in item.operands)
+
+
+def _tiles(item: Instruction) -> bool:
+    return item.dtypes[0] == "float32" and numpy_last.is_tiled(item)
+
+
+def _moving(kernel: numpy_last.Kernel) -> Last:
+    return Last(numpy_last.turned(kernel), _all_slots, _are_volumes)
+
+
+def _pooling(kernel: numpy_last.Kernel) -> Last:
+    return Last(numpy_last.turned(kernel), _all_slots, _tiles)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **numpy_into.KERNELS,
+    **numpy_reduce.KERNELS,
+    "Identity": left_to_sessions(_unchanged),
+    "Transpose": left_to_sessions(_transpose),
+    "Reshape": left_to_sessions(_reshape),
+    "Expand": left_to_sessions(_expand),
+    "Concat": replace(left_to_sessions(_concat), last=_moving(numpy_last.concat)),
+    "Slice": replace(left_to_sessions(_slice), last=_moving(numpy_last.cut)),
+    "Pad": left_to_sessions(_unchanged),  # the operand comes padded
+    "Gather": left_to_sessions(_gather),
+    "GatherGrad": left_to_sessions(_gather_grad, one_thread=True),
+    "Einsum": left_to_sessions(einsum),
+    "Resample": left_to_sessions(_resample),
+    "Conv": _volume_kernel(onnx_windows.conv, Last(onnx_tiles.run_conv, _data_slots, _tiles)),
+    "ConvTranspose": _volume_kernel(
+        onnx_windows.conv_transpose, Last(onnx_tiles.run_conv_transpose, _data_slots, _tiles)
+    ),
+    "ConvWeightGrad": _volume_kernel(
+        onnx_windows.conv_weight_grad, Last(onnx_tiles.run_conv_weight_grad, _read_slots, _tiles)
+    ),
+    "MaxPool": replace(left_to_sessions(onnx_windows.max_pool), last=_pooling(numpy_last.max_pool)),
+    "MaxPoolGrad": replace(
+        left_to_sessions(onnx_windows.max_pool_grad, one_thread=True),
+        last=_pooling(numpy_last.max_pool_grad),
+    ),
 }
-"""Every operator of the vocabulary."""
+BLOCKWISE: Mapping[str, Blockwise[Array]] = {
+    op: kernel.blocks for op, kernel in KERNELS.items() if kernel.blocks is not None
+}
+"""Operators that may be members of chains."""
+LOWERINGS: Mapping[str, Lowering] = {op: kernel.lowering for op, kernel in KERNELS.items()}

@@ -6,7 +6,7 @@ make an im2col of all of it, and want planes. Arrays are ``[n, d, h, w, c]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import prod
 
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from oocdl.engines.numpy_last import copy
 from oocdl.engines.onnx_session import Session
 from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction
 
 WORK_BYTES = 1 << 20
 """Of the windows that are in work at once."""
@@ -88,3 +89,30 @@ def weight_gradient(x: Array, dy: Array, shape: Sequence[int]) -> Array:
         seen = _gathered(tiles[sample, plane, rows])
         _product(True, True).run([seen, dy[sample, plane, rows].reshape(-1, o), total], [total])
     return total.reshape(*kernel, c, o).transpose(4, 3, 0, 1, 2)
+
+
+def _last(array: Array) -> Array:
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1))
+
+
+def _run(kernel: Callable[[Array, Array, Array], None], args: Sequence[Array], out: Array) -> None:
+    made = np.moveaxis(out, 1, -1)
+    target = made if made.flags.c_contiguous else np.empty(made.shape, made.dtype)
+    kernel(_last(args[0]), args[1], target)
+    if target is not made:
+        made[...] = target
+
+
+def run_conv(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """Conv."""
+    _run(convolve, args, out)
+
+
+def run_conv_transpose(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """ConvTranspose."""
+    _run(spread, args, out)
+
+
+def run_conv_weight_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """ConvWeightGrad."""
+    out[...] = weight_gradient(_last(args[0]), _last(args[1]), out.shape)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.onnx_emit import Emitter, Lowering, Val
+from oocdl.engines.onnx_emit import Emitter, Val
 from oocdl.engines.operands import Pads, crop_of, fill_of, is_empty, pads_of, spatial_pads
 from oocdl.graph.program import Instruction
 
@@ -70,7 +70,8 @@ def convolve(
     )
 
 
-def _conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """Conv, whose operand it pads as ONNX can."""
     x, pads = _first(emit, args, instruction)
     w = _padded(emit, args, instruction, 1)
     rank = len(pads)
@@ -78,7 +79,8 @@ def _conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]
     return [convolve(emit, x, w, pads, strides, dilations)]
 
 
-def _conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """The wanted box of a transposed convolution."""
     shape = instruction.kernel_shapes[0]
     x, w = args[0], _padded(emit, args, instruction, 1)
     rank = len(shape) - 2
@@ -185,7 +187,8 @@ def fold(
     return emit.transpose(out, [0, rank + 1, *range(1, rank + 1)])
 
 
-def _conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """The gradient of a convolution's weights."""
     x, pads = _first(emit, args, instruction)
     dy = _padded(emit, args, instruction, 1)
     kernel = instruction.kernel_shapes[0][2:]
@@ -225,7 +228,8 @@ def _windows(instruction: Instruction, rank: int) -> dict[str, Any]:
     }
 
 
-def _max_pool(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def max_pool(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """MaxPool."""
     x, pads = _first(emit, args, instruction)
     windows = _windows(instruction, len(pads))
     if any(max(pair) >= k for pair, k in zip(pads, windows["kernel_shape"], strict=True)):
@@ -234,7 +238,8 @@ def _max_pool(emit: Emitter, args: list[Val], instruction: Instruction) -> list[
     return [emit.node("MaxPool", [x], instruction.kernel_shapes[0], pads=_flat(pads), **windows)]
 
 
-def _max_pool_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def max_pool_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """The gradient of MaxPool, by the indices that it finds."""
     dy = _padded(emit, args, instruction, 1)
     # MaxPool finds no index in a window of minus infinities, so there are none.
     x = emit("Max", args[0], _LOWEST)
@@ -251,12 +256,3 @@ def _max_pool_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> 
     dx = emit.node("ScatterElements", [zeros, *flat], (total,), axis=0, reduction="add")
     dx = emit.reshape(dx, x.shape)
     return [emit.take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
-
-
-WINDOW_LOWERINGS: dict[str, Lowering] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "ConvWeightGrad": _conv_weight_grad,
-    "MaxPool": _max_pool,
-    "MaxPoolGrad": _max_pool_grad,
-}

@@ -15,11 +15,10 @@ from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.fused import is_loop
 from oocdl.engines.numpy_chain import ChainStep, crop
-from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
 from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
 from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
-from oocdl.engines.onnx_table import LOWERINGS
+from oocdl.engines.onnx_table import BLOCKWISE, KERNELS
 from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
@@ -78,7 +77,7 @@ class _Maker:
     def __init__(self, program: Program, elements: int, threads: int) -> None:
         self.program, self.threads = program, threads
         self.kinds = Kinds.of(program)
-        arranged = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+        arranged = arrange(program, elements, BLOCKWISE)
         groups, self.dtypes = recomputed(arranged, program, is_loop)
         self.parts = _joined(groups, self.kinds.orders)
         self.reads = [self._of(part, reads_of) for part in self.parts]
@@ -159,7 +158,7 @@ class OnnxRuntimeEngine:
         self._cache.clear()
 
     def _make(self, program: Program) -> Compiled:
-        check_known(program, frozenset(LOWERINGS), self.name)
+        check_known(program, frozenset(KERNELS), self.name)
         _check_dtypes(program)
         maker = _Maker(program, self.block_elements, self.threads_per_kernel)
         stages = maker.stages()

@@ -23,12 +23,13 @@ from oocdl.engines.operands import (
 )
 from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch_chain import ChainStep, crop
-from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
-from oocdl.engines.torch_kernels import KERNELS, Kernel
+from oocdl.engines.torch_into import BLOCKWISE
+from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_layout import channels_last
 from oocdl.engines.torch_parts import in_parts
 from oocdl.engines.torch_places import overwritten, placed
-from oocdl.engines.torch_windows import LANDING, pad
+from oocdl.engines.torch_record import Result
+from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
 from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
@@ -103,12 +104,11 @@ def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
 class Step:
     """One instruction, with all that can be decided before it runs."""
 
-    def __init__(
-        self, instruction: Instruction, ordered: Collection[int], kernels: Mapping[str, Kernel] = KERNELS
-    ) -> None:
+    def __init__(self, instruction: Instruction, ordered: Collection[int], on_device: bool = False) -> None:
         """``ordered``: slots that have their channels last."""
         self.instruction = instruction
-        self.kernel = kernels[instruction.op]
+        kernel = KERNELS[instruction.op]
+        self.kernel, self.landing = kernel.on_device if on_device else kernel.run, kernel.landing
         self.slots = [operand.slot for operand in instruction.operands]
         last = _operands_last(instruction, ordered)
         self.prepare = [_preparation(instruction, i, last[i]) for i in range(len(instruction.operands))]
@@ -120,8 +120,9 @@ class Step:
         item = self.instruction
         args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
         if item.outputs[0] in places:
+            assert self.landing is not None, "a result is to go where its kernel cannot make it"
             place = places[item.outputs[0]]
-            (made,) = LANDING[item.op](args, item, channels_last(place.view(item.kernel_shapes[0])))
+            (made,) = self.landing.run(args, item, channels_last(place.view(item.kernel_shapes[0])))
             assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
             slots[item.outputs[0]] = place
             return
@@ -148,9 +149,7 @@ def _arrangement(instruction: Instruction, index: int, ordered: Collection[int])
     """How a kernel's result is made to lie as its slot does."""
     if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPACED:
         return channels_last
-    if instruction.op in _FRESH and instruction.op != "ConvWeightGrad":  # of weights one copy is enough
-        return Tensor.contiguous
-    return lambda result: result
+    return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,16 +163,12 @@ class _Stage:
     """Slots that nothing reads after it."""
 
 
-_FRESH = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad"})
-"""Operators whose results lie in memory of their own, and in no one else's."""
-
-
 def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
     """Slots that lie in memory of their own, and that no other slot is a view of."""
     own: set[int] = set(program.inputs)
     seen: set[int] = {item.slot for item in program.outputs}
     for group in groups:
-        fresh = isinstance(group, Chain) or group.op in _FRESH
+        fresh = isinstance(group, Chain) or KERNELS[group.op].result is Result.OWN
         (own if fresh else seen).update(makes_of(group))
         if not fresh:
             seen.update(reads_of(group))
@@ -183,7 +178,7 @@ def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
 def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
     turned = frozenset(slot for slot, _ in program.orders)
-    arranged = arrange(program, elements, frozenset(POINTWISE), frozenset(REDUCTIONS))
+    arranged = arrange(program, elements, BLOCKWISE)
     groups, dtype_of = recomputed(arranged, program, is_loop)
     last = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.chain_members import Crop, Kind
-from oocdl.engines.chain_step import ROW, AnyChainStep, Kernels
+from oocdl.engines.chain_step import ROW, AnyChainStep
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.fused import Fused, View
-from oocdl.engines.torch_into import IN_PLACE, REDUCTIONS, bound, finish
+from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
-
-_KERNELS: Kernels[Tensor] = Kernels(IN_PLACE, frozenset(REDUCTIONS), bound)
 
 
 def crop(tensor: Tensor, box: Crop | None) -> Tensor:
@@ -97,7 +95,7 @@ class ChainStep(AnyChainStep[Tensor]):
         ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
         self.blocks = _Blocks(chain.domain, chain.block)
-        super().__init__(chain, needed, dtype_of, self.blocks, _KERNELS)
+        super().__init__(chain, needed, dtype_of, self.blocks, BLOCKWISE)
         self.reuse = self._reuse(spare_of, dtype_of)
 
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
@@ -179,9 +177,8 @@ class ChainStep(AnyChainStep[Tensor]):
             return tensor.reshape(shape)
         return tensor.reshape(unmoved(shape)).movedim(1, -1)
 
-    def _finished(self, item: Instruction, parts: list[Tensor], axes: tuple[int, ...]) -> list[Tensor]:
-        over = tuple(axis % self.rank for axis in item.attrs["axes"])
-        return finish(item.op, parts, self.blocks.counts(axes, over), axes)
+    def _counts(self, item: Instruction, axes: tuple[int, ...]) -> Tensor:
+        return self.blocks.counts(axes, tuple(axis % self.rank for axis in item.attrs["axes"]))
 
     def _result(self, array: Tensor, shape: Shape) -> Tensor:
         return (array.movedim(-1, 1) if self.chain.last else array).view(shape)

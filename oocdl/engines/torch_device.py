@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 from queue import SimpleQueue
 
 import numpy as np
@@ -25,14 +24,12 @@ from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.torch import Step, use_threads
 from oocdl.engines.torch_chain import crop
-from oocdl.engines.torch_kernels import DEVICE_KERNELS
+from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_lane import PIECE_BYTES, PIECES, Lane
-from oocdl.engines.torch_pool import DEVICE_CHUNK
-from oocdl.engines.torch_work import UNPOOLED
 from oocdl.errors import InputError, ResourceError
-from oocdl.graph.cost import Needs, array_bytes, itemsize, program_work_bytes
+from oocdl.graph.cost import Needs, array_bytes, program_work_bytes
 from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, Program, padded_shape
+from oocdl.graph.program import Program
 from oocdl.graph.rule import Rules
 
 LANES = 2
@@ -96,24 +93,6 @@ class _Exactly:
 _exactly = _Exactly()
 
 
-def _extra_bytes(item: Instruction, dtype: str, on_host: bool) -> int:
-    """What an instruction takes on a device beyond its rule's work space.
-
-    Where PyTorch leaves a convolution to no library it puts what all windows of a sample see side by
-    side: on the host in thin slabs; elsewhere if it is dilated, which cuDNN has no equal bits for.
-    """
-    if item.op in ("MaxPool", "MaxPoolGrad"):
-        x = padded_shape(item.operands[0])
-        return UNPOOLED * itemsize(dtype) * min(max(DEVICE_CHUNK, prod(x[2:])), prod(x))
-    dilated = set(item.attrs.get("dilations") or (1,)) != {1}
-    if not item.op.startswith("Conv") or not (dilated or on_host):
-        return 0
-    x, other = (padded_shape(operand) for operand in item.operands)
-    result = item.kernel_shapes[0]
-    weights, spaces = (result, (x, other)) if item.op == "ConvWeightGrad" else (other, (x, result))
-    return itemsize(dtype) * prod(weights[1:]) * max(prod(shape[2:]) for shape in spaces)
-
-
 class TorchDeviceEngine:
     """Runs programs with PyTorch on a device.
 
@@ -163,7 +142,8 @@ class TorchDeviceEngine:
             extra = 0
             for item in program.instructions:
                 dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
-                extra = max(extra, _extra_bytes(item, dtypes[item.operands[0].slot], self._is_host))
+                beside = KERNELS[item.op].device_scratch
+                extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
             work = program_work_bytes(program, rules) + max(extra, max(parts, default=0))
@@ -181,8 +161,8 @@ class TorchDeviceEngine:
             torch.cuda.empty_cache()
 
     def _make(self, program: Program) -> Compiled:
-        check_known(program, frozenset(DEVICE_KERNELS), self.name)
-        steps = [Step(item, (), DEVICE_KERNELS) for item in program.instructions]
+        check_known(program, frozenset(KERNELS), self.name)
+        steps = [Step(item, (), on_device=True) for item in program.instructions]
         dying = _dying(program)
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:

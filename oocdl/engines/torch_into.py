@@ -1,8 +1,7 @@
 """PyTorch kernels that write into memory they are given: what chains are made of.
 
-A kernel takes operands, unpadded and broadcastable, and the tensors its results go to.
-A result may lie in the memory of an operand of its own shape and dtype: of any operand
-where ``IN_PLACE`` says -1, of operand 0 alone where it says 1, of none where it says 0.
+Elementwise operators and reductions are all here, a record each. A kernel takes operands, unpadded and
+broadcastable, and the tensors its results go to.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oocdl.engines import blockwise
+from oocdl.engines.torch_record import Blocks, Kernel, Result
+from oocdl.engines.torch_scratch import by_rule, elementwise, no_more
 from oocdl.graph.program import Instruction
 
-Into = Callable[[list[Tensor], list[Tensor]], None]
-Bind = Callable[[Mapping[str, Any]], Into]
+Into = blockwise.Into[Tensor]
+Bind = blockwise.Bind[Tensor]
 
 aten = torch.ops.aten
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -40,6 +42,11 @@ def _grad(function: Callable[..., Any], *constants: Any) -> Bind:
     return lambda attrs: kernel
 
 
+def _always(kernel: Into) -> Bind:
+    """A kernel that takes no attributes."""
+    return lambda attrs: kernel
+
+
 def _divide(args: list[Tensor], outs: list[Tensor]) -> None:
     # Integer division truncates in ONNX; torch.div would return floats.
     rounding = None if args[0].is_floating_point() else "trunc"
@@ -54,6 +61,10 @@ def _softplus(args: list[Tensor], outs: list[Tensor]) -> None:
 def _leaky_relu(attrs: Mapping[str, Any]) -> Into:
     alpha = float(attrs["alpha"])
     return lambda args, outs: aten.leaky_relu.out(args[0], alpha, out=outs[0])
+
+
+def _leaky_relu_grad(attrs: Mapping[str, Any]) -> Into:
+    return _grad(aten.leaky_relu_backward.grad_input, float(attrs["alpha"]), False)(attrs)
 
 
 def _gelu(attrs: Mapping[str, Any]) -> Into:
@@ -112,50 +123,6 @@ def _where(args: list[Tensor], outs: list[Tensor]) -> None:
     torch.bitwise_xor(a.view(bits).expand(out.shape), b, out=out).bitwise_and_(mask).bitwise_xor_(b)
 
 
-POINTWISE: Mapping[str, Bind] = {
-    "Add": _out(torch.add),
-    "Sub": _out(torch.sub),
-    "Mul": _out(torch.mul),
-    "Div": lambda attrs: _divide,
-    "Pow": _out(torch.pow),
-    "Max": _out(torch.maximum),
-    "Min": _out(torch.minimum),
-    "Neg": _out(torch.neg),
-    "Sqrt": _out(torch.sqrt),
-    "Exp": _out(torch.exp),
-    "Log": _out(torch.log),
-    "Abs": _out(torch.abs),
-    "Erf": _out(torch.special.erf),
-    "Sigmoid": _out(torch.sigmoid),
-    "Tanh": _out(torch.tanh),
-    "Softplus": lambda attrs: _softplus,
-    "Reciprocal": _out(torch.reciprocal),
-    "Relu": _out(aten.relu.out),
-    "LeakyRelu": _leaky_relu,
-    "Gelu": _gelu,
-    "Cast": lambda attrs: _cast,
-    "Greater": _out(torch.gt),
-    "Less": _out(torch.lt),
-    "Equal": _out(torch.eq),
-    "Not": _out(torch.logical_not),
-    "And": _out(torch.logical_and),
-    "Or": _out(torch.logical_or),
-    "Where": lambda attrs: _where,
-    "ReluGrad": _grad(aten.threshold_backward.grad_input, 0),
-    "LeakyReluGrad": lambda attrs: _grad(aten.leaky_relu_backward.grad_input, float(attrs["alpha"]), False)(
-        attrs
-    ),
-    "GeluGrad": _gelu_grad,
-    "SigmoidGrad": _grad(aten.sigmoid_backward.grad_input),
-    "TanhGrad": _grad(aten.tanh_backward.grad_input),
-    "Dropout": _dropout,
-    "Normalize": _normalize,
-}
-
-IN_PLACE: Mapping[str, int] = {"Where": 0, "Cast": 0, "Normalize": 1, "Dropout": 1}
-"""How many of the first operands a result may lie in; all where an operator is not named."""
-
-
 def _reduce_sum(attrs: Mapping[str, Any]) -> Into:
     axes = tuple(attrs["axes"])
     if not axes:  # torch.sum would take all
@@ -195,34 +162,96 @@ def _moments(attrs: Mapping[str, Any]) -> Into:
     return kernel
 
 
-REDUCTIONS: Mapping[str, Bind] = {
-    "ReduceSum": _reduce_sum,
-    "ReduceMax": _reduce_max,
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
-}
+def _finish_sum(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
+    return [parts[0].sum(axes, keepdim=True)]
 
 
-def bound(instruction: Instruction) -> Into:
-    """The kernel of an instruction of these tables."""
-    return (POINTWISE.get(instruction.op) or REDUCTIONS[instruction.op])(instruction.attrs)
+def _finish_max(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
+    return [parts[0].amax(axes, keepdim=True)]
 
 
-def finish(op: str, parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    """Results of a reduction from those of its parts, which lie along ``axes``.
+def _finish_log_sum_exp(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
+    return [parts[0].logsumexp(axes, keepdim=True)]
 
-    ``counts``: elements of each part, broadcastable. Moments by Chan, Golub and LeVeque (1983),
-    in float64.
-    """
-    if op == "ReduceSum":
-        return [parts[0].sum(axes, keepdim=True)]
-    if op == "ReduceMax":
-        return [parts[0].amax(axes, keepdim=True)]
-    if op == "LogSumExp":
-        return [parts[0].logsumexp(axes, keepdim=True)]
+
+def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
+    """By Chan, Golub and LeVeque (1983), in float64."""
     dtype = parts[0].dtype
     means, variances = (part.double() for part in parts)
     shares = counts / counts.sum()
     mean = (means * shares).sum(axes, keepdim=True)
     variance = ((variances + (means - mean).square_()) * shares).sum(axes, keepdim=True)
     return [mean.to(dtype), variance.to(dtype)]
+
+
+def _elementwise(bind: Bind, *, in_place: int, temporaries: int) -> Blocks:
+    return Blocks(bind, in_place, None, temporaries)
+
+
+BLOCKWISE: Mapping[str, Blocks] = {
+    "Add": _elementwise(_out(torch.add), in_place=2, temporaries=0),
+    "Sub": _elementwise(_out(torch.sub), in_place=2, temporaries=0),
+    "Mul": _elementwise(_out(torch.mul), in_place=2, temporaries=0),
+    "Div": _elementwise(_always(_divide), in_place=2, temporaries=0),
+    "Pow": _elementwise(_out(torch.pow), in_place=2, temporaries=0),
+    "Max": _elementwise(_out(torch.maximum), in_place=2, temporaries=0),
+    "Min": _elementwise(_out(torch.minimum), in_place=2, temporaries=0),
+    "Neg": _elementwise(_out(torch.neg), in_place=1, temporaries=0),
+    "Sqrt": _elementwise(_out(torch.sqrt), in_place=1, temporaries=0),
+    "Exp": _elementwise(_out(torch.exp), in_place=1, temporaries=0),
+    "Log": _elementwise(_out(torch.log), in_place=1, temporaries=0),
+    "Abs": _elementwise(_out(torch.abs), in_place=1, temporaries=0),
+    "Erf": _elementwise(_out(torch.special.erf), in_place=1, temporaries=0),
+    "Sigmoid": _elementwise(_out(torch.sigmoid), in_place=1, temporaries=0),
+    "Tanh": _elementwise(_out(torch.tanh), in_place=1, temporaries=0),
+    "Softplus": _elementwise(_always(_softplus), in_place=1, temporaries=1),
+    "Reciprocal": _elementwise(_out(torch.reciprocal), in_place=1, temporaries=0),
+    "Relu": _elementwise(_out(aten.relu.out), in_place=1, temporaries=0),
+    "LeakyRelu": _elementwise(_leaky_relu, in_place=1, temporaries=0),
+    "Gelu": _elementwise(_gelu, in_place=1, temporaries=0),
+    "Cast": _elementwise(_always(_cast), in_place=0, temporaries=0),
+    "Greater": _elementwise(_out(torch.gt), in_place=2, temporaries=0),
+    "Less": _elementwise(_out(torch.lt), in_place=2, temporaries=0),
+    "Equal": _elementwise(_out(torch.eq), in_place=2, temporaries=0),
+    "Not": _elementwise(_out(torch.logical_not), in_place=1, temporaries=0),
+    "And": _elementwise(_out(torch.logical_and), in_place=2, temporaries=0),
+    "Or": _elementwise(_out(torch.logical_or), in_place=2, temporaries=0),
+    "Where": _elementwise(_always(_where), in_place=0, temporaries=1),
+    "ReluGrad": _elementwise(_grad(aten.threshold_backward.grad_input, 0), in_place=2, temporaries=0),
+    "LeakyReluGrad": _elementwise(_leaky_relu_grad, in_place=2, temporaries=0),
+    "GeluGrad": _elementwise(_gelu_grad, in_place=2, temporaries=0),
+    "SigmoidGrad": _elementwise(_grad(aten.sigmoid_backward.grad_input), in_place=2, temporaries=0),
+    "TanhGrad": _elementwise(_grad(aten.tanh_backward.grad_input), in_place=2, temporaries=0),
+    "Dropout": _elementwise(_dropout, in_place=1, temporaries=1),
+    "Normalize": _elementwise(_normalize, in_place=1, temporaries=0),
+    "ReduceSum": Blocks(_reduce_sum, in_place=0, finish=_finish_sum, temporaries=0),
+    "ReduceMax": Blocks(_reduce_max, in_place=0, finish=_finish_max, temporaries=0),
+    "LogSumExp": Blocks(_log_sum_exp, in_place=0, finish=_finish_log_sum_exp, temporaries=2),
+    "Moments": Blocks(_moments, in_place=0, finish=_finish_moments, temporaries=1),
+}
+
+
+def _by_itself(blocks: Blocks) -> Kernel:
+    """An operator of the table above, also where an instruction runs by itself, in new memory."""
+
+    def run(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+        made = [
+            args[0].new_empty(shape, dtype=getattr(torch, dtype))
+            for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
+        ]
+        blocks.bind(instruction.attrs)(args, made)
+        return made
+
+    return Kernel(
+        run=run,
+        on_device=run,
+        result=Result.EITHER,
+        planes=False,
+        scratch=elementwise if blocks.finish is None else by_rule,
+        device_scratch=no_more,
+        blocks=blocks,
+        landing=None,
+    )
+
+
+KERNELS: Mapping[str, Kernel] = {op: _by_itself(blocks) for op, blocks in BLOCKWISE.items()}

@@ -1,4 +1,4 @@
-"""The table of PyTorch kernels: operands and an instruction to results, on ONNX axes.
+"""The table of PyTorch kernels, a record each: operands and an instruction to results, on ONNX axes.
 
 Operands come cropped, reshaped and padded; only operators in ``PAD_THEMSELVES``
 get theirs unpadded. Convolutions and pooling are in ``torch_windows``, elementwise operators
@@ -8,30 +8,23 @@ and reductions in ``torch_into``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from oocdl.engines import torch_into, torch_landing, torch_scratch
+from oocdl.engines import torch_windows as windows
 from oocdl.engines.operands import concat_axis, concat_pieces
-from oocdl.engines.torch_into import POINTWISE, REDUCTIONS, bound
 from oocdl.engines.torch_linear import einsum, resample
-from oocdl.engines.torch_windows import UNTUNED, WINDOW_KERNELS, pad
+from oocdl.engines.torch_pool import DEVICE_CHUNK
+from oocdl.engines.torch_record import Kernel, Landing, Result, Run
+from oocdl.engines.torch_windows import pad
 from oocdl.graph.program import Instruction
 
-Kernel = Callable[[list[Tensor], Instruction], list[Tensor]]
-
 aten = torch.ops.aten
-
-
-def _into(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """An operator of ``torch_into``, in new memory."""
-    made = [
-        args[0].new_empty(shape, dtype=getattr(torch, dtype))
-        for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
-    ]
-    bound(instruction)(args, made)
-    return made
 
 
 def _same(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -104,20 +97,81 @@ def _wrap(ids: Tensor, extent: int) -> Tensor:
     return flat
 
 
-KERNELS: dict[str, Kernel] = {
-    **dict.fromkeys((*POINTWISE, *REDUCTIONS), _into),
-    "Identity": _same,
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Concat": _concat,
-    "Slice": _slice,
-    "Pad": _same,  # the operand comes padded
-    "Gather": _gather,
-    "GatherGrad": _gather_grad,
-    "Einsum": einsum,
-    "Resample": resample,
-    **WINDOW_KERNELS,
+def _plain(run: Run, result: Result) -> Kernel:
+    """A kernel that is the same everywhere, and takes what its operator's rule says."""
+    return Kernel(
+        run=run,
+        on_device=run,
+        result=result,
+        planes=False,
+        scratch=torch_scratch.by_rule,
+        device_scratch=torch_scratch.no_more,
+        blocks=None,
+        landing=None,
+    )
+
+
+def _convolution(run: Run, on_device: Run, *, planes: bool, landing: Landing | None) -> Kernel:
+    return Kernel(
+        run=run,
+        on_device=on_device,
+        result=Result.OWN,
+        planes=planes,
+        scratch=torch_scratch.convolution,
+        device_scratch=torch_scratch.device_convolution,
+        blocks=None,
+        landing=landing,
+    )
+
+
+def _pooling(run: Run, on_device: Run, landing: Landing | None) -> Kernel:
+    return Kernel(
+        run=run,
+        on_device=on_device,
+        result=Result.OWN,
+        planes=True,
+        scratch=torch_scratch.pooling,
+        device_scratch=torch_scratch.device_pooling,
+        blocks=None,
+        landing=landing,
+    )
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **torch_into.KERNELS,
+    "Identity": _plain(_same, Result.VIEW),
+    "Transpose": _plain(_transpose, Result.VIEW),
+    "Reshape": _plain(_reshape, Result.EITHER),
+    "Expand": _plain(_expand, Result.VIEW),
+    "Concat": _plain(_concat, Result.EITHER),
+    "Slice": _plain(_slice, Result.VIEW),
+    "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
+    "Gather": _plain(_gather, Result.EITHER),
+    "GatherGrad": replace(_plain(_gather_grad, Result.EITHER), on_device=_gather_grad_in_order),
+    "Einsum": _plain(einsum, Result.EITHER),
+    "Resample": _plain(resample, Result.EITHER),
+    "Conv": _convolution(
+        windows.conv,
+        partial(windows.conv, tuned=False),
+        planes=True,
+        landing=Landing(windows.conv, torch_landing.convolution),
+    ),
+    "ConvTranspose": _convolution(
+        windows.conv_transpose,
+        partial(windows.conv_transpose, tuned=False),
+        planes=True,
+        landing=Landing(windows.conv_transpose, torch_landing.convolution),
+    ),
+    "ConvWeightGrad": _convolution(
+        windows.conv_weight_grad,
+        partial(windows.conv_weight_grad, tuned=False),
+        planes=False,  # of weights one copy is enough
+        landing=None,
+    ),
+    "MaxPool": _pooling(windows.pool, partial(windows.pool, chunk=DEVICE_CHUNK), None),
+    "MaxPoolGrad": _pooling(
+        windows.pool_grad,
+        partial(windows.pool_grad, chunk=DEVICE_CHUNK),
+        Landing(windows.pool_grad, torch_landing.pooling),
+    ),
 }
-DEVICE_KERNELS: dict[str, Kernel] = {**KERNELS, **UNTUNED, "GatherGrad": _gather_grad_in_order}
-"""The same for tensors of any device."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch_pads import end_rows, evened, flipped_pads, rows_alone, shared, surplus
-from oocdl.engines.torch_pool import CHUNK, DEVICE_CHUNK, Window, max_pool, max_pool_grad
+from oocdl.engines.torch_pool import CHUNK, Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
 from oocdl.graph.rates import is_thin
@@ -169,9 +168,10 @@ def _like(w: Tensor, x: Tensor) -> Tensor:
     return channels_last(w) if has_channels_last(x) else w.contiguous()
 
 
-def _conv(
+def conv(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
 ) -> list[Tensor]:
+    """A convolution."""
     w = _padded(args, instruction, 1)
     rank = w.dim() - 2
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
@@ -214,7 +214,7 @@ def _conv_flipped(
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
-def _conv_transpose(
+def conv_transpose(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
 ) -> list[Tensor]:
     """The wanted box of the full result, cut by the kernel's own padding where it can."""
@@ -253,7 +253,8 @@ def _conv_transpose(
     return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
-def _conv_weight_grad(args: list[Tensor], instruction: Instruction, tuned: bool = True) -> list[Tensor]:
+def conv_weight_grad(args: list[Tensor], instruction: Instruction, tuned: bool = True) -> list[Tensor]:
+    """The gradient of a convolution's weights."""
     dy = _padded(args, instruction, 1)
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
@@ -323,37 +324,16 @@ def _windows(instruction: Instruction, rank: int) -> list[Window]:
     return list(zip(kernel, strides, dilations, strict=True))
 
 
-def _max_pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK) -> list[Tensor]:
+def pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK) -> list[Tensor]:
+    """The largest of each window; ``chunk``: elements that are taken at a time."""
     x = _padded(args, instruction, 0)
     return [max_pool(x, _windows(instruction, x.dim() - 2), chunk)]
 
 
-def _max_pool_grad(
+def pool_grad(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK
 ) -> list[Tensor]:
+    """The gradient of ``pool``, to the first of the largest of each window."""
     x, dy = (_padded(args, instruction, index) for index in (0, 1))
     dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out, chunk)
     return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
-
-
-LANDING: dict[str, Callable[[list[Tensor], Instruction, Tensor | None], list[Tensor]]] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "MaxPoolGrad": _max_pool_grad,
-}
-"""Kernels that can be told where the result goes (``torch_places``)."""
-WINDOW_KERNELS: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "ConvWeightGrad": _conv_weight_grad,
-    "MaxPool": _max_pool,
-    "MaxPoolGrad": _max_pool_grad,
-}
-UNTUNED: dict[str, Callable[[list[Tensor], Instruction], list[Tensor]]] = {
-    "Conv": partial(_conv, tuned=False),
-    "ConvTranspose": partial(_conv_transpose, tuned=False),
-    "ConvWeightGrad": partial(_conv_weight_grad, tuned=False),
-    "MaxPool": partial(_max_pool, chunk=DEVICE_CHUNK),
-    "MaxPoolGrad": partial(_max_pool_grad, chunk=DEVICE_CHUNK),
-}
-"""The same by PyTorch's general kernels alone, for any device."""

@@ -8,7 +8,7 @@ import pytest
 from oocdl.engines.chains import Chain, arrange, block_of
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch import TorchEngine
-from oocdl.engines.torch_into import POINTWISE, REDUCTIONS
+from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction, Program
 from tests.engines.cases import noise
@@ -73,7 +73,7 @@ def test_blocks_change_no_value(elements: int) -> None:
 
 def test_small_blocks_make_chains() -> None:
     made, _, _ = norm_and_softmax()
-    groups = arrange(made, 12, frozenset(POINTWISE), frozenset(REDUCTIONS))
+    groups = arrange(made, 12, BLOCKWISE)
     lengths = [len(group.members) if isinstance(group, Chain) else 0 for group in groups]
     # The moments are complete only after the first, and the crop cannot be taken block by block.
     assert lengths == [2, 8, 1]

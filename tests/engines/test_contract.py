@@ -330,12 +330,3 @@ def test_models_are_valid_onnx(case: Case) -> None:
     model, _ = model_of(case.program("float32"), LOWERINGS)
     onnx.checker.check_model(model, full_check=True)
     assert {opset.domain for opset in model.opset_import} == {""}
-
-
-def test_engines_have_the_same_operators() -> None:
-    from oocdl.engines.onnx_table import LOWERINGS
-    from oocdl.engines.torch_kernels import DEVICE_KERNELS, KERNELS
-    from oocdl.ops.registry import RULES
-
-    assert set(LOWERINGS) == set(KERNELS) == set(DEVICE_KERNELS)
-    assert set(KERNELS) == {op for op, rule in RULES.items() if rule.axes is not None}

@@ -16,7 +16,7 @@ from oocdl.engines.chains import Chain, arrange
 from oocdl.engines.engine import Engine
 from oocdl.engines.fused import is_loop
 from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC
-from oocdl.engines.numpy_into import POINTWISE, REDUCTIONS
+from oocdl.engines.onnx_table import BLOCKWISE
 from oocdl.engines.onnxruntime import OnnxRuntimeEngine
 from oocdl.engines.operands import slot_dtypes
 from oocdl.engines.recompute import recomputed
@@ -72,7 +72,7 @@ def step(op: str, reads: Sequence[Any], made: int, shape: Shape, dtype: str, **a
 
 
 def chains(made: Program) -> list[Chain]:
-    groups = arrange(made, 16, frozenset(POINTWISE), frozenset(REDUCTIONS))
+    groups = arrange(made, 16, BLOCKWISE)
     return [group for group in groups if isinstance(group, Chain)]
 
 
@@ -239,7 +239,7 @@ def test_a_later_chain_makes_cheap_values_again() -> None:
         step("Mul", [(7, inner), operand(3, inner, crop=box)], 8, inner, "float64"),
     ]
     made = program(arrays, steps, [(8, inner)], "fused again")
-    groups, dtypes = recomputed(arrange(made, 16, frozenset(POINTWISE), frozenset(REDUCTIONS)), made, is_loop)
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
     first, _, second = groups
     assert isinstance(first, Chain) and isinstance(second, Chain)
     assert [item.op for item in second.members[:2]] == ["Normalize", "Mul"] and len(second.members) == 4
@@ -271,7 +271,7 @@ def test_one_value_is_made_again_for_each_part_that_is_read() -> None:
         step("Add", [(6, inner), operand(4, inner, corner)], 7, inner, "float64"),
     ]
     made = program(arrays, steps, [(7, inner)], "fused twice")
-    groups, dtypes = recomputed(arrange(made, 16, frozenset(POINTWISE), frozenset(REDUCTIONS)), made, is_loop)
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
     second = groups[-1]
     assert isinstance(second, Chain) and is_loop(second, dtypes)
     assert not {operand.slot for item in second.members for operand in item.operands} & {2, 3}

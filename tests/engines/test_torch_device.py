@@ -22,7 +22,6 @@ from oocdl.engines import torch_device, torch_lane
 from oocdl.engines.engine import get_engine, model_of, resolve
 from oocdl.engines.torch import Step
 from oocdl.engines.torch_device import LANES, TorchDeviceEngine
-from oocdl.engines.torch_kernels import DEVICE_KERNELS
 from oocdl.engines.torch_lane import PIECES, Lane, pieces
 from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.graph.ir import Array
@@ -248,7 +247,7 @@ def test_kernels_stay_on_their_device_and_are_deterministic() -> None:
                 for slot, shape, dtype in kinds
             }
             for item in made.instructions:
-                Step(item, (), DEVICE_KERNELS).run(slots, {})
+                Step(item, (), on_device=True).run(slots, {})
         assert {tensor.device.type for tensor in slots.values()} == {"meta"}, case.name
     assert len(mode.called) > 50
     assert {name for name in mode.called if DOUBTFUL.search(name)} == PROMISED

@@ -1,0 +1,24 @@
+"""Every operator has a whole record with every engine, and loops know it or say why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from oocdl.engines import fused_ops, onnx_table, torch_kernels
+from oocdl.ops.registry import RULES
+
+OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
+"""Those that are left after expansion."""
+LOOPS = [fused_ops.FLOATS, fused_ops.COMPARE, fused_ops.LOGIC, fused_ops.DTYPES_DIFFER, fused_ops.NO_LOOP]
+
+
+@pytest.mark.parametrize("table", [torch_kernels.KERNELS, onnx_table.KERNELS])
+def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, torch_kernels.Kernel]) -> None:
+    blocks = {op: kernel.blocks for op, kernel in table.items() if kernel.blocks is not None}
+    for op, one in blocks.items():
+        assert sum(op in loops for loops in LOOPS) == (one.finish is None), op
+
+
+def test_loops_know_no_other_operator() -> None:
+    known = {op for loops in LOOPS for op in loops}
+    assert known <= torch_kernels.torch_into.BLOCKWISE.keys()
