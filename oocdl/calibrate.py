@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.engine import CHANNELS_LAST, Engine, get_engine, model_of, resolve, runtime_of
+from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
+from oocdl.engines.registry import ranks_last
 from oocdl.errors import ResourceError
 from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
@@ -192,7 +193,7 @@ class _Bench:
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self.engine, self.threads = engine, threads
-        self.last = CHANNELS_LAST.get(engine.name, {}).get("float32", ())
+        self.last = ranks_last(engine.name, "float32")
         self.random = np.random.default_rng(0)
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}

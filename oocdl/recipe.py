@@ -15,7 +15,8 @@ from enum import Enum, auto
 
 from oocdl.bind import Binding
 from oocdl.config import Settings
-from oocdl.engines.engine import CHANNELS_LAST, resolve
+from oocdl.engines.engine import resolve
+from oocdl.engines.registry import ranks_last
 from oocdl.errors import InputError
 from oocdl.graph.differentiate import differentiate
 from oocdl.graph.expand import expand
@@ -248,7 +249,7 @@ def _factorize(network: Network, request: Request) -> Network:
 def _channels_last(network: Network, request: Request) -> Network:
     """Channels last, of the ranks for which the engine wants that."""
     assert network.factored is not None
-    ranks = CHANNELS_LAST.get(resolve(request.settings.engine), {}).get(request.settings.precision, ())
+    ranks = ranks_last(resolve(request.settings.engine), request.settings.precision)
     return replace(network, factored=channels_last(network.factored, frozenset(ranks)))
 
 

@@ -23,7 +23,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import oocdl
-from oocdl.engines.engine import CHANNELS_LAST
+from oocdl.engines.registry import ENGINES
 from oocdl.graph import layout
 from oocdl.optim import SGD, Adam
 from tests.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
@@ -353,7 +353,8 @@ def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_pa
 @pytest.fixture
 def _last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels last in float64, too, and however few they are."""
-    monkeypatch.setitem(CHANNELS_LAST, "torch", {"float32": (4, 5), "float64": (4, 5)})
+    entry = replace(ENGINES["torch"], channels_last={"float64": (4, 5)})
+    monkeypatch.setitem(ENGINES, "torch", entry)  # type: ignore[arg-type]
     monkeypatch.setattr(layout, "LEAST", 1)
     monkeypatch.setattr(layout, "MULTIPLE", 1)
 

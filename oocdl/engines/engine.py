@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from oocdl.engines.registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
 from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
@@ -61,6 +61,8 @@ class Engine(Protocol):
     """Of the host's memory: what it has from beginning to end, and no run counts."""
     has_bfloat16: bool
     """Whether products of 16 bits run here."""
+    operators: frozenset[str]
+    """Those that there are kernels for; ``compile`` refuses a program with another, and names it."""
 
     def needs(self, program: Program, rules: Rules) -> Needs:
         """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to,
@@ -80,21 +82,6 @@ class Engine(Protocol):
         ...
 
 
-_INSTALL = {
-    "torch": "PyTorch: pip install 'oocdl[torch]'",
-    "onnxruntime": "onnxruntime: pip install onnxruntime",
-}
-_SETTINGS = {"torch": {"THP_MEM_ALLOC_ENABLE": "1"}}
-"""Environment of a runtime, read when it is first used, where the user has not set it.
-Large pages for large tensors, as NumPy has them: half of a copy's time is page faults."""
-
-CHANNELS_LAST: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "onnxruntime": {"float32": (5,)},
-    "torch": {"float32": (4, 5), "bfloat16": (4, 5)},
-}
-"""Engines, precisions, and ranks of values: convolutions are faster where these have their channels last."""
-
-_DEVICES = re.compile(r"torch:(cpu|cuda(:(0|[1-9]\d?))?)")
 
 _engines: dict[tuple[str, int], Engine] = {}
 _lock = threading.Lock()
@@ -130,10 +117,18 @@ def resolve(name: str) -> str:
     """
     if name == "auto":
         return "torch" if installed("torch") else "onnxruntime"
-    if name not in _INSTALL and not _DEVICES.fullmatch(name):
-        known = ", ".join(["auto", *_INSTALL, "torch:cuda", "torch:cuda:1 (and so on)"])
+    if name not in ENGINES and _device_entry(name) is None:
+        examples = [example for one in ENGINES.values() if one.devices for example in one.devices.examples]
+        known = ", ".join(["auto", *ENGINES, *examples])
         raise InputError(f"there is no engine '{name}'; choose one of: {known}")
     return name
+
+
+def _device_entry(name: str) -> DeviceEntry | None:
+    """What there is for the device that ``name`` asks for; None if it asks for none, or for no device."""
+    runtime, _, device = name.partition(":")
+    entry = ENGINES[runtime].devices if runtime in ENGINES else None
+    return entry if entry is not None and entry.names.fullmatch(device) else None
 
 
 def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
@@ -148,12 +143,12 @@ def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
         key = (name, threads_per_kernel)
         if key not in _engines:
             if not installed(name):
-                raise InputError(f"engine '{name}' needs {_INSTALL[runtime_of(name)]}")
-            for variable, value in _SETTINGS.get(runtime_of(name), {}).items():
+                raise InputError(f"engine '{name}' needs {ENGINES[runtime_of(name)].install}")
+            entry, on_device = ENGINES[runtime_of(name)], _device_entry(name)
+            for variable, value in entry.environment.items():
                 os.environ.setdefault(variable, value)
-            runtime, on_device, device = name.partition(":")
-            module = importlib.import_module(f"oocdl.engines.{runtime}{'_device' if on_device else ''}")
-            given = (device, threads_per_kernel) if on_device else (threads_per_kernel,)
+            module = importlib.import_module(on_device.module if on_device else entry.module)
+            given = (name.partition(":")[2], threads_per_kernel) if on_device else (threads_per_kernel,)
             engine: Engine = module.make_engine(*given)
             _engines[key] = engine
         return _engines[key]

@@ -139,6 +139,7 @@ class OnnxRuntimeEngine:
     device: Device | None = None
     held_bytes = 0
     has_bfloat16 = False
+    operators = frozenset(KERNELS)
 
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel
@@ -158,7 +159,7 @@ class OnnxRuntimeEngine:
         self._cache.clear()
 
     def _make(self, program: Program) -> Compiled:
-        check_known(program, frozenset(KERNELS), self.name)
+        check_known(program, self.operators, self.name)
         _check_dtypes(program)
         maker = _Maker(program, self.block_elements, self.threads_per_kernel)
         stages = maker.stages()

@@ -231,6 +231,7 @@ class TorchEngine:
     name = "torch"
     device: Device | None = None
     held_bytes = 0
+    operators = frozenset(KERNELS)
 
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel
@@ -259,7 +260,7 @@ class TorchEngine:
         self._cache.clear()
 
     def _make(self, program: Program) -> Compiled:
-        check_known(program, frozenset(KERNELS), self.name)
+        check_known(program, self.operators, self.name)
         program = in_parts(program)
         stages = _stages(program, self.block_elements)
         steps = [_seen(stage) for stage in stages]

@@ -101,6 +101,7 @@ class TorchDeviceEngine:
     """
 
     held_bytes = LANES * PIECES * PIECE_BYTES
+    operators = frozenset(KERNELS)
 
     def __init__(self, device: str, threads_per_kernel: int = 1) -> None:
         self.name = f"torch:{device}"
@@ -161,7 +162,7 @@ class TorchDeviceEngine:
             torch.cuda.empty_cache()
 
     def _make(self, program: Program) -> Compiled:
-        check_known(program, frozenset(KERNELS), self.name)
+        check_known(program, self.operators, self.name)
         steps = [Step(item, (), on_device=True) for item in program.instructions]
         dying = _dying(program)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from oocdl.engines import registry
 from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir import Array
@@ -34,7 +35,8 @@ CASES = [
     *pools(),
 ]
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
-ENGINES = ("torch", "torch in blocks", *DEVICES, "onnxruntime", "onnxruntime in blocks")
+ENGINES = (*registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
+WIDE = [name for name, entry in registry.ENGINES.items() if "float64" in entry.precisions]
 
 
 @pytest.fixture(params=ENGINES)
@@ -80,7 +82,7 @@ def test_float32(engine: Engine, case: Case) -> None:
     check(engine, case, "float32", case.tolerance)
 
 
-@pytest.mark.parametrize("name", ["torch", *DEVICES])
+@pytest.mark.parametrize("name", [*WIDE, *DEVICES])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_float64(case: Case, name: str) -> None:
     if case.attrs.get("to") == "float32":

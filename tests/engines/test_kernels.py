@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oocdl.engines import fused_ops, onnx_table, torch_kernels
+from oocdl.engines import fused_ops, onnx_table, registry, torch_kernels
+from oocdl.engines.engine import get_engine
 from oocdl.ops.registry import RULES
 
 OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
@@ -22,3 +23,10 @@ def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, t
 def test_loops_know_no_other_operator() -> None:
     known = {op for loops in LOOPS for op in loops}
     assert known <= torch_kernels.torch_into.BLOCKWISE.keys()
+
+
+@pytest.mark.parametrize("name", registry.ENGINES)
+def test_engines_have_a_kernel_for_every_operator_or_are_known_to_lack_it(name: str) -> None:
+    operators, unsupported = get_engine(name).operators, registry.ENGINES[name].unsupported
+    assert not operators & unsupported
+    assert operators | unsupported == set(OPERATORS)

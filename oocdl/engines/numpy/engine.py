@@ -1,0 +1,130 @@
+"""Programs on NumPy: one instruction after another, each value whole, as its kernel's definition says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.numpy.kernels import KERNELS
+from oocdl.engines.operands import (
+    check_known,
+    empty_outputs,
+    fill_of,
+    padded_shape,
+    pads_of,
+    slot_dtypes,
+)
+from oocdl.errors import UnsupportedError
+from oocdl.graph.cost import HOLES, Needs, itemsize
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.rule import Rules
+
+
+def _seen(array: Array, operand: Operand) -> Array:
+    """A slot as its reader sees it, without padding."""
+    box = () if operand.crop is None else tuple(slice(start, stop) for start, stop in operand.crop)
+    return array[box].reshape(operand.shape)
+
+
+def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
+    """An operand as its kernel sees it, an array of its own in float64 if its numbers are not integers."""
+    operand = item.operands[index]
+    array, pads = _seen(slots[operand.slot], operand), pads_of(operand)
+    if pads is not None and item.op != "Concat":
+        array = np.pad(array, pads, constant_values=array.dtype.type(fill_of(item, index)))
+    return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
+
+
+def _endings(program: Program) -> list[list[int]]:
+    """For each instruction the slots made here that nothing reads after it."""
+    last: dict[int, int] = {}
+    for number, item in enumerate(program.instructions):
+        read = {operand.slot for operand in item.operands} - set(program.inputs)
+        last |= dict.fromkeys((*read, *item.outputs), number)
+    kept = {operand.slot for operand in program.outputs}
+    found: list[list[int]] = [[] for _ in program.instructions]
+    for slot, number in last.items():
+        if slot not in kept:
+            found[number].append(slot)
+    return found
+
+
+def _run(program: Program, endings: list[list[int]], arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+    slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+    for item, ending in zip(program.instructions, endings, strict=True):
+        args = [_operand(slots, item, index) for index in range(len(item.operands))]
+        results = KERNELS[item.op].run(args, item)
+        made = zip(item.outputs, results, item.kernel_shapes, item.shapes, item.dtypes, strict=True)
+        for slot, result, kernel_shape, shape, dtype in made:
+            if result.shape != kernel_shape:
+                raise ValueError(f"{item.op} gave {result.shape}, wanted {kernel_shape}")
+            slots[slot] = result.astype(dtype, order="C").reshape(shape)
+        for slot in ending:
+            del slots[slot]
+    for operand, out in zip(program.outputs, outs, strict=True):
+        out[...] = _seen(slots[operand.slot], operand)
+
+
+def _work_bytes(program: Program) -> int:
+    """Values alive at the worst instruction, its operands padded and again in float64, its results in
+    float64, and its kernel's scratch."""
+    size: dict[int, int] = {}
+    live = peak = 0
+    for item, ending in zip(program.instructions, _endings(program), strict=True):
+        for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
+            size[slot] = prod(shape) * itemsize(dtype)
+            live += size[slot]
+        elements = 2 * sum(prod(padded_shape(operand)) for operand in item.operands)
+        elements += sum(map(prod, item.kernel_shapes)) + KERNELS[item.op].scratch(item)
+        peak = max(peak, live + itemsize("float64") * elements)
+        live -= sum(size[slot] for slot in ending)
+    return peak * HOLES // 4
+
+
+class NumpyEngine:
+    """Runs programs with NumPy on the CPU, in float64, and rounds each value to its dtype."""
+
+    name = "numpy"
+    device: Device | None = None
+    held_bytes = 0
+    has_bfloat16 = False
+    operators = frozenset(KERNELS)
+
+    def __init__(self) -> None:
+        self._cache = Cache()
+
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """See ``Engine.needs``."""
+        return Needs(_work_bytes(program))
+
+    def compile(self, program: Program) -> Compiled:
+        """See ``Engine.compile``."""
+        return self._cache.get(program.key, lambda: self._make(program))
+
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        self._cache.clear()
+
+    def _make(self, program: Program) -> Compiled:
+        check_known(program, self.operators, self.name)
+        if "bfloat16" in slot_dtypes(program).values():
+            raise UnsupportedError("engine 'numpy' takes no bfloat16 arrays; use engine='torch'")
+        endings = _endings(program)
+
+        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+            outs = empty_outputs(program) if outs is None else outs
+            # Infinities and what is not a number are values like others here.
+            with np.errstate(all="ignore"):
+                _run(program, endings, arrays, outs)
+            return list(outs)
+
+        return call
+
+
+def make_engine(threads_per_kernel: int) -> NumpyEngine:
+    """For ``get_engine``; NumPy runs on as many threads as its own libraries take."""
+    return NumpyEngine()

@@ -1,0 +1,203 @@
+"""The table of the NumPy engine: operators as their definitions say.
+
+Operands come cropped, reshaped and padded, but for a Concat's, which follow each other (``concat_pieces``);
+numbers that are not integers come in float64. Results may be of any dtype: they are rounded to theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from oocdl.engines.numpy import windows
+from oocdl.engines.numpy.record import Kernel, Scratch
+from oocdl.engines.operands import concat_axis, concat_pieces, padded_shape
+from oocdl.graph.ir import Array
+from oocdl.graph.program import Instruction
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def erf(x: Array) -> Array:
+    """The error function, a number at a time: NumPy has none."""
+    return _erf(x).astype(x.dtype)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Integers are truncated, as in ONNX."""
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    return np.asarray(np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b))
+
+
+def _normal(x: Array) -> Array:
+    """The cumulative distribution of normal numbers."""
+    return np.asarray((1 + erf(x * math.sqrt(0.5))) / 2)
+
+
+def _tanh_inside(x: Array) -> Array:
+    return np.asarray(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+def _gelu(x: Array, item: Instruction) -> Array:
+    if item.attrs.get("approximate", "none") == "none":
+        return np.asarray(x * _normal(x))
+    return np.asarray(x / 2 * (1 + np.tanh(_tanh_inside(x))))
+
+
+def _gelu_grad(dy: Array, x: Array, item: Instruction) -> Array:
+    if item.attrs.get("approximate", "none") == "none":
+        return np.asarray(dy * (_normal(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)))
+    y = np.tanh(_tanh_inside(x))
+    rise = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return np.asarray(dy * ((1 + y) / 2 + x / 2 * (1 - y * y) * rise))
+
+
+def _dropout(x: Array, u: Array, item: Instruction) -> Array:
+    """What is compared has the dtype of the result."""
+    ratio = item.attrs["ratio"]
+    least = float(np.dtype(item.dtypes[0]).type(ratio))
+    return np.zeros_like(x) if ratio >= 1 else np.where(u >= least, x / (1 - ratio), 0)
+
+
+Formula = Callable[..., Any]
+_PLAIN: Mapping[str, Formula] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _divide,
+    "Pow": np.power,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Abs": np.abs,
+    "Erf": erf,
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Tanh": np.tanh,
+    "Softplus": lambda x: np.logaddexp(x, 0),
+    "Reciprocal": lambda x: 1 / x,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Greater": np.greater,
+    "Less": np.less,
+    "Equal": np.equal,
+    "Not": np.logical_not,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Where": np.where,
+    "ReluGrad": lambda dy, x: np.where(x > 0, dy, 0),
+    "SigmoidGrad": lambda dy, y: dy * y * (1 - y),
+    "TanhGrad": lambda dy, y: dy * (1 - y * y),
+    "Cast": lambda x: x,  # to the dtype of the result, as all are
+}
+"""Elementwise operators: operands to the result."""
+_OF_INSTRUCTIONS: Mapping[str, Formula] = {
+    "LeakyRelu": lambda x, item: np.where(x > 0, x, item.attrs["alpha"] * x),
+    "LeakyReluGrad": lambda dy, x, item: np.where(x > 0, dy, item.attrs["alpha"] * dy),
+    "Gelu": _gelu,
+    "GeluGrad": _gelu_grad,
+    "Dropout": _dropout,
+    "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
+}
+"""The same, of the instruction, too."""
+
+
+def _sum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    return [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)]
+
+
+def _max(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    return [args[0].max(tuple(item.attrs["axes"]), keepdims=True)]
+
+
+def _log_sum_exp(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    axes = tuple(item.attrs["axes"])
+    largest = args[0].max(axes, keepdims=True)
+    # Infinity minus itself is not a number.
+    largest = np.where(np.isfinite(largest), largest, 0)
+    return [np.log(np.exp(args[0] - largest).sum(axes, keepdims=True)) + largest]
+
+
+def _moments(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    axes = tuple(item.attrs["axes"])
+    return [args[0].mean(axes, keepdims=True), args[0].var(axes, keepdims=True)]
+
+
+def _concat(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    axis, pieces = concat_axis(item), []
+    for index in concat_pieces(item):
+        pads = item.operands[index].pads or ((0, 0),) * args[index].ndim
+        other = [(0, 0) if i == axis else pair for i, pair in enumerate(pads)]
+        pieces.append(np.pad(args[index], other, constant_values=item.fill))
+    return [np.concatenate(pieces, axis)]
+
+
+def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    # The operand holds just what is wanted, from the first element to the last.
+    axis = int(item.attrs["axis"]) % args[0].ndim
+    return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
+
+
+def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    ids, dy = args
+    table = np.zeros(item.kernel_shapes[0], dy.dtype)
+    np.add.at(table, ids, dy)
+    return [table]
+
+
+def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    return [np.einsum(item.attrs["equation"], *args, optimize=True)]
+
+
+def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    axis, matrix = int(item.attrs["axis"]), np.asarray(item.attrs["matrix"], args[0].dtype)
+    return [np.moveaxis(np.moveaxis(args[0], axis, -1) @ matrix.T, -1, axis)]
+
+
+def _none(item: Instruction) -> int:
+    return 0
+
+
+def _operands(times: int) -> Scratch:
+    """So many copies of the operands and of the result."""
+
+    def elements(item: Instruction) -> int:
+        return times * sum(map(prod, [*(padded_shape(o) for o in item.operands), *item.kernel_shapes]))
+
+    return elements
+
+
+def _elementwise(formula: Formula, of_instruction: bool) -> Kernel:
+    def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+        result = formula(*args, item) if of_instruction else formula(*args)
+        return [np.broadcast_to(result, item.kernel_shapes[0])]
+
+    return Kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **{op: _elementwise(formula, False) for op, formula in _PLAIN.items()},
+    **{op: _elementwise(formula, True) for op, formula in _OF_INSTRUCTIONS.items()},
+    **windows.KERNELS,
+    "Identity": Kernel(lambda args, item: args, _none),
+    "Pad": Kernel(lambda args, item: args, _none),  # the operand comes padded
+    "Transpose": Kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
+    "Reshape": Kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], _none),
+    "Expand": Kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
+    "Concat": Kernel(_concat, _operands(1)),
+    "Slice": Kernel(_slice, _none),
+    "Gather": Kernel(lambda args, item: [args[0][args[1]]], _none),
+    "GatherGrad": Kernel(_gather_grad, _none),
+    "ReduceSum": Kernel(_sum, _none),
+    "ReduceMax": Kernel(_max, _none),
+    "LogSumExp": Kernel(_log_sum_exp, _operands(2)),
+    "Moments": Kernel(_moments, _operands(2)),
+    "Einsum": Kernel(_einsum, _operands(2)),
+    "Resample": Kernel(_resample, _operands(2)),
+}

@@ -1,0 +1,139 @@
+"""Convolutions, their gradients and pooling in NumPy: a loop over the taps of the window.
+
+At each tap the window sees a box of the operand, a place for each place of the result. Operands come
+padded, so that all of a box is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.numpy.record import Kernel
+from oocdl.engines.operands import crop_of, padded_shape
+from oocdl.graph.ir import Array, Shape
+from oocdl.graph.program import Instruction
+
+Tap = tuple[int, ...]
+
+
+def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
+    """Strides or dilations; ones where they are left out."""
+    return item.attrs.get(name) or (1,) * rank
+
+
+def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
+    """Each tap of the window, and the box that it sees from the ``places`` of the result."""
+    strides, dilations = (_steps(item, name, len(kernel)) for name in ("strides", "dilations"))
+    for tap in product(*map(range, kernel)):
+        starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
+        spans = zip(starts, strides, places, strict=True)
+        yield (
+            tap,
+            (
+                slice(None),
+                slice(None),
+                *(slice(start, start + stride * (n - 1) + 1, stride) for start, stride, n in spans),
+            ),
+        )
+
+
+def _box(whole: Array, item: Instruction) -> Array:
+    """The wanted box of a result, zeros where that reaches beyond ``whole``."""
+    found = np.zeros(item.kernel_shapes[0], whole.dtype)
+    source, target = [], []
+    for start, extent, have in zip(crop_of(item), found.shape, whole.shape, strict=True):
+        first, last = max(start, 0), min(start + extent, have)
+        source.append(slice(first, max(last, first)))
+        target.append(slice(first - start, first - start + max(last - first, 0)))
+    found[tuple(target)] = whole[tuple(source)]
+    return found
+
+
+def conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``y[n, o, p] = sum of x[n, c, stride p + dilation t] w[o, c, t]`` over channels and taps."""
+    x, w = args
+    y = np.zeros(item.kernel_shapes[0], x.dtype)
+    for tap, box in _taps(item, w.shape[2:], y.shape[2:]):
+        y += np.einsum("nc...,oc->no...", x[box], w[(slice(None), slice(None), *tap)])
+    return [y]
+
+
+def conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``y[n, o, stride p + dilation t] = sum of x[n, c, p] w[c, o, t]``, and of that the wanted box."""
+    x, w = args
+    whole = np.zeros(_spread_shape(item), x.dtype)
+    for tap, box in _taps(item, w.shape[2:], x.shape[2:]):
+        whole[box] += np.einsum("nc...,co->no...", x, w[(slice(None), slice(None), *tap)])
+    return [_box(whole, item)]
+
+
+def _spread_shape(item: Instruction) -> Shape:
+    """The shape of a transposed convolution before the wanted box is cut out."""
+    x, w = (padded_shape(operand) for operand in item.operands)
+    rank = len(x) - 2
+    sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
+    return (x[0], w[1], *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes))
+
+
+def conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``dw[o, c, t] = sum of dy[n, o, p] x[n, c, stride p + dilation t]`` over samples and places."""
+    x, dy = args
+    dw = np.zeros(item.kernel_shapes[0], dy.dtype)
+    for tap, box in _taps(item, dw.shape[2:], dy.shape[2:]):
+        seen = x[box]
+        dw[(slice(None), slice(None), *tap)] = np.tensordot(dy, seen, _all_but_channels(x.ndim))
+    return [dw]
+
+
+def _all_but_channels(rank: int) -> tuple[list[int], list[int]]:
+    axes = [axis for axis in range(rank) if axis != 1]
+    return axes, axes
+
+
+def max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """The largest of each window; what is no number counts as the largest."""
+    y = np.full(item.kernel_shapes[0], -np.inf, args[0].dtype)
+    for _, box in _taps(item, item.attrs["kernel_shape"], y.shape[2:]):
+        np.maximum(y, args[0][box], out=y)
+    return [y]
+
+
+def max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """The gradient goes to the first of the largest elements of each window."""
+    x, dy = args
+    largest = np.full(dy.shape, -np.inf, x.dtype)
+    for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
+        np.maximum(largest, x[box], out=largest)
+    dx, left = np.zeros_like(x), np.ones(dy.shape, bool)
+    for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
+        first = left & (x[box] == largest)
+        dx[box] += np.where(first, dy, 0)
+        left &= ~first
+    return [_box(dx, item)]
+
+
+def _product(item: Instruction) -> int:
+    """One tap's part of the result, and what it is of, which a product may want in another order."""
+    return prod(item.kernel_shapes[0]) + 2 * sum(prod(padded_shape(o)) for o in item.operands)
+
+
+def _spread(item: Instruction) -> int:
+    return 2 * prod(_spread_shape(item)) + _product(item)
+
+
+def _pool_grad(item: Instruction) -> int:
+    x, dy = (prod(padded_shape(operand)) for operand in item.operands)
+    return x + 4 * dy
+
+
+KERNELS = {
+    "Conv": Kernel(conv, _product),
+    "ConvTranspose": Kernel(conv_transpose, _spread),
+    "ConvWeightGrad": Kernel(conv_weight_grad, _product),
+    "MaxPool": Kernel(max_pool, lambda item: 0),
+    "MaxPoolGrad": Kernel(max_pool_grad, _pool_grad),
+}

@@ -1,0 +1,79 @@
+"""The engines there are, an entry each: what has to be known of a runtime before it is imported.
+
+A further engine is one package and one entry here (``docs/adding-an-engine.md``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEntry:
+    """What else a runtime has for devices: "runtime:device"."""
+
+    module: str
+    """Where ``make_engine(device, threads_per_kernel)`` stands."""
+    names: re.Pattern[str]
+    """The devices that can be asked for."""
+    examples: tuple[str, ...]
+    """Names of engines, for whoever asks for one that there is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One engine. Its name is that of the runtime's package."""
+
+    module: str
+    """Where ``make_engine(threads_per_kernel)`` stands."""
+    install: str
+    """What the runtime is called, and how to install it."""
+    precisions: frozenset[str]
+    """What it computes in."""
+    channels_last: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Precision -> ranks of values: convolutions are faster where these have their channels last."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the runtime, read when it is first used, where the user has not set it."""
+    devices: DeviceEntry | None = None
+    unsupported: frozenset[str] = frozenset()
+    """Operators that it has no kernels for: a program with one of them is refused before it runs."""
+
+
+ENGINES: Mapping[str, Entry] = {
+    "torch": Entry(
+        module="oocdl.engines.torch",
+        install="PyTorch: pip install 'oocdl[torch]'",
+        precisions=frozenset({"float32", "bfloat16", "float64"}),
+        channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
+        # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
+        environment={"THP_MEM_ALLOC_ENABLE": "1"},
+        devices=DeviceEntry(
+            module="oocdl.engines.torch_device",
+            names=re.compile(r"cpu|cuda(:(0|[1-9]\d?))?"),
+            examples=("torch:cuda", "torch:cuda:1 (and so on)"),
+        ),
+    ),
+    "onnxruntime": Entry(
+        module="oocdl.engines.onnxruntime",
+        install="onnxruntime: pip install onnxruntime",
+        precisions=frozenset({"float32"}),
+        channels_last={"float32": (5,)},
+    ),
+    "numpy": Entry(
+        module="oocdl.engines.numpy.engine",
+        install="NumPy: pip install numpy",
+        precisions=frozenset({"float32", "float64"}),
+    ),
+}
+"""By name, in the order in which they are preferred."""
+
+
+def ranks_last(engine: str, precision: str) -> tuple[int, ...]:
+    """Ranks of values that an engine wants with their channels last; none of an engine on a device.
+
+    >>> ranks_last("torch", "float32"), ranks_last("torch:cuda", "float32"), ranks_last("torch", "float64")
+    ((4, 5), (), ())
+    """
+    return ENGINES[engine].channels_last.get(precision, ()) if engine in ENGINES else ()
