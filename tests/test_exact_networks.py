@@ -281,12 +281,12 @@ def check_traffic(run: oocdl.Run) -> None:
         assert row["read_bytes"] == row["written_bytes"] == 0  # all of it fits
 
 
-def exact(job: Job, optimizer: str, cut: str, workdir: Path) -> oocdl.Run:
+def exact(job: Job, optimizer: str, cut: str, workdir: Path, engine: str = "torch") -> oocdl.Run:
     """Train with PyTorch and with oocdl, and compare."""
     if (job.net, optimizer) not in TRUTH:
         TRUTH[job.net, optimizer] = train(job, optimizer)
     options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
-    run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], **options)
+    run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], engine=engine, **options)
     check(run, *TRUTH[job.net, optimizer], TOLERANCE[optimizer])
     check_traffic(run)
     return run
@@ -348,6 +348,11 @@ def test_every_unet_is_exact(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", NETS)
 def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
     exact(jobs(name), optimizer, cut, tmp_path / "run")
+
+
+@pytest.mark.parametrize("net", [EVEN[2], "gpt"], ids=["unet", "gpt"])
+def test_the_numpy_engine_is_exact(net: Unet | str, jobs: Any, tmp_path: Path) -> None:
+    exact(jobs(net), "sgd", "batch", tmp_path / "run", engine="numpy")
 
 
 @pytest.fixture

@@ -136,8 +136,9 @@ def test_channels_last_in_float32(case: Case, block_elements: int) -> None:
 
 
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
-def test_an_engine_that_wants_planes_sorts_them(case: Case) -> None:
-    """Values with their channels last go in and out of onnxruntime as they lie."""
+@pytest.mark.parametrize("name", ["onnxruntime", "numpy"])
+def test_an_engine_that_wants_planes_sorts_them(case: Case, name: str) -> None:
+    """Values with their channels last go in and out of an engine as they lie."""
     program = turned(case.program("float32"))
     given, made = program.input_orders, program.output_orders
     inputs = [
@@ -145,7 +146,7 @@ def test_an_engine_that_wants_planes_sorts_them(case: Case) -> None:
     ]
     for array, values in zip(inputs, case.inputs("float32"), strict=True):
         array[...] = values
-    run = get_engine("onnxruntime").compile(program)
+    run = get_engine(name).compile(program)
     expected = case.expected("float32")
     outs = [
         ordered(np.empty, w.shape, d, o)

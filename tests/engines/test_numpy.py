@@ -1,0 +1,46 @@
+"""Programs take no more memory with NumPy than ``NumpyEngine.needs`` says, as ``tracemalloc`` counts it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from oocdl.engines.engine import get_engine
+from oocdl.engines.numpy.kernels import KERNELS
+from oocdl.engines.operands import empty_outputs
+from oocdl.graph.program import Program
+from oocdl.ops import RULES
+from oocdl.probes import convolutions, pools, products, streams
+
+SCALE = 1 / 16
+SLACK_BYTES = 1 << 16
+"""Of buffers and objects, whatever the size of arrays."""
+PROBES = [
+    *streams(SCALE),
+    *(probe for source in (convolutions, products, pools) for _, size, probe in source(SCALE) if size < 300),
+]
+
+
+def peak_bytes(program: Program) -> int:
+    """The most that is allocated at once while the program runs."""
+    random = np.random.default_rng(0)
+    kinds = zip(program.input_shapes, program.input_dtypes, strict=True)
+    arrays = [np.asarray(7 * random.random(shape)).astype(dtype) for shape, dtype in kinds]
+    run, outs = get_engine("numpy").compile(program), empty_outputs(program)
+    tracemalloc.start()
+    try:
+        run(arrays, outs)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("op", sorted(KERNELS))
+def test_operators_take_no_more_than_they_say(op: str) -> None:
+    programs = [probe.program() for probe in PROBES if probe.op == op]
+    said = [get_engine("numpy").needs(program, RULES).work_bytes for program in programs]
+    assert max(said) > 4 * SLACK_BYTES, "arrays so small tell nothing"
+    for program, most in zip(programs, said, strict=True):
+        assert peak_bytes(program) < most + SLACK_BYTES
