@@ -18,8 +18,9 @@ from rich.text import Text
 
 from oocdl.calibrate import cache_path, measured_again, rates_for
 from oocdl.engines.engine import resolve
-from oocdl.graph.read_onnx import SUPPORTED, inspect_onnx
+from oocdl.graph.read_onnx import inspect_onnx, supported
 from oocdl.machine import available, cores, default_budget_bytes, processor
+from oocdl.ops import RULES
 from oocdl.progress import counted, duration
 from oocdl.run import Run
 from oocdl.storage.dataset import open_dataset
@@ -99,8 +100,9 @@ def model_tables(path: Path) -> list[Table]:
     total_bytes = sum(item.nbytes for item in model.initializers.values())
     title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
     operators = table(title, "operator", "nodes", "supported")
+    readable = supported(RULES)
     for op, count in sorted(Counter(node.op for node in model.nodes).items()):
-        operators.add_row(cell(op), cell(count), cell("yes" if op in SUPPORTED else "no"))
+        operators.add_row(cell(op), cell(count), cell("yes" if op in readable else "no"))
     return [ends, operators]
 
 

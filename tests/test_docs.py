@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from oocdl.cli import app
 from oocdl.demo import write_volumes
-from oocdl.graph.read_onnx import LOWER, SUPPORTED
+from oocdl.graph.read_onnx import lowerings, supported
+from oocdl.ops import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -60,8 +61,8 @@ def test_every_operator_is_listed_and_every_listed_one_is_there() -> None:
     rows = [line for line in section("ONNX operators").splitlines() if line.startswith("|")]
     only_known = {name for row in rows if "known before" in row for name in re.findall(r"`(\w+)`", row)}
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert listed == set(SUPPORTED)
-    assert only_known == set(SUPPORTED) - set(LOWER)
+    assert listed == supported(RULES)
+    assert only_known == supported(RULES) - set(lowerings(RULES))
 
 
 def test_every_module_and_room_has_its_row() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,20 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir import normalize_axes
 from oocdl.graph.onnx_context import Context, Lower, Operand
 from oocdl.graph.onnx_fold import ints, numpy_type
+from oocdl.graph.rule import Rules
 
 
-def _same(op: str) -> Lower:
-    return lambda ctx: [ctx.make(op, *ctx.values())]
+def _same(op: str, attrs: Mapping[str, Any]) -> Lower:
+    def lower(ctx: Context) -> Sequence[Operand]:
+        given = {name: ctx.attr(name, default) for name, default in attrs.items()}
+        return [ctx.make(op, *ctx.values(), **given)]
+
+    return lower
+
+
+def of_rules(rules: Rules) -> dict[str, Lower]:
+    """ONNX operators that are ours, too, as their rules say."""
+    return {op: _same(op, rule.onnx) for op, rule in rules.items() if rule.onnx is not None}
 
 
 def _chain(op: str) -> Lower:
@@ -170,20 +181,12 @@ def _einsum(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Einsum", *ctx.values(), equation=equation)]
 
 
-_POINTWISE = (
-    "Add Sub Mul Div Neg Sqrt Exp Log Abs Erf Sigmoid Tanh Softplus Reciprocal Relu "
-    "Greater Less Equal Not And Or Where"
-)
-
 ARITHMETIC: dict[str, Lower] = {
-    **{op: _same(op) for op in _POINTWISE.split()},
     "Max": _chain("Max"),
     "Min": _chain("Min"),
     "Sum": _chain("Add"),
     "LessOrEqual": _negated("Greater"),
     "GreaterOrEqual": _negated("Less"),
-    "LeakyRelu": lambda ctx: [ctx.make("LeakyRelu", ctx.value(0), alpha=ctx.attr("alpha", 0.01))],
-    "Gelu": lambda ctx: [ctx.make("Gelu", ctx.value(0), approximate=ctx.attr("approximate", "none"))],
     "Identity": _pass,
     "Pow": _pow,
     "Cast": _cast,
@@ -201,4 +204,4 @@ ARITHMETIC: dict[str, Lower] = {
     "Gemm": _gemm,
     "Einsum": _einsum,
 }
-"""Operators that compute, besides those of layers."""
+"""Operators that compute, besides those of layers and of rules."""

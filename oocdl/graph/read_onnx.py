@@ -29,18 +29,25 @@ from oocdl.graph.onnx_file import (
     size_text,
 )
 from oocdl.graph.onnx_fold import FOLDS, LIMIT_BYTES, fold
-from oocdl.graph.onnx_lower import ARITHMETIC
+from oocdl.graph.onnx_lower import ARITHMETIC, of_rules
 from oocdl.graph.onnx_lower_nn import LAYERS
 from oocdl.graph.onnx_lower_shape import STRUCTURE
 from oocdl.graph.onnx_roles import merged, role_of
 from oocdl.graph.onnx_tensor import WeightSource, source
 from oocdl.graph.rule import Builder, Rules
 
-__all__ = ["SUPPORTED", "Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx"]
+__all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "supported"]
 
-LOWER: Mapping[str, Lower] = {**ARITHMETIC, **STRUCTURE, **LAYERS}
-SUPPORTED = tuple(sorted({*LOWER, *FOLDS, "Shape", "Size"}))
-"""ONNX operators that can be read; those without a gradient only on constants."""
+
+def lowerings(rules: Rules) -> Mapping[str, Lower]:
+    """How ONNX operators become ours."""
+    return {**of_rules(rules), **ARITHMETIC, **STRUCTURE, **LAYERS}
+
+
+def supported(rules: Rules) -> frozenset[str]:
+    """ONNX operators that can be read; those without a gradient only on constants."""
+    return frozenset({*lowerings(rules), *FOLDS, "Shape", "Size"})
+
 
 FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -203,6 +210,7 @@ class _Reader:
         self.model, self.training, self.freeze = model, training, freeze
         read = frozenset(name for node in model.nodes for name in node.inputs)
         read |= {port.name for port in model.outputs}
+        self._lowerings = lowerings(rules)
         self.ctx = Context(
             build=Builder(rules),
             precision=precision,
@@ -233,7 +241,7 @@ class _Reader:
         for node in self.model.nodes:
             if broken.intersection(node.inputs):
                 broken.update(node.outputs)
-                if node.op not in SUPPORTED:
+                if node.op not in supported(self.ctx.build.rules):
                     refused.append(f"{shown(node.name)} ({node.op})")
                 elif node.attrs.get("group", 1) != 1:
                     refused.append(f"{shown(node.name)} ({node.op} with group {node.attrs['group']})")
@@ -275,8 +283,8 @@ class _Reader:
             if ctx.sized.intersection(node.inputs):
                 ctx.sized.update(node.outputs)
             return outputs
-        if node.op in LOWER:
-            return LOWER[node.op](ctx)
+        if node.op in self._lowerings:
+            return self._lowerings[node.op](ctx)
         if node.op in FOLDS:
             raise UnsupportedError(f"{node.op} of values that are not constant")
         raise UnsupportedError(node.op)

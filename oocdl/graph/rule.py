@@ -61,6 +61,9 @@ class OpRule:
     """Attributes that depend on the shard's position: (node, ranges of the output's own axes,
     for each input the ranges of its own axes, whole shapes of the inputs) -> further attributes
     of the instruction."""
+    onnx: Mapping[str, Any] | None = None
+    """Attributes, with their defaults, of the ONNX operator that has the same name and does the same;
+    None: there is none, or reading it takes more than that."""
 
 
 Rules = Mapping[str, OpRule]

@@ -33,11 +33,11 @@ ACTIVATIONS: tuple[Row, ...] = (
     Row("Relu", 1, _from_input("ReluGrad")),
     Row("ReluGrad", 2, None),
     # x if x > 0 else alpha x
-    Row("LeakyRelu", 1, _from_input("LeakyReluGrad")),
+    Row("LeakyRelu", 1, _from_input("LeakyReluGrad"), onnx={"alpha": 0.01}),
     Row("LeakyReluGrad", 2, None),
     # none: x Phi(x) = x/2 (1 + erf(x / sqrt 2)); tanh: x/2 (1 + tanh(sqrt(2/pi)(x + 0.044715 x^3)))
     # (Hendrycks & Gimpel 2016, arXiv:1606.08415)
-    Row("Gelu", 1, _from_input("GeluGrad"), flops=15),
+    Row("Gelu", 1, _from_input("GeluGrad"), flops=15, onnx={"approximate": "none"}),
     Row("GeluGrad", 2, None, flops=25),
     # 1 / (1 + exp(-x)); y (1 - y)
     Row("Sigmoid", 1, _from_output("SigmoidGrad"), flops=10),

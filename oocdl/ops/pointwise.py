@@ -8,8 +8,9 @@ Costs count a transcendental function as ten floating-point operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class Row:
     """Floating-point operations an output element."""
     result: str = "same"
     """Dtype of the output: ``same`` as the operands, ``bool``, or ``to`` (an attribute)."""
+    onnx: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Attributes of ONNX's operator of this name, with their defaults."""
 
 
 def _extreme_gradient(better: str) -> RowGradient:
@@ -196,6 +199,7 @@ def elementwise(row: Row) -> OpRule:
         gradient=lambda build, node, grads: _gradient(row, build, node, grads),
         axes=broadcast_axes,
         flops=flops,
+        onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
     )
 
 

@@ -14,9 +14,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from oocdl.graph.onnx_lower import ARITHMETIC, of_rules
+from oocdl.graph.onnx_lower_nn import LAYERS
 from oocdl.graph.read_onnx import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.graph.onnx_kit import run
+from tests.ops.cases import CASES
 
 
 def one_node(
@@ -211,6 +214,21 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
         {"mode": "nearest", "opset": 9},
     ),
 }
+
+
+@pytest.mark.parametrize("attributes", [{}, None], ids=["defaults", "attributes"])
+@pytest.mark.parametrize("op", sorted(of_rules(RULES).keys() - ARITHMETIC.keys() - LAYERS.keys()))
+def test_operators_that_are_ours_too(op: str, attributes: dict[str, Any] | None, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.op == op)
+    arrays = {f"x{i}": a.astype(F) if a.dtype.kind == "f" else a for i, a in enumerate(case.arrays())}
+    attrs = case.attrs if attributes is None else attributes
+    model = one_node(op, arrays, {}, opset=20, **attrs)
+    onnx.save(model, tmp_path / "one.onnx")
+    imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
+    [(_, value)] = imported.outputs
+    found = run(imported, *map(torch.as_tensor, arrays.values()))[value].numpy()
+    (wanted,) = ReferenceEvaluator(model).run(None, arrays)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
