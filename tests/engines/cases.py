@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
 from tests.engines.programs import single
+from tests.ops.cases import CASES
+from tests.ops.interpret import OPS
 
 Range = tuple[int, int]
 INF = float("inf")
@@ -139,6 +142,21 @@ def pointwise() -> list[Case]:
         Case("Scalar", "Mul", [np.asarray(3.0), np.asarray(0.5)], torch.mul),
     ]
     return cases + activations(x, y)
+
+
+def others(known: Collection[str]) -> list[Case]:
+    """Elementwise operators that are not ``known``, as the tests of their rules have them."""
+    return [
+        Case(
+            str(case),
+            case.op,
+            case.arrays(),
+            lambda *args, case=case: OPS[case.op](args, case.attrs),
+            case.attrs,
+        )
+        for case in CASES
+        if case.op in BLOCKWISE and case.op not in known
+    ]
 
 
 def gradient_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -23,7 +23,7 @@ from tests.engines.linear_cases import contractions, long_reductions, reductions
 from tests.engines.programs import operand, program, single
 from tests.engines.window_cases import convolutions, pools
 
-CASES = [
+_BY_HAND = [
     *cases.pointwise(),
     *cases.structure(),
     *cases.lookups(),
@@ -34,6 +34,7 @@ CASES = [
     *convolutions(),
     *pools(),
 ]
+CASES = [*_BY_HAND, *cases.others({case.op for case in _BY_HAND})]
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
 ENGINES = (*registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
 WIDE = [name for name, entry in registry.ENGINES.items() if "float64" in entry.precisions]

@@ -16,6 +16,7 @@ from oocdl.engines.chains import Chain, arrange
 from oocdl.engines.engine import Engine
 from oocdl.engines.fused import is_loop
 from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC
+from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
 from oocdl.engines.onnx_table import BLOCKWISE
 from oocdl.engines.onnxruntime import OnnxRuntimeEngine
 from oocdl.engines.operands import slot_dtypes
@@ -25,38 +26,22 @@ from oocdl.graph.ir import Array, Shape
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Instruction, Program
 from tests.engines.programs import operand, program
+from tests.ops.cases import CASES
 
 ENGINES: list[Callable[[], Engine]] = [
     lambda: TorchEngine(block_elements=16),
     lambda: OnnxRuntimeEngine(block_elements=16),
 ]
-ALPHA, EPS, RATIO = 0.1, 1e-3, 0.25
-ATTRS = {"LeakyRelu": {"alpha": ALPHA}, "LeakyReluGrad": {"alpha": ALPHA}, "Normalize": {"eps": EPS}}
-ATTRS["Dropout"] = {"ratio": RATIO}
-EXPECTED: dict[str, Callable[..., Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Neg": np.negative,
-    "Sqrt": np.sqrt,
-    "Abs": np.abs,
-    "Reciprocal": lambda x: 1 / x,
-    "Relu": lambda x: np.where(x <= 0, 0, x),
-    "ReluGrad": lambda g, x: np.where(x <= 0, 0, g),
-    "LeakyRelu": lambda x: np.where(x > 0, x, x * ALPHA),
-    "LeakyReluGrad": lambda g, x: np.where(x > 0, g, g * ALPHA),
-    "Normalize": lambda x, mean, var: (x - mean) / np.sqrt(var + EPS),
-    "Dropout": lambda x, u: np.where(u >= RATIO, x / (1 - RATIO), 0),
-    "Greater": np.greater,
-    "Less": np.less,
-    "Equal": np.equal,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Not": np.logical_not,
-}
+CASE_OF = {case.op: case for case in CASES}
+"""Attributes and count of operands."""
+ALPHA = CASE_OF["LeakyRelu"].attrs["alpha"]
+
+
+def expected(op: str, *values: Array) -> Array:
+    """What an elementwise operator makes of float64 numbers or bools."""
+    shape = np.broadcast_shapes(*(value.shape for value in values))
+    item = Instruction(op, (), (0,), (shape,), (shape,), ("float64",), CASE_OF[op].attrs)
+    return np.asarray(NUMPY_KERNELS[op].run(values, item)[0])
 
 
 def noise(shape: Shape, dtype: str, seed: int = 0) -> Array:
@@ -68,7 +53,7 @@ def noise(shape: Shape, dtype: str, seed: int = 0) -> Array:
 def step(op: str, reads: Sequence[Any], made: int, shape: Shape, dtype: str, **attrs: Any) -> Instruction:
     """An elementwise instruction; ``reads``: (slot, shape) or operands."""
     operands = tuple(operand(*one) if isinstance(one, tuple) else one for one in reads)
-    return Instruction(op, operands, (made,), (shape,), (shape,), (dtype,), {**ATTRS.get(op, {}), **attrs})
+    return Instruction(op, operands, (made,), (shape,), (shape,), (dtype,), {**CASE_OF[op].attrs, **attrs})
 
 
 def chains(made: Program) -> list[Chain]:
@@ -93,9 +78,7 @@ def test_every_operator(op: str, dtype: str) -> None:
     shape = (3, 37)
     first = Instruction("Cast", (operand(0, shape),), (3,), (shape,), (shape,), (dtype,))
     arrays = [noise(shape, "float32", seed) for seed in range(3)]
-    expected = EXPECTED[op]
-    count = 3 if op == "Normalize" else 2 if op in LOGIC and op != "Not" else 0
-    count = count or getattr(expected, "nin", 0) or expected.__code__.co_argcount
+    count = len(CASE_OF[op].operands)
     arrays = arrays[:count]
     steps, seen, kind = [], [], "bool" if op in LOGIC else dtype
     for slot in range(count):
@@ -117,7 +100,7 @@ def test_every_operator(op: str, dtype: str) -> None:
         values = [value > values[0] for value in values]
     for make in ENGINES[: 2 if dtype == "float32" else 1]:
         found = make().compile(made_program)(arrays)[0]
-        close(found, expected(*values), last)
+        close(found, expected(op, *values), last)
 
 
 def sums_of(
@@ -301,7 +284,7 @@ def test_random_chains(data: st.DataObject) -> None:
         other = data.draw(st.sampled_from(sorted(slots)))
         op = data.draw(st.sampled_from(["Add", "Sub", "Mul", "Max", "LeakyReluGrad"]))
         steps.append(step(op, [(current, shape), (other, slots[other][0])], made, shape, "float64"))
-        slots[made] = (shape, EXPECTED[op](slots[current][1], slots[other][1]))
+        slots[made] = (shape, expected(op, slots[current][1], slots[other][1]))
         current = made
     axes = tuple(axis for axis in range(rank) if data.draw(st.booleans())) or (0,)
     kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
