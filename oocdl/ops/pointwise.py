@@ -48,6 +48,8 @@ class Row:
     """Floating-point operations an output element."""
     result: str = "same"
     """Dtype of the output: ``same`` as the operands, ``bool``, or ``to`` (an attribute)."""
+    scratch: float | None = field(default=None, kw_only=True)
+    """What onnxruntime allocates beyond the result, in results; None: as the table above has it."""
     onnx: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Attributes of ONNX's operator of this name, with their defaults."""
 
@@ -190,7 +192,8 @@ def elementwise(row: Row) -> OpRule:
         return row.flops * size(outputs[0])
 
     def workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-        return int(SCRATCH.get(row.op, 0) * size(outputs[0]))
+        times = SCRATCH.get(row.op, 0) if row.scratch is None else row.scratch
+        return int(times * size(outputs[0]))
 
     return OpRule(
         op=row.op,
