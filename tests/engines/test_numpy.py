@@ -12,7 +12,8 @@ from oocdl.engines.numpy.kernels import KERNELS
 from oocdl.engines.operands import empty_outputs
 from oocdl.graph.program import Program
 from oocdl.ops import RULES
-from oocdl.probes import convolutions, pools, products, streams
+from oocdl.probes import Given, Probe, convolutions, pools, products, streams
+from tests.ops.cases import GRADS, POINT
 
 SCALE = 1 / 16
 SLACK_BYTES = 1 << 16
@@ -21,6 +22,9 @@ PROBES = [
     *streams(SCALE),
     *(probe for source in (convolutions, products, pools) for _, size, probe in source(SCALE) if size < 300),
 ]
+LARGE: Given = ((1, 16, 16, 24, 24), "float32")
+MORE = [Probe(case.op, (LARGE,) * len(case.operands), case.attrs) for case in POINT + GRADS]
+"""For operators that no probe measures."""
 
 
 def peak_bytes(program: Program) -> int:
@@ -39,7 +43,8 @@ def peak_bytes(program: Program) -> int:
 
 @pytest.mark.parametrize("op", sorted(KERNELS))
 def test_operators_take_no_more_than_they_say(op: str) -> None:
-    programs = [probe.program() for probe in PROBES if probe.op == op]
+    probes = [probe for probe in PROBES if probe.op == op] or [probe for probe in MORE if probe.op == op]
+    programs = [probe.program() for probe in probes]
     said = [get_engine("numpy").needs(program, RULES).work_bytes for program in programs]
     assert max(said) > 4 * SLACK_BYTES, "arrays so small tell nothing"
     for program, most in zip(programs, said, strict=True):
