@@ -24,7 +24,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 def erf(x: Array) -> Array:
     """The error function, a number at a time: NumPy has none."""
-    return _erf(x).astype(x.dtype)
+    return np.asarray(_erf(x), x.dtype)
 
 
 def _divide(a: Array, b: Array) -> Array:

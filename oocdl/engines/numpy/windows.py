@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from oocdl.engines.operands import crop_of, padded_shape
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.program import Instruction
 
-Tap = tuple[int, ...]
+Index = tuple[Any, ...]
 
 
 def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
@@ -25,20 +26,15 @@ def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
     return item.attrs.get(name) or (1,) * rank
 
 
-def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Tap, tuple[slice, ...]]]:
-    """Each tap of the window, and the box that it sees from the ``places`` of the result."""
+def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Index, Index]]:
+    """Each tap of the window: where its weights are, and the box that it sees from ``places``."""
     strides, dilations = (_steps(item, name, len(kernel)) for name in ("strides", "dilations"))
+    outer = (slice(None), slice(None))
     for tap in product(*map(range, kernel)):
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
         spans = zip(starts, strides, places, strict=True)
-        yield (
-            tap,
-            (
-                slice(None),
-                slice(None),
-                *(slice(start, start + stride * (n - 1) + 1, stride) for start, stride, n in spans),
-            ),
-        )
+        box = (slice(at, at + max(stride * (n - 1) + 1, 0), stride) for at, stride, n in spans)
+        yield (*outer, *tap), (*outer, *box)
 
 
 def _box(whole: Array, item: Instruction) -> Array:
@@ -58,7 +54,7 @@ def conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     x, w = args
     y = np.zeros(item.kernel_shapes[0], x.dtype)
     for tap, box in _taps(item, w.shape[2:], y.shape[2:]):
-        y += np.einsum("nc...,oc->no...", x[box], w[(slice(None), slice(None), *tap)])
+        y += np.einsum("nc...,oc->no...", x[box], w[tap])
     return [y]
 
 
@@ -67,7 +63,7 @@ def conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     x, w = args
     whole = np.zeros(_spread_shape(item), x.dtype)
     for tap, box in _taps(item, w.shape[2:], x.shape[2:]):
-        whole[box] += np.einsum("nc...,co->no...", x, w[(slice(None), slice(None), *tap)])
+        whole[box] += np.einsum("nc...,co->no...", x, w[tap])
     return [_box(whole, item)]
 
 
@@ -85,7 +81,7 @@ def conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array
     dw = np.zeros(item.kernel_shapes[0], dy.dtype)
     for tap, box in _taps(item, dw.shape[2:], dy.shape[2:]):
         seen = x[box]
-        dw[(slice(None), slice(None), *tap)] = np.tensordot(dy, seen, _all_but_channels(x.ndim))
+        dw[tap] = np.tensordot(dy, seen, _all_but_channels(x.ndim))
     return [dw]
 
 
