@@ -74,6 +74,12 @@ def _leaky_relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) 
     return b.select(_positive(b, args[1]), args[0], scaled)
 
 
+def _elu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    slope = b.new(f"fadd {b.type} {args[1]}, {_splat(b, attrs['alpha'])}")
+    scaled = b.new(f"fmul {b.type} {args[0]}, {slope}")
+    return b.select(_positive(b, args[1]), args[0], scaled)
+
+
 def deviation(b: Builder, variance: str, eps: float) -> str:
     """What centred values are multiplied with: one over the root of ``variance + eps``."""
     if (variance, eps) not in b.deviations:
@@ -113,6 +119,7 @@ FLOATS: Mapping[str, Emit] = {
     "ReluGrad": _relu_grad,
     "LeakyRelu": _leaky_relu,
     "LeakyReluGrad": _leaky_relu_grad,
+    "EluGrad": _elu_grad,
     "Normalize": _normalize,
     "Dropout": _dropout,
 }
@@ -142,7 +149,7 @@ _FUNCTION = "LLVM has no vectors of this function: it would call the C library a
 _ORDER = "engines multiply in orders of their own, and their bits would change"
 NO_LOOP: Mapping[str, str] = {
     **dict.fromkeys(
-        ("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus", "Gelu", "GeluGrad"), _FUNCTION
+        ("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus", "Elu", "Gelu", "GeluGrad"), _FUNCTION
     ),
     **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
 }

@@ -74,6 +74,30 @@ def _leaky_relu(attrs: Mapping[str, Any]) -> Into:
     return kernel
 
 
+def _elu(attrs: Mapping[str, Any]) -> Into:
+    alpha = float(attrs["alpha"])
+
+    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+        x, out = args[0], outs[0]
+        np.expm1(np.minimum(x, 0, out=out), out=out)
+        np.multiply(out, alpha, out=out)
+        np.copyto(out, x, where=x > 0)
+
+    return kernel
+
+
+def _elu_grad(attrs: Mapping[str, Any]) -> Into:
+    alpha = float(attrs["alpha"])
+
+    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+        dy, y = args
+        np.add(y, alpha, out=outs[0])
+        np.multiply(outs[0], dy, out=outs[0])
+        np.copyto(outs[0], dy, where=y > 0)
+
+    return kernel
+
+
 def _relu_grad(args: Sequence[Array], outs: Sequence[Array]) -> None:
     dy, x = args
     np.greater(x, 0, out=outs[0])
@@ -168,6 +192,16 @@ def _emit_where(emit: Emitter, condition: Val, a: Val, b: Val) -> Val:
 
 def _emit_leaky_relu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [emit("LeakyRelu", args[0], alpha=float(instruction.attrs["alpha"]))]
+
+
+def _emit_elu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    return [emit("Elu", args[0], alpha=float(instruction.attrs["alpha"]))]
+
+
+def _emit_elu_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    dy, y = args
+    falling = emit("Mul", dy, emit("Add", y, float(instruction.attrs["alpha"])))
+    return [_emit_where(emit, emit("Greater", y, 0.0, dtype="bool"), dy, falling)]
 
 
 def _emit_relu_grad(emit: Emitter, dy: Val, x: Val) -> Val:
@@ -275,6 +309,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Reciprocal": _elementwise(_same("Reciprocal"), _out(np.reciprocal), in_place=1),
     "Relu": _elementwise(_same("Relu"), _out(np.maximum, 0), in_place=1),
     "LeakyRelu": _elementwise(_emit_leaky_relu, _leaky_relu, in_place=0),
+    "Elu": _elementwise(_emit_elu, _elu, in_place=0),
+    "EluGrad": _elementwise(_emit_elu_grad, _elu_grad, in_place=0),
     "Gelu": left_to_sessions(_emit_gelu),
     "Cast": _elementwise(_emit_cast, _always(_cast), in_place=0),
     "Greater": _elementwise(_test("Greater"), _out(np.greater), in_place=0),

@@ -67,6 +67,18 @@ def _leaky_relu_grad(attrs: Mapping[str, Any]) -> Into:
     return _grad(aten.leaky_relu_backward.grad_input, float(attrs["alpha"]), False)(attrs)
 
 
+def _elu(attrs: Mapping[str, Any]) -> Into:
+    alpha = float(attrs["alpha"])
+    return lambda args, outs: aten.elu.out(args[0], alpha, out=outs[0])
+
+
+def _elu_grad(attrs: Mapping[str, Any]) -> Into:
+    alpha = float(attrs["alpha"])
+    return lambda args, outs: aten.elu_backward.grad_input(
+        args[0], alpha, 1, 1, True, args[1], grad_input=outs[0]
+    )
+
+
 def _gelu(attrs: Mapping[str, Any]) -> Into:
     how = attrs.get("approximate", "none")
     return lambda args, outs: aten.gelu.out(args[0], approximate=how, out=outs[0])
@@ -208,6 +220,8 @@ BLOCKWISE: Mapping[str, Blocks] = {
     "Reciprocal": _elementwise(_out(torch.reciprocal), in_place=1, temporaries=0),
     "Relu": _elementwise(_out(aten.relu.out), in_place=1, temporaries=0),
     "LeakyRelu": _elementwise(_leaky_relu, in_place=1, temporaries=0),
+    "Elu": _elementwise(_elu, in_place=1, temporaries=0),
+    "EluGrad": _elementwise(_elu_grad, in_place=2, temporaries=0),
     "Gelu": _elementwise(_gelu, in_place=1, temporaries=0),
     "Cast": _elementwise(_always(_cast), in_place=0, temporaries=0),
     "Greater": _elementwise(_out(torch.gt), in_place=2, temporaries=0),

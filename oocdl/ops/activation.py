@@ -28,6 +28,15 @@ def _from_output(op: str) -> RowGradient:
     return gradient
 
 
+def _elu_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+    """From the output where its sign is the input's, else ``g`` and ``g alpha exp(x)`` by themselves."""
+    x, alpha = node.inputs[0], float(node.attrs["alpha"])
+    if alpha >= 0:
+        return (build("EluGrad", g, node.outputs[0], alpha=alpha),)
+    falling = build("Mul", g, build("Mul", build("Exp", x), build.like(alpha, g)))
+    return (build("Where", build("Greater", x, build.like(0.0, g)), g, falling),)
+
+
 ACTIVATIONS: tuple[Row, ...] = (
     # max(x, 0); gradient 0 at 0, as PyTorch
     Row("Relu", 1, _from_input("ReluGrad")),
@@ -35,6 +44,9 @@ ACTIVATIONS: tuple[Row, ...] = (
     # x if x > 0 else alpha x
     Row("LeakyRelu", 1, _from_input("LeakyReluGrad"), onnx={"alpha": 0.01}),
     Row("LeakyReluGrad", 2, None),
+    # x if x > 0 else alpha (exp(x) - 1); from the output, 1 if y > 0 else y + alpha
+    Row("Elu", 1, _elu_gradient, flops=11, scratch=0.25, onnx={"alpha": 1.0}),
+    Row("EluGrad", 2, None, flops=3, scratch=2.25),
     # none: x Phi(x) = x/2 (1 + erf(x / sqrt 2)); tanh: x/2 (1 + tanh(sqrt(2/pi)(x + 0.044715 x^3)))
     # (Hendrycks & Gimpel 2016, arXiv:1606.08415)
     Row("Gelu", 1, _from_input("GeluGrad"), flops=15, onnx={"approximate": "none"}),

@@ -108,6 +108,7 @@ POINT = [
     Case("Cast", (A,), {"to": "float32"}),
     Case("Cast", (("ids", A, 5),), {"to": "float64"}),
     Case("LeakyRelu", (A,), {"alpha": 0.1}),
+    *(Case("Elu", (A,), {"alpha": alpha}) for alpha in (0.7, -0.7, 0.0)),
     Case("Gelu", (A,), {"approximate": "none"}),
     Case("Gelu", (A,), {"approximate": "tanh"}),
     Case("Not", (("bool", A),)),
@@ -121,6 +122,7 @@ POINT = [
 GRADS = [
     Case("ReluGrad", (A, A)),
     Case("LeakyReluGrad", (A, A), {"alpha": 0.1}),
+    Case("EluGrad", (A, A), {"alpha": 0.7}),
     Case("GeluGrad", (A, A), {"approximate": "none"}),
     Case("SigmoidGrad", (A, A)),
     Case("TanhGrad", (A, A)),

@@ -179,6 +179,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "ReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], torch.zeros((), dtype=i[0].dtype)),
     "LeakyRelu": lambda i, a: F.leaky_relu(i[0], a["alpha"]),
     "LeakyReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], i[0] * a["alpha"]),
+    "Elu": lambda i, a: torch.where(i[0] > 0, i[0], a["alpha"] * torch.expm1(i[0].clamp(max=0))),
+    "EluGrad": lambda i, a: torch.where(i[1] > 0, i[0], i[0] * (i[1] + a["alpha"])),
     "Gelu": lambda i, a: _gelu(a)(i[0]),
     "GeluGrad": lambda i, a: _vjp(_gelu(a), i[1], i[0]),
     "Sigmoid": lambda i, a: i[0].sigmoid(),

@@ -100,6 +100,8 @@ _PLAIN: Mapping[str, Formula] = {
 _OF_INSTRUCTIONS: Mapping[str, Formula] = {
     "LeakyRelu": lambda x, item: np.where(x > 0, x, item.attrs["alpha"] * x),
     "LeakyReluGrad": lambda dy, x, item: np.where(x > 0, dy, item.attrs["alpha"] * dy),
+    "Elu": lambda x, item: np.where(x > 0, x, item.attrs["alpha"] * np.expm1(np.minimum(x, 0))),
+    "EluGrad": lambda dy, y, item: np.where(y > 0, dy, dy * (y + item.attrs["alpha"])),
     "Gelu": _gelu,
     "GeluGrad": _gelu_grad,
     "Dropout": _dropout,
