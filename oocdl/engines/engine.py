@@ -82,7 +82,6 @@ class Engine(Protocol):
         ...
 
 
-
 _engines: dict[tuple[str, int], Engine] = {}
 _lock = threading.Lock()
 

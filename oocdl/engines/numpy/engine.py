@@ -13,14 +13,13 @@ from oocdl.engines.operands import (
     check_known,
     empty_outputs,
     fill_of,
-    padded_shape,
     pads_of,
     slot_dtypes,
 )
 from oocdl.errors import UnsupportedError
 from oocdl.graph.cost import HOLES, Needs, itemsize
 from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.program import Instruction, Operand, Program, padded_shape
 from oocdl.graph.rule import Rules
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.numpy.record import Kernel
-from oocdl.engines.operands import crop_of, padded_shape
+from oocdl.engines.operands import crop_of
 from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.program import Instruction, padded_shape
 
 Index = tuple[Any, ...]
 
