@@ -14,7 +14,7 @@ import platform
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -33,16 +33,17 @@ from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Program
-from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Points, Rates, moved_bytes
+from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Rates, moved_bytes
+from oocdl.graph.speed import Heavy, Points, Scale
 from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.machine import cores, installed_version, processor
 from oocdl.ops import RULES
-from oocdl.probes import Heavy, convolutions, in_bfloat16, overhead, pools, products, streams
+from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
 from oocdl.storage.direct import direct_flag, read_box, write_array
 from oocdl.storage.files import write_text
 from oocdl.storage.pool import Pool
 
-FORMAT = 9
+FORMAT = 10
 """Of the file, and of what the probes measure: rates of another format are measured anew."""
 FILE_BYTES = 8 << 20
 """Of the files that the disk is measured with, as chunks have it."""
@@ -54,9 +55,6 @@ ROUNDS = 3
 """Calls of a probe that count, on every thread."""
 WHOLE_THREADS = 4
 """More threads than these get smaller arrays, so that measuring takes a few hundred MiB at most."""
-Source = Callable[[float], Iterator[Heavy]]
-WIDE: tuple[Source, ...] = (convolutions, products, pools)
-"""Heavy operators as every engine has them."""
 
 
 def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
@@ -149,25 +147,34 @@ def measure_rates(
         bench.program_seconds = max(short - bench.instruction_seconds, 0.0)
         scale *= min(1.0, WHOLE_THREADS / threads)
         begun = time.monotonic()
-        arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
+        sizes = Scale(scale, thin_slab_elements=bench.engine.thin_slab_elements)
+        arithmetic, memory = _arithmetic(bench, heavy(sizes)), _memory(bench, scale)
         if time.monotonic() - begun < AGAIN_SECONDS:
-            arithmetic, memory = _arithmetic(bench, scale), _memory(bench, scale)
+            arithmetic, memory = _arithmetic(bench, heavy(sizes)), _memory(bench, scale)
         if bench.engine.has_bfloat16:
-            arithmetic |= _arithmetic(bench, scale, (in_bfloat16,))
+            arithmetic |= _arithmetic(bench, in_bfloat16(sizes))
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
-    return Rates(arithmetic, memory, copied, bench.instruction_seconds, bench.program_seconds, read, written)
+    return Rates(
+        arithmetic=arithmetic,
+        memory=memory,
+        copy_bytes_per_second=copied,
+        instruction_seconds=bench.instruction_seconds,
+        program_seconds=bench.program_seconds,
+        disk_read_bytes_per_second=read,
+        disk_write_bytes_per_second=written,
+        thin_slab_elements=sizes.thin_slab_elements,
+    )
 
 
-def _arithmetic(bench: _Bench, scale: float, sources: Sequence[Source] = WIDE) -> dict[str, Points]:
+def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, Points]:
     """Tables of the heavy operators: the mean time of an operation over the probes of one size."""
     found: dict[str, dict[int, list[float]]] = {}
-    for source in sources:
-        for kind, size, probe in source(scale):
-            program = probe.program(bench.last)
-            each = found.setdefault(kind, {}).setdefault(size, [])
-            each.append(bench.net_seconds(program) / program_flops(program, RULES))
+    for kind, size, probe in probes:
+        program = probe_program(probe, bench.last)
+        each = found.setdefault(kind, {}).setdefault(size, [])
+        each.append(bench.net_seconds(program) / program_flops(program, RULES))
     return {
         kind: tuple((size, 1 / fmean(each)) for size, each in sorted(table.items()))
         for kind, table in found.items()
@@ -178,7 +185,7 @@ def _memory(bench: _Bench, scale: float) -> dict[str, float]:
     """Bytes a second of the other operators: the mean time of a byte over an operator's probes."""
     found: dict[str, list[float]] = {}
     for probe in streams(scale, bench.engine.has_bfloat16):
-        program, rest = probe.program(), probe.rest()
+        program, rest = probe_program(probe), rest_program(probe)
         step = next(step for step in program.instructions if step.op == probe.op)
         moved = moved_bytes(step, dict(zip(program.inputs, program.input_dtypes, strict=True)))
         seconds = bench.net_seconds(program) - (bench.net_seconds(rest) if rest else 0.0)

@@ -14,12 +14,13 @@ from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
-from oocdl.graph.rates import NOMINAL, Rates
+from oocdl.graph.rates import Rates
 from oocdl.graph.rounded import roundable
 from oocdl.graph.step import StepGraph
 from oocdl.heap import give_back_freed_memory
 from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
+from oocdl.ops.nominal import NOMINAL
 from oocdl.simulate import simulate
 from oocdl.sources import BLOCK_BYTES, KEPT_BYTES
 from oocdl.storage.dataset import Dataset

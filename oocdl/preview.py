@@ -17,7 +17,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir import Role
 from oocdl.graph.memory import footprint
 from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.rates import NOMINAL
+from oocdl.ops.nominal import NOMINAL
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
 from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of

@@ -238,7 +238,9 @@ def _bfloat16(network: Network, request: Request) -> Network:
     """Products of bfloat16 where the precision is that, and casts around what is stored as bfloat16."""
     if not request.has_bfloat16 and not network.rounded:
         return network
-    return replace(network, graph=rounded(network.graph, network.rounded, request.has_bfloat16))
+    return replace(
+        network, graph=rounded(network.graph, request.rules, network.rounded, request.has_bfloat16)
+    )
 
 
 def _factorize(network: Network, request: Request) -> Network:
@@ -250,7 +252,7 @@ def _channels_last(network: Network, request: Request) -> Network:
     """Channels last, of the ranks for which the engine wants that."""
     assert network.factored is not None
     ranks = ranks_last(resolve(request.settings.engine), request.settings.precision)
-    return replace(network, factored=channels_last(network.factored, frozenset(ranks)))
+    return replace(network, factored=channels_last(network.factored, request.rules, frozenset(ranks)))
 
 
 TRAINING = frozenset(Part) - {Part.FORWARD}

@@ -114,7 +114,7 @@ def run_graph(
     verify(small, rules, "canonicalize")
     factored = factorize(small, rules)
     if channels_last:
-        factored = layout.channels_last(factored)
+        factored = layout.channels_last(factored, rules)
     verify_factored(factored, "channels last" if channels_last else "factorize")
     limits = Limits(unit_bytes, threads, parallel, cuts)
     loaded = get_engine(engine)

@@ -14,7 +14,7 @@ from torch.nn import functional
 import oocdl
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError
-from oocdl.graph.rounded import PRODUCTS, WINDOWED
+from oocdl.ops import RULES
 from tests.models import UNet3d, export
 
 if not get_engine("torch").has_bfloat16:
@@ -92,15 +92,12 @@ def test_products_take_16_bits_and_sums_are_of_32(job: Job) -> None:
     )
     factored = plan.compiled.plan.factored
     values = factored.graph.values
-    low = [
-        node
-        for node in factored.graph.nodes
-        if node.op in PRODUCTS and values[node.inputs[0]].dtype == "bfloat16"
-    ]
+    products = [(node, RULES[node.op].product) for node in factored.graph.nodes]
+    low = [(node, fact) for node, fact in products if fact and values[node.inputs[0]].dtype == "bfloat16"]
     assert len(low) > 20
-    for node in low:
+    for node, fact in low:
         assert {values[name].dtype for name in node.inputs} == {"bfloat16"}
-        assert values[node.outputs[0]].dtype == ("bfloat16" if node.op in WINDOWED else "float32")
+        assert values[node.outputs[0]].dtype == ("bfloat16" if fact.makes_data else "float32")
     stored = [(name, layer.layer) for layer in plan.compiled.plan.layers for name in layer.layer.stores]
     assert all(values[name].dtype != "bfloat16" for name, layer in stored if name in layer.partials)
     large = {name: values[name].dtype for name, _ in stored if values[name].shape[-2:] == (16, 16)}

@@ -19,8 +19,9 @@ from oocdl.calibrate import (
 )
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
-from oocdl.graph.rates import LOW, NOMINAL, Rates, program_seconds
+from oocdl.graph.rates import LOW, Rates, program_seconds
 from oocdl.ops import RULES
+from oocdl.ops.nominal import NOMINAL
 from oocdl.probes import overhead
 
 ENGINES = ("torch", "onnxruntime")
@@ -50,8 +51,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> None:
     rates = measure_rates(engine, tmp_path, **TINY)  # type: ignore[arg-type]
-    low = get_engine(engine).has_bfloat16
-    assert set(rates.arithmetic) == {kind for kind in NOMINAL.arithmetic if low or not kind.endswith(LOW)}
+    has_bfloat16, thin = get_engine(engine).has_bfloat16, get_engine(engine).thin_slab_elements
+    assert set(rates.arithmetic) == {
+        kind for kind in NOMINAL.arithmetic if has_bfloat16 or not kind.endswith(LOW)
+    }
+    assert rates.thin_slab_elements == thin > 0
     assert set(rates.memory) == set(NOMINAL.memory)
     assert Rates.from_json(rates.to_json()) == rates
     assert program_seconds(overhead(3), RULES, rates) > 0

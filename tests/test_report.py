@@ -13,7 +13,7 @@ import pytest
 import oocdl
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
-from oocdl.graph.rates import NOMINAL
+from oocdl.ops.nominal import NOMINAL
 from oocdl.report import WIDTH, Measured, Spent, computing_seconds, make_report, read_report
 from oocdl.timeline import Ran, Simulated
 from oocdl.zoo import write_unet3d

@@ -14,7 +14,8 @@ import zarr
 import oocdl
 from oocdl import schedule
 from oocdl.errors import InputError
-from oocdl.graph.rates import NOMINAL, Rates
+from oocdl.graph.rates import Rates
+from oocdl.ops.nominal import NOMINAL
 from oocdl.planning import Machine, machine_for
 from tests.models import UNet3d, export
 

@@ -10,8 +10,8 @@ import torch
 import zarr
 
 import oocdl
-from oocdl.graph.rates import NOMINAL
 from oocdl.ops import RULES
+from oocdl.ops.nominal import NOMINAL
 from oocdl.simulate import simulate
 from tests.models import GPT, UNet3d, export
 

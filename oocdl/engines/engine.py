@@ -63,6 +63,9 @@ class Engine(Protocol):
     """Whether products of 16 bits run here."""
     operators: frozenset[str]
     """Those that there are kernels for; ``compile`` refuses a program with another, and names it."""
+    thin_slab_elements: int
+    """Channels x depth x height of the thickest slab of a volume that has rates of its own for the gradient
+    of a convolution's weights, because it is faster or slower than others; 0: there are none."""
 
     def needs(self, program: Program, rules: Rules) -> Needs:
         """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to,

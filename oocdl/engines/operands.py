@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,6 +20,10 @@ ALIGNMENT = 16
 
 PAD_THEMSELVES = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"})
 """Operators whose kernels get operands unpadded, because they can do without the copy."""
+
+DATA: Mapping[str, tuple[int, ...]] = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}
+"""Operands that a kernel wants with their channels last if one of them has them so: the data of its rule's
+``product``, for engines, who know instructions and no rules."""
 
 
 def aligned(array: Array) -> Array:

@@ -14,6 +14,7 @@ from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.fused import is_loop
 from oocdl.engines.operands import (
+    DATA,
     PAD_THEMSELVES,
     aligned,
     check_known,
@@ -33,9 +34,10 @@ from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
 from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
-from oocdl.graph.layout import DATA, SPACED
+from oocdl.graph.layout import SPACED
 from oocdl.graph.program import Instruction, Operand, Program
 from oocdl.graph.rule import Rules
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 
 Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18
@@ -232,6 +234,7 @@ class TorchEngine:
     device: Device | None = None
     held_bytes = 0
     operators = frozenset(KERNELS)
+    thin_slab_elements = THIN_SLAB_ELEMENTS
 
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel

@@ -31,6 +31,7 @@ from oocdl.graph.cost import Needs, array_bytes, program_work_bytes
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
 from oocdl.graph.rule import Rules
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 
 LANES = 2
 LIBRARY_BYTES = 512 << 20
@@ -102,6 +103,7 @@ class TorchDeviceEngine:
 
     held_bytes = LANES * PIECES * PIECE_BYTES
     operators = frozenset(KERNELS)
+    thin_slab_elements = THIN_SLAB_ELEMENTS
 
     def __init__(self, device: str, threads_per_kernel: int = 1) -> None:
         self.name = f"torch:{device}"

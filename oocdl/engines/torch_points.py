@@ -17,7 +17,7 @@ from torch import Tensor
 from oocdl.engines.torch_layout import channels_last, dense, has_channels_last, unset
 from oocdl.graph.ir import Shape
 from oocdl.graph.layout import has_enough
-from oocdl.graph.rates import THIN
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 
 aten = torch.ops.aten
 FULL = 16
@@ -145,7 +145,7 @@ def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape)
         return torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1)).reshape(shape)
     ones, none = [1] * len(strides), [0] * len(strides)
     # One tap is the same however far others would be, and what is dilated goes to oneDNN, if it is large.
-    large = x.shape[0] > 1 or math.prod(x.shape[:4]) > THIN
+    large = x.shape[0] > 1 or math.prod(x.shape[:4]) > THIN_SLAB_ELEMENTS
     dilations = [2] * len(strides) if _asks_onednn(x) and large else ones
     w = unset(shape, x)  # only its shape matters
     made: Tensor = aten.convolution_backward(

@@ -24,7 +24,7 @@ from oocdl.engines.torch_pads import end_rows, evened, flipped_pads, rows_alone,
 from oocdl.engines.torch_pool import CHUNK, Window, max_pool, max_pool_grad
 from oocdl.graph.ir import Shape
 from oocdl.graph.program import Instruction
-from oocdl.graph.rates import is_thin
+from oocdl.graph.slabs import is_thin
 
 aten = torch.ops.aten
 _CONV = (F.conv1d, F.conv2d, F.conv3d)

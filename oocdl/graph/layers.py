@@ -76,12 +76,14 @@ def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
     return rules[cell.node.op].flops(cell.node, inputs, outputs) / max(moved, 1)
 
 
-def _reads_much(cell: Cell, factored: Factored) -> bool:
+def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     """Whether a product is mostly the reading of a matrix, as one of few rows with large weights is."""
     values = factored.graph.values
     read = sum(values[view.value].nbytes for view in cell.inputs)
     made = sum(values[view.value].nbytes for view in cell.outputs)
-    return cell.node.op == "Einsum" and read >= READS_MUCH_BYTES and read > 4 * made
+    product = rules[cell.node.op].product
+    is_matrix_product = product is not None and not product.data
+    return is_matrix_product and read >= READS_MUCH_BYTES and read > 4 * made
 
 
 class _Grouper:
@@ -94,7 +96,7 @@ class _Grouper:
         self.heavy = {
             c.node.name
             for c in cells
-            if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE or _reads_much(c, factored)
+            if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE or _reads_much(c, rules, factored)
         }
         self.partial = {c.node.name for c in cells if classes.is_partial(c, self.cuts)}
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}

@@ -13,16 +13,10 @@ from dataclasses import replace
 
 from oocdl.graph.factorize import Cell, Factored, View
 from oocdl.graph.memory import Order
+from oocdl.graph.rule import OpRule, Product, Rules
 
 LEAST, MULTIPLE = 8, 4
 """Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""
-DATA: Mapping[str, tuple[int, ...]] = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}
-"""Of convolutions: the operands that are data. Of two, the result is weights; of one, it is data, too."""
-WINDOWED = frozenset(DATA)
-_OVER_CHANNELS = frozenset({"LogSumExp", "ReduceMax"})
-"""Operators that run over the channels of a place, as losses do, and are faster plane by plane."""
-_ELSEWHERE = frozenset({"Einsum", "Gather", "GatherGrad", "Reshape", "Transpose"})
-"""Operators whose result's axes are not those of their operands."""
 SPACED = (4, 5)
 """Ranks of values with a batch, channels, and two or three axes of space."""
 
@@ -42,20 +36,19 @@ def order_of(view: View, ranks: Collection[int] = SPACED) -> Order:
     return () if order == tuple(range(stored)) else order
 
 
-def _data(cell: Cell) -> Iterator[View]:
+def _data(cell: Cell, product: Product) -> Iterator[View]:
     """What is data of a convolution, and not weights."""
-    data = DATA.get(cell.node.op, (0,))
-    yield from (view for place, view in enumerate(cell.inputs) if place in data)
-    if len(data) == 1:
+    yield from (cell.inputs[place] for place in product.data)
+    if product.makes_data:
         yield cell.outputs[0]
 
 
-def _is_over_channels(cell: Cell) -> bool:
+def _wants_planes(cell: Cell, rule: OpRule) -> bool:
     rank = len(cell.inputs[0].shape) if cell.inputs else 0
-    return cell.node.op in _OVER_CHANNELS and 1 in {axis % rank for axis in cell.node.attrs["axes"]}
+    return rule.prefers_planes and 1 in {axis % rank for axis in cell.node.attrs["axes"]}
 
 
-def channels_last(factored: Factored, ranks: Collection[int] = SPACED) -> Factored:
+def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPACED) -> Factored:
     """The same graph, its values of ``ranks`` ordered for convolutions.
 
     What a convolution reads or makes has its channels last, and so has what is computed from
@@ -63,7 +56,7 @@ def channels_last(factored: Factored, ranks: Collection[int] = SPACED) -> Factor
     """
     found: dict[str, Order] = {}
     alike = []
-    planes = {cell.inputs[0].value for cell in factored.cells if _is_over_channels(cell)}
+    planes = {cell.inputs[0].value for cell in factored.cells if _wants_planes(cell, rules[cell.node.op])}
 
     def add(views: Iterable[View]) -> None:
         for view in views:
@@ -71,9 +64,10 @@ def channels_last(factored: Factored, ranks: Collection[int] = SPACED) -> Factor
                 found[view.value] = order
 
     for cell in factored.cells:
-        if cell.node.op in WINDOWED:
-            add(_data(cell))
-        elif cell.node.op not in _ELSEWHERE:
+        rule = rules[cell.node.op]
+        if rule.product is not None and rule.product.data:
+            add(_data(cell, rule.product))
+        elif rule.keeps_axes:
             alike.append(cell)
     known = -1
     while known != len(found):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import prod
 
 from oocdl.graph.ir import Graph, Node, Role, Value
+from oocdl.graph.rule import Product, Rules
 from oocdl.graph.traffic import Layer
 
 STORED = "bfloat16"
@@ -24,12 +25,6 @@ LEAST_BYTES = 1 << 16
 """Smaller values (statistics, biases' gradients) stay as they are."""
 LEAST_CHANNELS = 8
 """Of a convolution of one tap, to be worth it."""
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "Einsum"})
-"""Operators that take operands of 16 bits."""
-WINDOWED = frozenset({"Conv", "ConvTranspose"})
-"""Those whose results have 16 bits, too: they are rounded once, and never summed over pieces."""
-_MOVES = frozenset({"Concat", "Slice", "Transpose", "Reshape", "Expand", "Identity"})
-"""Operators that compute nothing: rounded before or after, their results are the same."""
 
 
 def roundable(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
@@ -53,8 +48,8 @@ def twin_of(name: str) -> str:
 class _Rewriting:
     """A graph in the making, with the twins of its values."""
 
-    def __init__(self, graph: Graph, names: Collection[str], products: bool) -> None:
-        self.graph, self.names, self.products = graph, names, products
+    def __init__(self, graph: Graph, rules: Rules, names: Collection[str], products: bool) -> None:
+        self.graph, self.rules, self.names, self.products = graph, rules, names, products
         self.values = dict(graph.values)
         self.nodes: list[Node] = []
         self.twins: dict[str, str] = {}
@@ -65,7 +60,12 @@ class _Rewriting:
         """The value of 16 bits that stands for ``name``; made when it is first asked for."""
         if name not in self.twins:
             maker = self.maker.get(name)
-            if maker is not None and maker.op in _MOVES and self._is_wide(maker) and name not in self.names:
+            if (
+                maker is not None
+                and self.rules[maker.op].moves_only
+                and self._is_wide(maker)
+                and name not in self.names
+            ):
                 inputs = tuple(self.twin(item) for item in maker.inputs)
                 self._make(Node(twin_of(name), maker.op, inputs, (twin_of(name),), maker.attrs))
             else:
@@ -76,7 +76,7 @@ class _Rewriting:
         """A node of the graph, on twins where it is a product."""
         if self._is_low(node):
             inputs = tuple(self.twin(name) for name in node.inputs)
-            if node.op in WINDOWED:
+            if self._makes_data(node):
                 [made] = node.outputs
                 attrs = {**node.attrs, "precision": STORED}
                 self._make(replace(node, inputs=inputs, outputs=(twin_of(made),), attrs=attrs))
@@ -89,19 +89,29 @@ class _Rewriting:
         for name in node.outputs:
             if name in self.names:
                 self._back(self.twin(name), self._read(name))
-            elif name in self.multiplied and node.op not in _MOVES:
+            elif name in self.multiplied and not self.rules[node.op].moves_only:
                 self.twin(name)  # at once: it becomes part of the chain that makes the value
 
     def _is_low(self, node: Node) -> bool:
         """Whether a node is a product of 16 bits."""
-        return self.products and node.op in PRODUCTS and self._is_wide(node) and not self._is_small(node)
+        product = self.rules[node.op].product
+        return (
+            self.products
+            and product is not None
+            and self._is_wide(node)
+            and not self._is_small(node, product)
+        )
 
-    def _is_small(self, node: Node) -> bool:
+    def _makes_data(self, node: Node) -> bool:
+        """Whether a node's result is data of a convolution."""
+        product = self.rules[node.op].product
+        return product is not None and product.makes_data
+
+    def _is_small(self, node: Node, product: Product) -> bool:
         """Whether a convolution of one tap has so few channels that it takes no longer in 32 bits."""
-        if node.op == "Einsum":
+        if not product.data:
             return False
-        name = node.outputs[0] if node.op == "ConvWeightGrad" else node.inputs[1]
-        first, second, *taps = self.graph.values[name].shape
+        first, second, *taps = self.graph.values[product.weights(node.inputs, node.outputs)].shape
         return prod(taps) == 1 and min(first, second) < LEAST_CHANNELS
 
     def _is_wide(self, node: Node) -> bool:
@@ -111,7 +121,7 @@ class _Rewriting:
         """What reads ``name`` in 32 bits reads."""
         maker = self.maker.get(name)
         # A convolution's result is rounded already.
-        exact = maker is not None and maker.op in WINDOWED and self._is_low(maker)
+        exact = maker is not None and self._makes_data(maker) and self._is_low(maker)
         return f"{name}/rounded" if name in self.names and not exact else name
 
     def _make(self, node: Node) -> None:
@@ -131,12 +141,12 @@ class _Rewriting:
         self.nodes.append(Node(f"{low}/float32", "Cast", (low,), (name,), {"to": "float32"}))
 
 
-def rounded(graph: Graph, names: Collection[str], products: bool = False) -> Graph:
+def rounded(graph: Graph, rules: Rules, names: Collection[str], products: bool = False) -> Graph:
     """``graph``, where each of ``names`` is rounded to bfloat16 for all that read it.
 
     ``products``: convolutions and matrix products take operands of 16 bits.
     """
-    draft = _Rewriting(graph, names, products)
+    draft = _Rewriting(graph, rules, names, products)
     for node in graph.nodes:
         draft.add(node)
     kept = _needed(draft.nodes, {*graph.outputs, *graph.updates.values()})

@@ -1,21 +1,22 @@
 """The contract of an operator, and the builder through which all nodes are made.
 
-An operator is one ``OpRule``: shape, axes, gradient, cost. ``graph/`` knows no
-operator; every pass takes the table of rules as an argument, so it can be
-tested with two toy operators. Kernels live with the engines.
+An operator is one ``OpRule``: shape, axes, gradient, cost, and the facts by which transforms and
+the cost model tell operators apart. ``graph/`` knows no operator by name; every transform takes the
+table of rules as an argument, so it can be tested with two toy operators. Kernels live with the engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.axes import AxisRule, Region
 from oocdl.graph.ir import Array, Graph, Node, Role, Shape, Value
+from oocdl.graph.speed import Speed
 
 Spec = tuple[Shape, str]
 """Shape and dtype of a value."""
@@ -26,6 +27,7 @@ Gradient = Callable[["Builder", Node, Sequence["str | None"]], Sequence["str | N
 Expand = Callable[["Builder", Node], Sequence[str]]
 Localize = Callable[[Node, Region, Sequence[Region], Sequence[Shape]], Mapping[str, Any]]
 Cost = Callable[[Node, Sequence[Shape], Sequence[Shape]], int]
+T = TypeVar("T")
 
 
 def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
@@ -33,12 +35,44 @@ def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequ
     return [None] * len(node.inputs)
 
 
+def no_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """The workspace of an operator that takes nothing beyond its operands and results."""
+    return 0
+
+
 @dataclass(frozen=True)
+class Product:
+    """What a matrix product or a convolution is to those that choose precisions and memory orders.
+
+    Products take operands of bfloat16 and add up in float32.
+
+    >>> Product(data=(0,)).weights(["x", "w"], ["y"]), Product(data=(0, 1)).weights(["x", "dy"], ["dw"])
+    ('w', 'dw')
+    """
+
+    data: tuple[int, ...] = ()
+    """The operands of a convolution that are data [batch, channels, ..]. Of one, the other operand is
+    weights, and the result is data; of two, the result is weights. Empty: a matrix product."""
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether the result is data: it is then rounded to the operands' bfloat16, and never cut into
+        partial sums."""
+        return len(self.data) == 1
+
+    def weights(self, inputs: Sequence[T], outputs: Sequence[T]) -> T:
+        """Of what is given of a convolution's operands and results, that of its weights."""
+        others = [item for place, item in enumerate(inputs) if place not in self.data]
+        return others[0] if others else outputs[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpRule:
     """Everything the compiler knows of one operator.
 
-    Exactly one of ``axes`` and ``expand`` is given: an operator is either cut
-    as it is, or rewritten into others before anything is cut (after gradients).
+    Exactly one of ``axes`` and ``expand`` is given: an operator is either cut as it is, or rewritten
+    into others before anything is cut (after gradients). What is cut runs, and has a ``speed``.
+    Defaults are right for an elementwise operator of one floating-point operation an element.
     """
 
     op: str
@@ -49,10 +83,12 @@ class OpRule:
     as names of values of exactly the inputs' shapes; None = zero."""
     axes: Axes | None = None
     expand: Expand | None = None
+    speed: Speed | None = None
     flops: Cost = lambda node, inputs, outputs: sum(_size(shape) for shape in outputs)
     """Floating-point operations for operands of the given (local) shapes, 2 for a multiply-add."""
-    workspace: Cost = lambda node, inputs, outputs: 0
-    """Elements of scratch space the slowest engine takes beyond operands."""
+    workspace: Cost
+    """Upper bound of the elements of scratch space that the slowest engine takes beyond operands,
+    padded copies of them, and results. Budgets are kept by it, so that it has no default."""
     fill: float = 0.0
     """What lies outside a value where a window reaches beyond it."""
     joins: bool = False
@@ -64,6 +100,15 @@ class OpRule:
     onnx: Mapping[str, Any] | None = None
     """Attributes, with their defaults, of the ONNX operator that has the same name and does the same;
     None: there is none, or reading it takes more than that."""
+    product: Product | None = None
+    """Given for matrix products and convolutions."""
+    moves_only: bool = False
+    """Whether every element of the result is one of an operand's, from a place that shapes and attributes
+    say: rounded before or after, the result is the same."""
+    keeps_axes: bool = True
+    """Whether axes of the result lie as those of the operands do, so that one memory order suits them all."""
+    prefers_planes: bool = False
+    """Whether the operator, run over the channels of each place, is faster if channels do not lie last."""
 
 
 Rules = Mapping[str, OpRule]

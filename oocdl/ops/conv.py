@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from oocdl.graph.axes import AxisRule, Index, Inverse, Plain, Whole, Window
 from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rates import THIN
-from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.rule import Builder, OpRule, Product, Spec
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
+from oocdl.ops.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
 
 SPATIAL = "dhw"
 """Letters of the spatial axes, aligned from the right."""
@@ -263,7 +264,7 @@ def _workspace_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequenc
     x, dy = inputs
     windows = slides(node, outputs[0][2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
-    thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN
+    thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN_SLAB_ELEMENTS
     return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0)
 
 
@@ -273,23 +274,29 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_conv,
         gradient=_gradient_conv,
         axes=_axes_conv,
+        speed=CONV,
         flops=_flops_conv,
         workspace=_copies,
+        product=Product(data=(0,)),
     ),
     OpRule(
         op="ConvTranspose",
         infer=_infer_transpose,
         gradient=_gradient_transpose,
         axes=_axes_transpose,
+        speed=CONV_TRANSPOSE,
         flops=_flops_transpose,
         workspace=_workspace_transpose,
+        product=Product(data=(0,)),
     ),
     OpRule(
         op="ConvWeightGrad",
         infer=_infer_weight_grad,
         gradient=no_second_derivative,
         axes=_axes_weight_grad,
+        speed=CONV_WEIGHT_GRAD,
         flops=_flops_weight_grad,
         workspace=_workspace_weight_grad,
+        product=Product(data=(0, 1)),
     ),
 )

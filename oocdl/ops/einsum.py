@@ -9,12 +9,19 @@ also if only one operand has it. Letters of an Einsum follow their extents exact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 
 from oocdl.graph.axes import AxisRule
 from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.program import Instruction
+from oocdl.graph.rule import Builder, OpRule, Product, Spec
+from oocdl.graph.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
+from oocdl.ops._speed import MOVING, READING, giga
+
+EXTENTS, FEW_EXTENTS = (1, 4, 16, 64, 256, 1024), (16, 256, 1024)
+"""Smallest extents that are measured, in float32 and in bfloat16."""
 
 
 def parse(node: Node) -> tuple[str, str, str]:
@@ -90,6 +97,79 @@ def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
     return sum(size(shape) for shape in (*inputs, *outputs))
 
 
+# Speed ---------------------------------------------------------------------------------------
+
+
+def _terms(step: Instruction) -> tuple[str, str, str]:
+    return parse(Node("", step.op, (), (), step.attrs))
+
+
+def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
+    """The matrix product that it is, and the smallest of its extents."""
+    left, right, out = _terms(step)
+    extents = dict(zip(left + right, (*shapes[0], *shapes[1]), strict=True))
+    inner = prod(extents[x] for x in set(left) & set(right) - set(out))
+    rows = prod(extents[x] for x in set(left) - set(right) if x in out)
+    columns = prod(extents[x] for x in set(right) - set(left) if x in out)
+    smallest = max(min(inner, rows, columns), 1)
+    if any(extents[x] > 1 for x in set(left) & set(right) & set(out)):
+        return "Einsum batched", smallest
+    return f"Einsum {'inner' if inner == smallest else 'outer'}", smallest
+
+
+def _turned(step: Instruction) -> Sequence[str]:
+    """A result is transposed unless it has rows of the left operand first."""
+    left, right, out = _terms(step)
+    both = [x for x in left if x in right and x in out]
+    rows = [x for x in left if x in out and x not in both]
+    columns = [x for x in right if x in out and x not in both]
+    return () if "".join((*both, *rows, *columns)) == out else (MOVING,)
+
+
+def _probes(scale: Scale) -> Iterator[Heavy]:
+    """Every kind of matrix product."""
+    for small in FEW_EXTENTS if scale.few else EXTENTS:
+        # A matrix that meets few rows comes from memory, not from the caches. No powers of two: rows of
+        # whole pages fall into the same few sets of a cache, and take up to twice as long.
+        wide = max(int((4000 if small < 64 else 2000) * scale.share), 8)
+        rows: Shape = (small, wide)
+        yield "Einsum outer", small, _probe("ab,bc->ac", rows, (wide, wide))
+        yield "Einsum outer", small, _probe("ab,cb->ac", rows, (wide, wide))
+        yield "Einsum inner", small, _probe("ab,ac->bc", rows, rows)
+        other = max(int(max(256, small) * scale.share), 4)
+        batch = max(int(64 * scale.share * min(1, 256 / small) ** 2), 2)
+        yield "Einsum batched", small, _probe("nab,nbc->nac", (batch, other, other), (batch, other, small))
+
+
+def _probe(equation: str, left: Shape, right: Shape) -> Probe:
+    return Probe("Einsum", ((left, "float32"), (right, "float32")), {"equation": equation})
+
+
 RULES: tuple[OpRule, ...] = (
-    OpRule("Einsum", infer=_infer, gradient=_gradient, axes=_axes, flops=_flops, workspace=_workspace),
+    OpRule(
+        op="Einsum",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        speed=Computing(
+            like=READING,
+            kind=_kind,
+            probes=_probes,
+            points={
+                "Einsum batched": giga(EXTENTS, 3, 11, 66, 92, 100, 110),
+                "Einsum inner": giga(EXTENTS, 4.4, 18, 67, 150, 200, 210),
+                "Einsum outer": giga(EXTENTS, 14, 34, 89, 200, 230, 220),
+            },
+            bfloat16_points={
+                "Einsum batched": giga(FEW_EXTENTS, 150, 320, 420),
+                "Einsum inner": giga(FEW_EXTENTS, 45, 330, 420),
+                "Einsum outer": giga(FEW_EXTENTS, 190, 470, 460),
+            },
+            then=_turned,
+        ),
+        flops=_flops,
+        workspace=_workspace,
+        product=Product(),
+        keeps_axes=False,
+    ),
 )

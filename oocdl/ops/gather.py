@@ -6,12 +6,14 @@ tables are summed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from oocdl.graph.axes import AxisRule, Plain, Whole
 from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.speed import Given, Probe
 from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
+from oocdl.ops._speed import MOVING, streaming
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -78,14 +80,41 @@ def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
     return size(inputs[1])
 
 
+def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
+    """A table, ids, and their rows."""
+    width, count = 4 * shape[-1], 64 * shape[2]
+    return ((8192, width), "float32"), ((count,), "int64"), ((count, width), "float32")
+
+
+def _probes(shape: Shape) -> Iterator[Probe]:
+    table, ids, _ = _looked_up(shape)
+    yield Probe("Gather", (table, ids))
+
+
+def _probes_grad(shape: Shape) -> Iterator[Probe]:
+    table, ids, rows = _looked_up(shape)
+    yield Probe("GatherGrad", (ids, rows), {"rows": table[0][0]})
+
+
 RULES: tuple[OpRule, ...] = (
-    OpRule("Gather", infer=_infer, gradient=_gradient, axes=_axes, flops=_no_flops),
     OpRule(
-        "GatherGrad",
+        op="Gather",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        speed=streaming(MOVING, 290, _probes),
+        flops=_no_flops,
+        workspace=no_workspace,
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="GatherGrad",
         infer=_infer_grad,
         gradient=no_second_derivative,
         axes=_axes_grad,
+        speed=streaming(MOVING, 19, _probes_grad),
         flops=_flops_grad,
         workspace=lambda node, inputs, outputs: size(outputs[0]),
+        keeps_axes=False,
     ),
 )

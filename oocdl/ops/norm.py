@@ -12,11 +12,13 @@ its gradient is the gradient of the whole norm and Moments adds nothing to it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from oocdl.graph.ir import Node, Shape, Value
 from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.speed import Given, Probe
 from oocdl.ops._broadcast import broadcast_axes, fail, is_float, same_dtype, size
+from oocdl.ops._speed import ARITHMETIC, READING, reductions, streaming
 from oocdl.ops.reduce import reduced_shape, reduction_axes
 
 
@@ -87,12 +89,18 @@ def _normalize_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return size(outputs[0])
 
 
+def _normalize_probes(shape: Shape) -> Iterator[Probe]:
+    channel: Given = ((1, shape[1], 1, 1, 1), "float32")
+    yield Probe("Normalize", ((shape, "float32"), channel, channel), {"axes": (2, 3, 4), "eps": 1e-5})
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Moments",
         infer=_infer_moments,
         gradient=_moments_gradient,
         axes=reduction_axes("moments"),
+        speed=streaming(READING, 8.1, reductions("Moments", [(2, 3, 4)])),
         flops=_moments_flops,
         workspace=_moments_workspace,
     ),
@@ -101,6 +109,7 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_normalize,
         gradient=_normalize_gradient,
         axes=broadcast_axes,
+        speed=streaming(ARITHMETIC, 23, _normalize_probes),
         flops=_normalize_flops,
         workspace=_normalize_workspace,
     ),

@@ -7,8 +7,8 @@ Costs count a transcendental function as ten floating-point operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from math import pi, sqrt
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from oocdl.graph.ir import Node, Shape, Value
 from oocdl.graph.rule import Builder, OpRule, Spec, no_gradient
+from oocdl.graph.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,
@@ -26,32 +27,64 @@ from oocdl.ops._broadcast import (
     same_dtype,
     size,
 )
-
-SCRATCH: Mapping[str, float] = {
-    "Where": 2, "Gelu": 1, "GeluGrad": 3, "ReluGrad": 1.25, "LeakyReluGrad": 3.2, "Dropout": 1.25,
-    "SigmoidGrad": 1, "TanhGrad": 1, "Softplus": 1, "Max": 1, "Min": 1,
-}  # fmt: skip
-"""What onnxruntime allocates beyond the result, in results: measured on 16 MiB operands."""
+from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL, streaming
 
 RowGradient = Callable[[Builder, Node, str], tuple[str | None, ...]]
 
 
+Probes = Callable[[str, Shape], Iterator[Probe]]
+
+
 @dataclass(frozen=True)
 class Row:
-    """One elementwise operator."""
+    """One elementwise operator: all that has to be said to plan, cut, cost, measure and predict it."""
 
     op: str
     arity: int
     gradient: RowGradient | None
     """``None``: there is no derivative, and asking for one is an error."""
+    _: KW_ONLY
+    scratch: float
+    """What an engine allocates beyond the result, in results: measured with onnxruntime on 16 MiB operands.
+    It is 0 for one operator of ONNX, and grows where several make it up."""
     flops: int = 1
     """Floating-point operations an output element."""
     result: str = "same"
     """Dtype of the output: ``same`` as the operands, ``bool``, or ``to`` (an attribute)."""
-    scratch: float | None = field(default=None, kw_only=True)
-    """What onnxruntime allocates beyond the result, in results; None: as the table above has it."""
-    onnx: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    like: str = ARITHMETIC
+    """What it costs like where it was not measured: ``ARITHMETIC`` or ``EXPONENTIAL``."""
+    gigabytes: float | None = None
+    """Nominal GB/s of a thread, operands and result counted; None: as many as what it is like."""
+    takes: str = "float32"
+    """Dtype of the operands that it is measured on."""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes that it is measured with, beside those that ``onnx`` has."""
+    probes: Probes | None = None
+    """What is measured, if it is not once on operands of equal shapes."""
+    moves_only: bool = False
+    """See ``OpRule.moves_only``."""
+    onnx: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of ONNX's operator of this name, with their defaults."""
+
+
+def _with_channels(op: str, shape: Shape) -> Iterator[Probe]:
+    """Both operands whole, and one of them a number for each channel."""
+    yield Probe(op, ((shape, "float32"), (shape, "float32")))
+    yield Probe(op, ((shape, "float32"), ((1, shape[1], 1, 1, 1), "float32")))
+
+
+def _power(op: str, shape: Shape) -> Iterator[Probe]:
+    yield Probe(op, ((shape, "float32"), ((), "float32")))
+
+
+def _choice(op: str, shape: Shape) -> Iterator[Probe]:
+    yield Probe(op, (((1, 1, *shape[2:]), "bool"), ((), "float32"), (shape, "float32")))
+    yield Probe(op, ((shape, "bool"), (shape, "float32"), ((), "float32")))
+
+
+def _casts(op: str, shape: Shape) -> Iterator[Probe]:
+    for source, target in (("int64", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")):
+        yield Probe(op, ((shape, source),), {"to": target})
 
 
 def _extreme_gradient(better: str) -> RowGradient:
@@ -129,29 +162,58 @@ def _reciprocal_gradient(build: Builder, node: Node, g: str) -> tuple[str | None
 
 
 POINTWISE: tuple[Row, ...] = (
-    Row("Add", 2, lambda b, n, g: (g, g)),
-    Row("Sub", 2, lambda b, n, g: (g, b("Neg", g))),
-    Row("Mul", 2, lambda b, n, g: (b("Mul", g, n.inputs[1]), b("Mul", g, n.inputs[0]))),
-    Row("Div", 2, _div_gradient),
-    Row("Pow", 2, _pow_gradient, flops=10),
-    Row("Max", 2, _extreme_gradient("Greater")),
-    Row("Min", 2, _extreme_gradient("Less")),
-    Row("Neg", 1, lambda b, n, g: (b("Neg", g),)),
-    Row("Sqrt", 1, lambda b, n, g: (b("Div", b("Mul", g, b.like(0.5, g)), n.outputs[0]),)),
-    Row("Exp", 1, lambda b, n, g: (b("Mul", g, n.outputs[0]),), flops=10),
-    Row("Log", 1, lambda b, n, g: (b("Div", g, n.inputs[0]),), flops=10),
-    Row("Abs", 1, _abs_gradient),
-    Row("Erf", 1, _erf_gradient, flops=10),
-    Row("Reciprocal", 1, _reciprocal_gradient),
-    Row("Identity", 1, lambda b, n, g: (g,), flops=0),
-    Row("Cast", 1, _cast_gradient, result="to"),
-    Row("Greater", 2, lambda b, n, g: (None, None), result="bool"),
-    Row("Less", 2, lambda b, n, g: (None, None), result="bool"),
-    Row("Equal", 2, lambda b, n, g: (None, None), result="bool"),
-    Row("Not", 1, lambda b, n, g: (None,), result="bool"),
-    Row("And", 2, lambda b, n, g: (None, None), result="bool"),
-    Row("Or", 2, lambda b, n, g: (None, None), result="bool"),
-    Row("Where", 3, _where_gradient),
+    Row("Add", 2, lambda b, n, g: (g, g), scratch=0, gigabytes=28, probes=_with_channels),
+    Row("Sub", 2, lambda b, n, g: (g, b("Neg", g)), scratch=0, gigabytes=28, probes=_with_channels),
+    Row(
+        "Mul",
+        2,
+        lambda b, n, g: (b("Mul", g, n.inputs[1]), b("Mul", g, n.inputs[0])),
+        scratch=0,
+        gigabytes=28,
+        probes=_with_channels,
+    ),
+    Row("Div", 2, _div_gradient, scratch=0, gigabytes=28, probes=_with_channels),
+    Row("Pow", 2, _pow_gradient, flops=10, scratch=0, gigabytes=4.6, like=EXPONENTIAL, probes=_power),
+    Row("Max", 2, _extreme_gradient("Greater"), scratch=1, gigabytes=29),
+    Row("Min", 2, _extreme_gradient("Less"), scratch=1, gigabytes=36),
+    Row("Neg", 1, lambda b, n, g: (b("Neg", g),), scratch=0, gigabytes=29),
+    Row(
+        "Sqrt",
+        1,
+        lambda b, n, g: (b("Div", b("Mul", g, b.like(0.5, g)), n.outputs[0]),),
+        scratch=0,
+        gigabytes=14,
+    ),
+    Row(
+        "Exp",
+        1,
+        lambda b, n, g: (b("Mul", g, n.outputs[0]),),
+        flops=10,
+        scratch=0,
+        gigabytes=10,
+        like=EXPONENTIAL,
+    ),
+    Row(
+        "Log",
+        1,
+        lambda b, n, g: (b("Div", g, n.inputs[0]),),
+        flops=10,
+        scratch=0,
+        gigabytes=8.5,
+        like=EXPONENTIAL,
+    ),
+    Row("Abs", 1, _abs_gradient, scratch=0, gigabytes=29),
+    Row("Erf", 1, _erf_gradient, flops=10, scratch=0, gigabytes=6.9, like=EXPONENTIAL),
+    Row("Reciprocal", 1, _reciprocal_gradient, scratch=0, gigabytes=28),
+    Row("Identity", 1, lambda b, n, g: (g,), flops=0, scratch=0, gigabytes=650, moves_only=True),
+    Row("Cast", 1, _cast_gradient, result="to", scratch=0, gigabytes=42, probes=_casts),
+    Row("Greater", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=18),
+    Row("Less", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=18),
+    Row("Equal", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=25, takes="int64"),
+    Row("Not", 1, lambda b, n, g: (None,), result="bool", scratch=0, gigabytes=22, takes="bool"),
+    Row("And", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=27, takes="bool"),
+    Row("Or", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=28, takes="bool"),
+    Row("Where", 3, _where_gradient, scratch=2, gigabytes=3.1, probes=_choice),
 )
 
 
@@ -192,17 +254,23 @@ def elementwise(row: Row) -> OpRule:
         return row.flops * size(outputs[0])
 
     def workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-        times = SCRATCH.get(row.op, 0) if row.scratch is None else row.scratch
-        return int(times * size(outputs[0]))
+        return int(row.scratch * size(outputs[0]))
+
+    def probes(shape: Shape) -> Iterator[Probe]:
+        if row.probes is not None:
+            return row.probes(row.op, shape)
+        return iter([Probe(row.op, ((shape, row.takes),) * row.arity, {**row.onnx, **row.attrs})])
 
     return OpRule(
         op=row.op,
-        workspace=workspace,
         infer=lambda node, inputs: _infer(row, node, inputs),
         gradient=lambda build, node, grads: _gradient(row, build, node, grads),
         axes=broadcast_axes,
+        speed=streaming(row.like, row.gigabytes, probes),
         flops=flops,
         onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
+        workspace=workspace,
+        moves_only=row.moves_only,
     )
 
 

@@ -7,13 +7,16 @@ gradient) and at all that those windows see (``Around`` on the value).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from math import inf, prod
 
 from oocdl.graph.axes import Around, AxisRule, Inverse, Plain, Window
 from oocdl.graph.ir import Node, Shape, Value
+from oocdl.graph.program import Instruction
 from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
+from oocdl.ops._speed import READING, giga
 from oocdl.ops.conv import slides, spatial_letters, window_shape
 
 
@@ -90,12 +93,40 @@ def _workspace_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape
     return 3 * size(inputs[1]) + size(inputs[0])
 
 
+def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
+    """The operator, and the elements of its window."""
+    return step.op, max(prod(step.attrs["kernel_shape"]), 1)
+
+
+def _probes(scale: Scale) -> Iterator[Heavy]:
+    for x, _, attrs in _windows(scale):
+        yield "MaxPool", prod(attrs["kernel_shape"]), Probe("MaxPool", (x,), attrs)
+
+
+def _probes_grad(scale: Scale) -> Iterator[Heavy]:
+    for x, y, attrs in _windows(scale):
+        yield "MaxPoolGrad", prod(attrs["kernel_shape"]), Probe("MaxPoolGrad", (x, y), attrs)
+
+
+def _windows(scale: Scale) -> Iterator[tuple[Given, Given, dict[str, tuple[int, ...]]]]:
+    """Operand, result and attributes of poolings, windows of two and of three."""
+    edge = max(int(64 * scale.share ** (1 / 3)) // 2 * 2, 4)
+    for kernel in (2, 3):
+        slides = {"strides": (2,) * 3, "dilations": (1,) * 3, "pads": (kernel // 3,) * 6}
+        x: Given = ((1, 8, *(edge,) * 3), "float32")
+        y: Given = ((1, 8, *(edge // 2,) * 3), "float32")
+        yield x, y, {**slides, "kernel_shape": (kernel,) * 3}
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="MaxPool",
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
+        speed=Computing(
+            like=READING, kind=_kind, probes=_probes, points={"MaxPool": giga((8, 27), 3.4, 3.5)}
+        ),
         flops=_flops,
         workspace=_workspace,
         fill=-inf,
@@ -105,6 +136,9 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_grad,
         gradient=no_second_derivative,
         axes=_axes_grad,
+        speed=Computing(
+            like=READING, kind=_kind, probes=_probes_grad, points={"MaxPoolGrad": giga((8, 27), 0.84, 0.49)}
+        ),
         flops=_flops_grad,
         workspace=_workspace_grad,
         fill=-inf,

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from oocdl.graph.axes import AxisRule
 from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Axes, Builder, Infer, OpRule, Spec
+from oocdl.graph.rule import Axes, Builder, Infer, OpRule, Spec, no_workspace
 from oocdl.ops._broadcast import fail, is_float, plain, size
+from oocdl.ops._speed import EXPONENTIAL, READING, reductions, streaming
 
 
 def reduced_shape(node: Node, shape: Shape) -> Shape:
@@ -89,22 +90,29 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer(floats=False),
         gradient=_sum_gradient,
         axes=reduction_axes("sum"),
+        speed=streaming(READING, 70, reductions("ReduceSum", [(2, 3, 4)])),
         flops=_operand_size,
+        workspace=no_workspace,
     ),
     OpRule(
         op="ReduceMax",
         infer=_infer(floats=False),
         gradient=_max_gradient,
         axes=reduction_axes("max"),
+        speed=streaming(READING, 73, reductions("ReduceMax", [])),
         flops=_operand_size,
+        workspace=no_workspace,
+        prefers_planes=True,
     ),
     OpRule(
         op="LogSumExp",
         infer=_infer(floats=True),
         gradient=_lse_gradient,
         axes=reduction_axes("logsumexp"),
+        speed=streaming(EXPONENTIAL, 3.3, reductions("LogSumExp", [(1,)])),
         flops=_lse_flops,
         # x - max and its exponential are copies of the operand.
         workspace=lambda node, inputs, outputs: 2 * _operand_size(node, inputs, outputs),
+        prefers_planes=True,
     ),
 )

@@ -10,7 +10,7 @@ its ``[extent of x, size]``. Coordinates follow ONNX's Resize-19:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,9 @@ import numpy.typing as npt
 from oocdl.graph.axes import AxisRule, Band, Plain, Region
 from oocdl.graph.ir import Node, Shape, Value
 from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.speed import Probe
 from oocdl.ops._broadcast import fail, is_float, plain, size
+from oocdl.ops._speed import ARITHMETIC, streaming
 
 Matrix = npt.NDArray[np.float64]
 
@@ -148,12 +150,19 @@ def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
     return size(inputs[0]) + size(outputs[0]) + inputs[0][axis] * outputs[0][axis]
 
 
+def _probes(shape: Shape) -> Iterator[Probe]:
+    resize = {"axis": 3, "size": 2 * shape[-1], "coordinates": "half_pixel", "nearest_mode": None}
+    for mode in ("linear", "nearest"):
+        yield Probe("Resample", ((shape, "float32"),), {**resize, "mode": mode, "transposed": False})
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Resample",
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
+        speed=streaming(ARITHMETIC, 8.3, _probes),
         flops=_flops,
         workspace=_workspace,
         localize=_localize,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
 from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,
@@ -17,6 +18,7 @@ from oocdl.ops._broadcast import (
     same_dtype,
     size,
 )
+from oocdl.ops._speed import MOVING, rows_of, streaming
 
 
 def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -244,12 +246,109 @@ def _gradient_pad(build: Builder, node: Node, grads: Sequence[str | None]) -> Se
     return [build("Slice", grads[0], axis=axis, start=start, stop=stop, step=1)]
 
 
+# Speed ---------------------------------------------------------------------------------------
+
+
+def _probes_transpose(shape: Shape) -> Iterator[Probe]:
+    _, many, deep, _, last = shape
+    yield Probe("Transpose", ((rows_of(shape), "float32"),), {"perm": (1, 0)})
+    yield Probe("Transpose", (((many, last, deep, last), "float32"),), {"perm": (0, 2, 1, 3)})
+
+
+def _probes_reshape(shape: Shape) -> Iterator[Probe]:
+    """Extents without a common refinement: every other Reshape is a renaming, and never runs."""
+    many, last = shape[1], shape[-1] // 2 * 2
+    target = (4 * many * last, last // 2 * 3)
+    yield Probe("Reshape", (((6 * many * last, last), "float32"),), {"shape": target})
+
+
+def _probes_expand(shape: Shape) -> Iterator[Probe]:
+    yield Probe("Expand", (((*shape[:2], 1, 1, 1), "float32"),), {"shape": shape})
+
+
+def _probes_concat(shape: Shape) -> Iterator[Probe]:
+    yield Probe("Concat", ((shape, "float32"), (shape, "float32")), {"axis": 1})
+
+
+def _probes_slice(shape: Shape) -> Iterator[Probe]:
+    half = {"axis": 2, "start": 0, "stop": shape[2] // 2, "step": 1}
+    yield Probe("Slice", ((shape, "float32"),), half)
+
+
+def _probes_pad(shape: Shape) -> Iterator[Probe]:
+    yield Probe("Pad", ((shape, "float32"),), {"axis": 3, "before": 1, "after": 1})
+
+
 RULES: tuple[OpRule, ...] = (
-    OpRule("Transpose", _infer_transpose, _gradient_transpose, _axes_transpose, flops=_no_flops),
-    OpRule("Reshape", _infer_reshape, _gradient_reshape, _axes_reshape, flops=_no_flops),
-    OpRule("Expand", _infer_expand, _gradient_expand, broadcast_axes, flops=_no_flops),
-    OpRule("Concat", _infer_concat, _gradient_concat, _axes_concat, flops=_no_flops, joins=True),
-    OpRule("Split", _infer_split, _gradient_split, expand=_expand_split, flops=_no_flops),
-    OpRule("Slice", _infer_slice, _gradient_slice, _axes_slice, flops=_no_flops),
-    OpRule("Pad", _infer_pad, _gradient_pad, _axes_pad, flops=_no_flops),
+    OpRule(
+        op="Transpose",
+        infer=_infer_transpose,
+        gradient=_gradient_transpose,
+        axes=_axes_transpose,
+        speed=streaming(MOVING, 13, _probes_transpose),
+        flops=_no_flops,
+        workspace=no_workspace,
+        moves_only=True,
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="Reshape",
+        infer=_infer_reshape,
+        gradient=_gradient_reshape,
+        axes=_axes_reshape,
+        speed=streaming(MOVING, 140, _probes_reshape),
+        flops=_no_flops,
+        workspace=no_workspace,
+        moves_only=True,
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="Expand",
+        infer=_infer_expand,
+        gradient=_gradient_expand,
+        axes=broadcast_axes,
+        speed=streaming(MOVING, 1000, _probes_expand),
+        flops=_no_flops,
+        workspace=no_workspace,
+        moves_only=True,
+    ),
+    OpRule(
+        op="Concat",
+        infer=_infer_concat,
+        gradient=_gradient_concat,
+        axes=_axes_concat,
+        speed=streaming(MOVING, 22, _probes_concat),
+        flops=_no_flops,
+        workspace=no_workspace,
+        joins=True,
+        moves_only=True,
+    ),
+    OpRule(
+        op="Split",
+        infer=_infer_split,
+        gradient=_gradient_split,
+        expand=_expand_split,
+        flops=_no_flops,
+        workspace=no_workspace,
+        moves_only=True,
+    ),
+    OpRule(
+        op="Slice",
+        infer=_infer_slice,
+        gradient=_gradient_slice,
+        axes=_axes_slice,
+        speed=streaming(MOVING, 180, _probes_slice),
+        flops=_no_flops,
+        workspace=no_workspace,
+        moves_only=True,
+    ),
+    OpRule(
+        op="Pad",
+        infer=_infer_pad,
+        gradient=_gradient_pad,
+        axes=_axes_pad,
+        speed=streaming(MOVING, 18, _probes_pad),
+        flops=_no_flops,
+        workspace=no_workspace,
+    ),
 )

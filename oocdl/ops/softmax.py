@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oocdl.graph.ir import Node, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
+from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
 from oocdl.ops._broadcast import fail, is_float
 
 
@@ -48,6 +48,12 @@ def _log_softmax_gradient(build: Builder, node: Node, grads: Sequence[str | None
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax),
-    OpRule(op="LogSoftmax", infer=_infer, gradient=_log_softmax_gradient, expand=_log_softmax),
+    OpRule(op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax, workspace=no_workspace),
+    OpRule(
+        op="LogSoftmax",
+        infer=_infer,
+        gradient=_log_softmax_gradient,
+        expand=_log_softmax,
+        workspace=no_workspace,
+    ),
 )

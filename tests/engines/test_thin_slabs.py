@@ -12,7 +12,7 @@ from torch.nn import functional
 from oocdl.engines.engine import get_engine
 from oocdl.graph.cost import program_work_bytes
 from oocdl.graph.ir import Array, Shape
-from oocdl.graph.rates import THIN
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops.registry import RULES
 from tests.engines.programs import single
 
@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize("op", CASES)
 def test_thin_slab_is_right_and_takes_no_im2col(op: str) -> None:
-    assert np.prod(SLAB[:4]) <= THIN < np.prod(SLAB)
+    assert np.prod(SLAB[:4]) <= THIN_SLAB_ELEMENTS < np.prod(SLAB)
     arrays, attributes, pads, truth = CASES[op]
     wanted = truth(*(torch.from_numpy(array).double() for array in arrays)).numpy()
     program = single(op, arrays, [(wanted.shape, "float32")], attributes, pads)

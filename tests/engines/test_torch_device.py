@@ -27,9 +27,9 @@ from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Program
-from oocdl.graph.rates import NOMINAL
 from oocdl.graph.rule import Rules
 from oocdl.ops import RULES
+from oocdl.ops.nominal import NOMINAL
 from tests.engines.cases import noise
 from tests.engines.programs import program, single
 from tests.engines.test_contract import CASES, block, error

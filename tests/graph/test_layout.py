@@ -16,7 +16,7 @@ SPACE = (4, 5, 6)
 def orders(build: Builder, *outputs: str) -> dict[str, Order]:
     """Those of the graph's values that do not lie as they are numbered."""
     build.outputs = list(outputs)
-    return dict(channels_last(factorize(build.graph(), RULES)).orders)
+    return dict(channels_last(factorize(build.graph(), RULES), RULES).orders)
 
 
 def conv(build: Builder, x: str, channels: int) -> str:
@@ -64,8 +64,8 @@ def test_images_as_the_engine_likes_them() -> None:
     build.outputs = [active] = [build("Relu", conv(build, x, 16))]
     factored = factorize(build.graph(), RULES)
     last = (0, 2, 3, 1)
-    assert channels_last(factored).orders[active] == channels_last(factored).orders[x] == last
-    assert channels_last(factored, (5,)).orders == {}
+    assert channels_last(factored, RULES).orders[active] == channels_last(factored, RULES).orders[x] == last
+    assert channels_last(factored, RULES, (5,)).orders == {}
 
 
 def test_without_a_convolution_nothing_is_ordered() -> None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from oocdl.graph.program import Instruction, Program
-from oocdl.graph.rates import (
-    LOW,
-    NOMINAL,
-    Points,
-    Rates,
-    heavy_kind,
-    interpolate,
-    padded_shape,
-    program_seconds,
-)
-from oocdl.graph.rounded import WINDOWED
+from oocdl.graph.program import Program
+from oocdl.graph.rates import LOW, Rates, heavy_kind, interpolate, program_seconds
+from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.speed import Computing, Heavy, Points, Scale
 from oocdl.ops import RULES
-from oocdl.probes import Probe, convolutions, in_bfloat16, overhead, pools, products, streams
+from oocdl.ops._speed import EXPONENTIAL
+from oocdl.ops.nominal import NOMINAL
+from oocdl.ops.pointwise import Row, elementwise
+from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, streams
 from tests.engines.programs import operand, single
 
+LARGE = Scale(thin_slab_elements=THIN_SLAB_ELEMENTS)
 TABLE: Points = ((1, 1e9), (4, 3e9), (16, 2e9), (64, 50e9))
 
 
@@ -88,7 +85,7 @@ def test_padded_and_cropped_copies_count() -> None:
 
 def test_a_turned_product_pays_for_its_transposition() -> None:
     straight, turned = matmul(64, 64, 64), matmul(64, 64, 64, "ab,bc->ca")
-    extra = 2 * 4 * 64 * 64 / NOMINAL.bytes_per_second("Transpose")
+    extra = 2 * 4 * 64 * 64 / NOMINAL.bytes_per_second("Transpose", RULES)
     assert seconds(turned) - seconds(straight) == pytest.approx(extra)
 
 
@@ -96,48 +93,78 @@ def test_empty_operands_take_no_time_to_speak_of() -> None:
     assert 0 <= seconds(matmul(0, 8, 8)) < 1e-3
 
 
-def kind_of(step: Instruction) -> tuple[str, int] | None:
-    return heavy_kind(step, [padded_shape(item) for item in step.operands])
+def kind_of(program: Program, thin_slab_elements: int) -> tuple[str, int]:
+    [step] = program.instructions
+    speed = RULES[step.op].speed
+    assert isinstance(speed, Computing)
+    return heavy_kind(step, RULES[step.op], speed, program.input_dtypes[0], thin_slab_elements)
 
 
-@pytest.mark.parametrize("source", [convolutions, products, pools, in_bfloat16])
-def test_heavy_probes_are_of_the_kind_that_they_say(source: type) -> None:
-    for kind, size, probe in source(1.0):
-        program = probe.program()
-        [step] = program.instructions
-        shapes = [padded_shape(item) for item in step.operands]
-        assert heavy_kind(step, shapes, program.input_dtypes[0]) == (kind, size), probe
-        assert kind in NOMINAL.arithmetic
+@pytest.mark.parametrize("thin", [0, THIN_SLAB_ELEMENTS])
+@pytest.mark.parametrize("source", [heavy, in_bfloat16])
+def test_heavy_probes_are_of_the_kind_that_they_say(
+    source: Callable[[Scale], Iterator[Heavy]], thin: int
+) -> None:
+    kinds = set()
+    for kind, size, probe in source(Scale(thin_slab_elements=thin)):
+        assert kind_of(probe_program(probe), thin) == (kind, size), probe
+        kinds.add(kind)
+    wanted = {kind for kind in NOMINAL.arithmetic if kind.endswith(LOW) == (source is in_bfloat16)}
+    assert kinds == {kind for kind in wanted if thin or "thin" not in kind}
 
 
 def test_products_of_16_bits_have_rates_of_their_own() -> None:
     """All kinds of them, with results as ``rounded`` makes them: only convolutions forward have 16 bits."""
-    wide = {kind for source in (convolutions, products) for kind, *_ in source(1.0)}
-    assert {kind for kind, *_ in in_bfloat16(1.0)} == {kind + LOW for kind in wide}
     points: dict[str, Points] = {k: ((1, 1.0),) for k in NOMINAL.arithmetic if k.endswith(LOW)}
     slow = replace(NOMINAL, arithmetic={**NOMINAL.arithmetic, **points})
-    for _, _, probe in in_bfloat16(0.01):
-        program = probe.program()
+    for _, _, probe in in_bfloat16(replace(LARGE, share=0.01)):
+        program = probe_program(probe)
         assert set(program.input_dtypes) == {"bfloat16"}
         [step] = program.instructions
-        assert step.dtypes == ("bfloat16" if step.op in WINDOWED else "float32",)
-        same = replace(probe, inputs=tuple((shape, "float32") for shape, _ in probe.inputs)).program()
+        assert step.dtypes == ("bfloat16" if step.op in ("Conv", "ConvTranspose") else "float32",)
+        same = probe_program(replace(probe, inputs=tuple((shape, "float32") for shape, _ in probe.inputs)))
         assert seconds(program, slow) > 1 > seconds(same, slow)
 
 
-def test_every_operator_has_a_probe_and_a_nominal_rate() -> None:
-    heavy: set[str] = {probe.op for source in (convolutions, products, pools) for *_, probe in source(1.0)}
-    light = {probe.op for probe in streams(1.0)}
-    assert not heavy & light
-    assert heavy | light == {op for op, rule in RULES.items() if rule.axes is not None}
-    assert light == set(NOMINAL.memory)
-    assert all(kind_of(probe_step(probe)) is None for probe in streams(1.0))
+def test_every_operator_that_runs_has_a_probe_and_a_nominal_rate() -> None:
+    probed = {probe.op for *_, probe in heavy(LARGE)} | {probe.op for probe in streams(1.0)}
+    assert probed == {op for op, rule in RULES.items() if rule.axes is not None}
+    for probe in streams(1.0, bfloat16=True):
+        steps = [step.op for step in probe_program(probe).instructions]
+        assert probe.op in steps and len(steps) == 1 + probe.chained
 
 
-def probe_step(probe: Probe) -> Instruction:
-    """The instruction that a probe is for."""
-    [step] = [step for step in probe.program().instructions if step.op == probe.op]
-    return step
+@pytest.mark.parametrize("cores", [1, 5, 6, 7, 8, 64, 1000])
+def test_probes_are_planned_for_any_count_of_cores(cores: int) -> None:
+    """Arrays are smaller on more cores, down to any extent."""
+    for probe in streams(min(1.0, 4 / cores)):
+        if probe.op in ("Reshape", "Slice"):
+            probe_program(probe)
+
+
+def test_an_operator_that_was_not_measured_costs_like_another() -> None:
+    """As with a cache of rates that was measured before there was such an operator."""
+    rules = {**RULES, "New": elementwise(Row("New", 1, None, scratch=0, like=EXPONENTIAL))}
+    x = [np.zeros(1000, "float32")]
+    new, old = (single(op, x, [((1000,), "float32")]) for op in ("New", "Exp"))
+    assert program_seconds(new, rules, NOMINAL) == program_seconds(old, rules, NOMINAL)
+    nothing = replace(NOMINAL, memory={})
+    assert nothing.bytes_per_second("New", rules) == NOMINAL.copy_bytes_per_second
+
+
+def test_a_kind_that_was_not_measured_has_its_nominal_rates() -> None:
+    nothing = replace(NOMINAL, arithmetic={})
+    for _, _, probe in (*heavy(LARGE), *in_bfloat16(LARGE)):
+        program = probe_program(probe)
+        assert seconds(program, nothing) == seconds(program)
+
+
+def test_slabs_are_thin_where_the_engine_says_so() -> None:
+    [thin] = [probe for kind, size, probe in heavy(LARGE) if "thin" in kind and size == 16 * 27]
+    program = probe_program(thin)
+    knows = replace(NOMINAL, arithmetic={**NOMINAL.arithmetic, "ConvWeightGrad 3d thin window": ((1, 1.0),)})
+    assert seconds(program, knows) > 1e6
+    assert seconds(program, replace(knows, thin_slab_elements=0)) < 1
 
 
 def test_json_round_trip() -> None:
@@ -163,6 +190,7 @@ def changed(**parts: object) -> str:
         changed(instruction_seconds=-1),
         changed(copy_bytes_per_second=float("inf")),
         changed(horses=3),
+        changed(thin_slab_elements=-1),
     ],
 )
 def test_what_is_no_rates_is_refused(text: str) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from oocdl.graph.ir import Array, Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.rule import Builder, Product, Rules
 from oocdl.ops import RULES
+
+AS_CONVOLUTIONS: Rules = {
+    op: rule if rule.product and rule.product.data else replace(rule, product=Product(data=(0,)))
+    for op, rule in RULES.items()
+}
+"""With these rules ``channels_last`` orders what is around every operator, and not convolutions alone."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.testing import run_graph
 
-from .cases import CASES, Case, params
+from .cases import AS_CONVOLUTIONS, CASES, Case, params
 from .interpret import evaluate
 
 
@@ -30,7 +30,8 @@ def finished(build: Builder, outputs: tuple[str, ...]) -> None:
 
 def run_cut(graph: Any, given: dict[str, Any], count: int, last: bool = False) -> Any:
     """Cut every class of axes that there is into ``count``."""
-    return run_graph(graph, RULES, given, cuts=dict.fromkeys(range(20), count), channels_last=last)
+    rules = AS_CONVOLUTIONS if last else RULES
+    return run_graph(graph, rules, given, cuts=dict.fromkeys(range(20), count), channels_last=last)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -57,7 +58,6 @@ def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: py
     """As it is with everything that has axes of space, and not convolutions alone."""
     monkeypatch.setattr(layout, "LEAST", 1)
     monkeypatch.setattr(layout, "MULTIPLE", 1)
-    monkeypatch.setattr(layout, "WINDOWED", frozenset(RULES))
     arrays = case.arrays()
     build, inputs, outputs = case.node(arrays)
     finished(build, outputs)

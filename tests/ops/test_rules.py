@@ -150,6 +150,35 @@ def test_costs_are_counted(case: Case) -> None:
     assert rule.workspace(build.nodes[0], *shapes) >= 0
 
 
+@pytest.mark.parametrize("case", params(CASES))
+def test_what_only_moves_elements_is_the_same_before_and_after_rounding(case: Case) -> None:
+    if not RULES[case.op].moves_only:
+        return
+    build, _, _ = case.node(case.arrays())
+    tensors = [torch.as_tensor(array) for array in case.arrays()]
+    before = run(build.nodes[0], [tensor.bfloat16() for tensor in tensors])
+    after = [result.bfloat16() for result in run(build.nodes[0], tensors)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    shapes = [[tuple(tensor.shape) for tensor in some] for some in (tensors, after)]
+    assert RULES[case.op].flops(build.nodes[0], *shapes) == 0
+
+
+@pytest.mark.parametrize("case", params([case for case in CASES if RULES[case.op].axes]))
+def test_axes_are_where_the_rule_says(case: Case) -> None:
+    """``keeps_axes``: an axis of an operand that the result has, too, is as far from the last one there."""
+    rule = RULES[case.op]
+    if rule.product is not None or not rule.keeps_axes or rule.axes is None:
+        return
+    build, inputs, outputs = case.node(case.arrays())
+    found = rule.axes(build.nodes[0], *([build.shape(name) for name in names] for names in (inputs, outputs)))
+    for out in found.outputs:
+        places = {getattr(index, "letter", None): place - len(out) for place, index in enumerate(out)}
+        for operand in found.inputs:
+            for place, index in enumerate(operand):
+                letter = getattr(index, "letter", None)
+                assert letter is None or places.get(letter, place - len(operand)) == place - len(operand)
+
+
 def test_flops_of_contractions_are_exact() -> None:
     def flops(case: Case) -> int:
         build, inputs, outputs = case.node(case.arrays())

@@ -92,6 +92,7 @@ class NumpyEngine:
     held_bytes = 0
     has_bfloat16 = False
     operators = frozenset(KERNELS)
+    thin_slab_elements = 0
 
     def __init__(self) -> None:
         self._cache = Cache()

@@ -1,0 +1,81 @@
+"""How fast an operator is, as its rule says: what bounds it, how it is measured, and its nominal rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oocdl.graph.ir import Shape
+from oocdl.graph.program import Instruction
+
+Given = tuple[Shape, str]
+"""Shape and dtype of an operand."""
+Points = tuple[tuple[int, float], ...]
+"""(size, operations a second), sizes ascending."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One operator on arrays of given shapes, to be measured (``oocdl.probes``)."""
+
+    op: str
+    inputs: tuple[Given, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    chained: bool = False
+    """Whether it is measured before a Neg, whose own time is taken off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """The speed of an operator that is bound by memory: its time is that of its bytes."""
+
+    like: str
+    """The operator whose rate counts where this one's is not known, as in a cache of rates that was
+    measured before this one existed. An operator that others are like names itself."""
+    probes: Callable[[Shape], Iterable[Probe]]
+    """What is measured of it, for the shape of a volume [batch, channels, depth, height, width]; the
+    mean time of a byte counts. Probes with arrays of bfloat16 are left out where an engine has none."""
+    bytes_per_second: float | None = None
+    """Nominal rate, operands and results counted, of one thread; None: that of ``like``."""
+
+
+Heavy = tuple[str, int, Probe]
+"""A kind of heavy operator, one size, and a probe of that kind and size."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large probes of heavy operators are, and how many."""
+
+    share: float = 1.0
+    """Of their elements: 1 is for measuring, less is for tests."""
+    few: bool = False
+    """Whether only few sizes are measured, as in bfloat16, where few are computed at all."""
+    thin_slab_elements: int = 0
+    """See ``Rates.thin_slab_elements``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """The speed of a heavy operator: its time is that of its arithmetic, by kind and size.
+
+    It takes at least as long as reading its operands does.
+    """
+
+    like: str
+    """The operator whose rate is that of reading operands."""
+    kind: Callable[[Instruction, Sequence[Shape], int], tuple[str, int]]
+    """(instruction, shapes of its operands with padding, ``Rates.thin_slab_elements``) -> the kind, whose
+    table of rates counts, and the one size that matters most."""
+    probes: Callable[[Scale], Iterable[Heavy]]
+    points: Mapping[str, Points]
+    """Nominal tables by kind, of one thread: floating-point operations a second by size. They count, too,
+    where a cache of rates was measured before the kind existed."""
+    bfloat16_points: Mapping[str, Points] = field(default_factory=dict)
+    """The same on operands of bfloat16; empty unless the operator is a product."""
+    then: Callable[[Instruction], Sequence[str]] = lambda step: ()
+    """Operators that the result goes through afterwards inside the kernel; their time comes on top."""
+
+
+Speed = Streaming | Computing

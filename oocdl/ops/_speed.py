@@ -1,0 +1,42 @@
+"""What operators cost like, and the probes that most of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from oocdl.graph.ir import Shape
+from oocdl.graph.speed import Points, Probe, Streaming
+
+ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose"
+"""The operators that stand for all that do little arithmetic on each element, that compute an
+exponential or the like of it, that do little but read it, and that put it elsewhere."""
+
+
+def giga(sizes: Sequence[int], *rates: float) -> Points:
+    """A table of rates from GFLOP/s.
+
+    >>> giga((1, 4), 2, 3.5)
+    ((1, 2000000000.0), (4, 3500000000.0))
+    """
+    return tuple((size, 1e9 * rate) for size, rate in zip(sizes, rates, strict=True))
+
+
+def streaming(like: str, gigabytes: float | None, probes: Callable[[Shape], Iterator[Probe]]) -> Streaming:
+    """The speed of an operator that is bound by memory, its nominal rate in GB/s."""
+    rate = None if gigabytes is None else 1e9 * gigabytes
+    return Streaming(like=like, probes=probes, bytes_per_second=rate)
+
+
+def rows_of(shape: Shape) -> Shape:
+    """The matrix that a volume is, one row for each plane of each channel."""
+    return shape[1] * shape[2], shape[3] * shape[4]
+
+
+def reductions(op: str, axes: Sequence[Sequence[int]]) -> Callable[[Shape], Iterator[Probe]]:
+    """Probes of a reduction over some ``axes`` of a volume, and over the rows of a matrix."""
+
+    def probes(shape: Shape) -> Iterator[Probe]:
+        for given, over in (*((shape, some) for some in axes), (rows_of(shape), (1,))):
+            yield Probe(op, ((given, "float32"),), {"axes": tuple(over)})
+
+    return probes
