@@ -280,7 +280,7 @@ def _emit_normalize(emit: Emitter, args: list[Val], instruction: Instruction) ->
 
 
 def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
-    """An operator that NumPy has no vector loop for."""
+    """An operator that NumPy has no fast loop for; ``one_thread``: see ``Kernel``."""
     return Kernel(lowering=lowering, blocks=None, last=None, volumes=False, one_thread=one_thread)
 
 
