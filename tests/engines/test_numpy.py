@@ -11,20 +11,14 @@ from oocdl.engines.engine import get_engine
 from oocdl.engines.numpy.kernels import KERNELS
 from oocdl.engines.operands import empty_outputs
 from oocdl.graph.program import Program
+from oocdl.graph.speed import Scale
 from oocdl.ops import RULES
-from oocdl.probes import Given, Probe, convolutions, pools, products, streams
-from tests.ops.cases import GRADS, POINT
+from oocdl.probes import heavy, probe_program, streams
 
 SCALE = 1 / 16
 SLACK_BYTES = 1 << 16
 """Of buffers and objects, whatever the size of arrays."""
-PROBES = [
-    *streams(SCALE),
-    *(probe for source in (convolutions, products, pools) for _, size, probe in source(SCALE) if size < 300),
-]
-LARGE: Given = ((1, 16, 16, 24, 24), "float32")
-MORE = [Probe(case.op, (LARGE,) * len(case.operands), case.attrs) for case in POINT + GRADS]
-"""For operators that no probe measures."""
+PROBES = [*streams(SCALE), *(probe for _, size, probe in heavy(Scale(SCALE)) if size < 300)]
 
 
 def peak_bytes(program: Program) -> int:
@@ -43,8 +37,7 @@ def peak_bytes(program: Program) -> int:
 
 @pytest.mark.parametrize("op", sorted(KERNELS))
 def test_operators_take_no_more_than_they_say(op: str) -> None:
-    probes = [probe for probe in PROBES if probe.op == op] or [probe for probe in MORE if probe.op == op]
-    programs = [probe.program() for probe in probes]
+    programs = [probe_program(probe) for probe in PROBES if probe.op == op]
     said = [get_engine("numpy").needs(program, RULES).work_bytes for program in programs]
     assert max(said) > 4 * SLACK_BYTES, "arrays so small tell nothing"
     for program, most in zip(programs, said, strict=True):
