@@ -29,10 +29,10 @@ import numpy as np
 from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
 from oocdl.engines.registry import ranks_last
 from oocdl.errors import ResourceError
-from oocdl.graph.cost import program_flops
 from oocdl.graph.ir import Array
 from oocdl.graph.memory import ordered
 from oocdl.graph.program import Program
+from oocdl.graph.program_cost import program_flops
 from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Rates, moved_bytes
 from oocdl.graph.speed import Heavy, Points, Scale
 from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap

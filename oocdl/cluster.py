@@ -33,9 +33,10 @@ from oocdl.graph.plan import StepPlan
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.machine import check_budget
+from oocdl.passes import StepInfo
 from oocdl.planning import machine_for
 from oocdl.session import Held, Moved, scalar_outputs
-from oocdl.sources import Feed, Kept, Sources, StepInfo, own_regions
+from oocdl.sources import Feed, Kept, Sources, own_regions
 from oocdl.storage.chunk import Chunk, home
 from oocdl.storage.commit import Writer
 from oocdl.storage.dataset import Dataset, DatasetSpec, open_dataset

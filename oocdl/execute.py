@@ -23,8 +23,9 @@ from oocdl.graph.ir import Array, Shape
 from oocdl.graph.memory import footprint
 from oocdl.graph.step import CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.heap import Heap
-from oocdl.report import Measured, Spent
-from oocdl.sources import Sources, StepInfo
+from oocdl.measured import Measured, Spent
+from oocdl.passes import StepInfo
+from oocdl.sources import Sources
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.tier import Reservation, Tier
 from oocdl.timeline import layer_of

@@ -9,7 +9,7 @@ zeros. The last step of an epoch may have fewer passes, and its last pass fewer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oocdl.bind import Binding
@@ -20,7 +20,6 @@ from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning import Machine, compile_within
 from oocdl.recipe import Part, Request
-from oocdl.sources import StepInfo
 from oocdl.storage.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"
@@ -29,6 +28,18 @@ FIRST, NEXT = "first", "next"
 """Passes that others of their step follow: the first, and all between it and the last."""
 ALONE = "alone"
 """The last pass of an epoch where it is a step of its own, although others have several."""
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What differs from pass to pass. Small: it travels with every task."""
+
+    number: int
+    """Of the pass through the network, from 0 over the whole run; a step is one or several."""
+    seed: int
+    indices: tuple[int, ...] = ()
+    """Dataset rows of the batch, in order."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

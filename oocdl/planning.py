@@ -22,7 +22,6 @@ from oocdl.machine import anonymous_bytes, cores
 from oocdl.ops import RULES
 from oocdl.ops.nominal import NOMINAL
 from oocdl.simulate import simulate
-from oocdl.sources import BLOCK_BYTES, KEPT_BYTES
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.direct import BOUNCE_BYTES
 from oocdl.storage.tier import IO_THREADS
@@ -54,6 +53,11 @@ WORTH = 0.97
 SPARE_BYTES = 8 << 20
 SPARE = 1.15
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
+BLOCK_BYTES = 1 << 20
+"""What a unit reads of a dataset, or generates, at once, where chunks are not larger."""
+KEPT_BYTES = 8 << 20
+"""Of a batch, read already."""
+
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 

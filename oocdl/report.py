@@ -1,7 +1,6 @@
 """After a run: what was measured beside what the plan had predicted, layer by layer.
 
-Tasks say how long they took (``Measured.add``), a session when a pass is over
-(``Measured.end``). What stands in the run's ``report.json`` is of the last session in one
+What stands in the run's ``report.json`` is of the last session in one
 process, and of whole steps: passes of smaller batches are left out, and so is the first
 pass of each kind, in which programs are compiled, as soon as there are others.
 """
@@ -10,10 +9,9 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,80 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError
+from oocdl.measured import Measured, PassSums, Spent
 from oocdl.storage.files import write_text
 from oocdl.timeline import Simulated, combines, layer_of
 
 FILE = "report.json"
 WIDTH = 110
 """Columns of tables."""
-
-
-@dataclass
-class Spent:
-    """What the tasks of one layer took: seconds one after another, and bytes."""
-
-    units: int = 0
-    wait_seconds: float = 0.0
-    """For memory, and for a compute slot."""
-    gather_seconds: float = 0.0
-    """Reading and putting together inputs."""
-    compute_seconds: float = 0.0
-    read_bytes: int = 0
-    made_bytes: int = 0
-
-    def add(self, other: Spent) -> None:
-        """Add another's numbers to these."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
-@dataclass
-class PassSums:
-    """All passes of one kind."""
-
-    passes: int = 0
-    seconds: float = 0.0
-    spill_read_bytes: int = 0
-    spill_written_bytes: int = 0
-    layers: dict[str, Spent] = field(default_factory=dict)
-
-
-class Measured:
-    """What a session's tasks took. One lock, taken once a task."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._now: dict[str, Spent] = {}
-        self._ended: Counter[str] = Counter()
-        self.read_bytes = 0
-        """Read by units, as the plan counts."""
-        self.made_bytes = 0
-        """Made by units, as the plan counts."""
-        self.kinds: dict[str, PassSums] = {}
-        """By plan id."""
-
-    def add(self, label: str, spent: Spent) -> None:
-        """One task has run; ``label`` is the first part of its key."""
-        layer = layer_of(label)
-        with self._lock:
-            self.read_bytes += spent.read_bytes
-            self.made_bytes += spent.made_bytes
-            self._now.setdefault(layer, Spent()).add(spent)
-
-    def end(self, plan_id: str, seconds: float, spill_read_bytes: int, spill_written_bytes: int) -> None:
-        """A pass is over: its tasks are those since the last one's end."""
-        with self._lock:
-            now, self._now = self._now, {}
-        self._ended[plan_id] += 1
-        if self._ended[plan_id] <= 2:
-            self.kinds[plan_id] = PassSums()
-        sums = self.kinds[plan_id]
-        sums.passes += 1
-        sums.seconds += seconds
-        sums.spill_read_bytes += spill_read_bytes
-        sums.spill_written_bytes += spill_written_bytes
-        for layer, spent in now.items():
-            sums.layers.setdefault(layer, Spent()).add(spent)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from oocdl.graph.write_onnx import export_onnx
 from oocdl.heap import use_one_heap
 from oocdl.machine import check_budget
 from oocdl.ops import RULES
+from oocdl.passes import StepInfo
 from oocdl.planning import Machine, check_device, machine_for
 from oocdl.recipe import Part, Request
 from oocdl.report import Report, read_report
 from oocdl.session import Session
-from oocdl.sources import StepInfo, own_regions
+from oocdl.sources import own_regions
 from oocdl.storage.dataset import Dataset, batches, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.manifest import TensorSpec

@@ -27,9 +27,10 @@ from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
 from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.passes import StepInfo
 from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get
-from oocdl.sources import Feed, Kept, Reader, Sources, StepInfo
+from oocdl.sources import Feed, Kept, Reader, Sources
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.dataset import Dataset
 from oocdl.storage.run_store import RunStore

@@ -16,8 +16,7 @@ from typing import Any
 
 from oocdl.graph.axes import region_size
 from oocdl.graph.calls import made_of, parts_of
-from oocdl.graph.cost import itemsize
-from oocdl.graph.memory import footprint
+from oocdl.graph.memory import footprint, itemsize
 from oocdl.graph.rates import Rates, program_seconds
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall

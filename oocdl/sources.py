@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, Protocol
@@ -20,11 +20,8 @@ import numpy as np
 from oocdl.graph.axes import Region, as_slices, region_shape, within
 from oocdl.graph.factorize import Factored, Factors
 from oocdl.graph.ir import Array, Role, Shape
-
-BLOCK_BYTES = 1 << 20
-"""What is read or generated at once, where chunks are not larger."""
-KEPT_BYTES = 8 << 20
-"""Of a batch, read already."""
+from oocdl.passes import StepInfo
+from oocdl.planning import BLOCK_BYTES, KEPT_BYTES
 
 _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
@@ -45,18 +42,6 @@ class Reader(Protocol):
     def itemsize(self) -> int: ...
 
     def read(self, region: Region) -> Array: ...
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """What differs from pass to pass. Small: it travels with every task."""
-
-    number: int
-    """Of the pass through the network, from 0 over the whole run; a step is one or several."""
-    seed: int
-    indices: tuple[int, ...] = ()
-    """Dataset rows of the batch, in order."""
-    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

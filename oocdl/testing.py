@@ -30,8 +30,9 @@ from oocdl.graph.rule import Rules
 from oocdl.graph.step import expand_step, versioned_pieces
 from oocdl.graph.verify import verify, verify_factored
 from oocdl.heap import Heap
+from oocdl.passes import StepInfo
 from oocdl.schedule import get
-from oocdl.sources import Feed, Sources, StepInfo, own_regions
+from oocdl.sources import Feed, Sources, own_regions
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.spill import SpillStore
 from oocdl.storage.tier import Tier

@@ -29,14 +29,14 @@ from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.heap import use_one_heap
 from oocdl.machine import check_budget
-from oocdl.passes import MAIN, Course, Step, compile_passes, planned
+from oocdl.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
 from oocdl.planning import Machine, machine_for
 from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.report import write_report
 from oocdl.run import Run
 from oocdl.session import Held, Moved, Session
-from oocdl.sources import StepInfo, own_regions
+from oocdl.sources import own_regions
 from oocdl.storage.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run_store import RunStore

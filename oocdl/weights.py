@@ -10,10 +10,9 @@ import numpy as np
 from oocdl.compile import Compiled
 from oocdl.errors import NonFiniteError
 from oocdl.graph.axes import Region, as_slices, region_shape, region_size, whole
-from oocdl.graph.cost import itemsize
 from oocdl.graph.factorize import Factors
 from oocdl.graph.ir import Array, Role
-from oocdl.graph.memory import footprint
+from oocdl.graph.memory import footprint, itemsize
 from oocdl.graph.step import Key
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk

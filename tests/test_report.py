@@ -13,8 +13,9 @@ import pytest
 import oocdl
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
+from oocdl.measured import Measured, Spent
 from oocdl.ops.nominal import NOMINAL
-from oocdl.report import WIDTH, Measured, Spent, computing_seconds, make_report, read_report
+from oocdl.report import WIDTH, computing_seconds, make_report, read_report
 from oocdl.timeline import Ran, Simulated
 from oocdl.zoo import write_unet3d
 from tests import nets

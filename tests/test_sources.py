@@ -7,7 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from oocdl.sources import KEPT_BYTES, Kept, StepInfo, own_regions, uniform
+from oocdl.passes import StepInfo
+from oocdl.planning import KEPT_BYTES
+from oocdl.sources import Kept, own_regions, uniform
 
 
 def test_random_numbers_do_not_depend_on_the_region() -> None:

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from oocdl.engines.registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
-from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Program
+from oocdl.graph.program_cost import Needs
 from oocdl.graph.rule import Rules
 
 

@@ -22,9 +22,9 @@ from oocdl.engines.onnx_table import BLOCKWISE, KERNELS
 from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
-from oocdl.graph.cost import Needs, most_needs
 from oocdl.graph.ir import Array
 from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program_cost import Needs, most_needs
 from oocdl.graph.rule import Rules
 from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 

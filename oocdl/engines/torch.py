@@ -32,10 +32,10 @@ from oocdl.engines.torch_places import overwritten, placed
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
-from oocdl.graph.cost import Needs
 from oocdl.graph.ir import Array
 from oocdl.graph.layout import SPACED
 from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.program_cost import Needs
 from oocdl.graph.rule import Rules
 from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 

@@ -27,9 +27,10 @@ from oocdl.engines.torch_chain import crop
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_lane import PIECE_BYTES, PIECES, Lane
 from oocdl.errors import InputError, ResourceError
-from oocdl.graph.cost import Needs, array_bytes, program_work_bytes
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import array_bytes
 from oocdl.graph.program import Program
+from oocdl.graph.program_cost import Needs, program_work_bytes
 from oocdl.graph.rule import Rules
 from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
 

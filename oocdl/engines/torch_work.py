@@ -20,8 +20,8 @@ from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_scratch import Slots, nbytes
-from oocdl.graph.cost import HOLES
 from oocdl.graph.program import Instruction, Program
+from oocdl.graph.program_cost import HOLES
 from oocdl.graph.rule import Rules
 
 

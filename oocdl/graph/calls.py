@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from oocdl.graph.axes import region_size
-from oocdl.graph.cost import itemsize
 from oocdl.graph.lanes import Key
+from oocdl.graph.memory import itemsize
 from oocdl.graph.step import CombineCall, UnitCall
 
 

@@ -13,17 +13,11 @@ from functools import partial
 from math import ceil
 
 from oocdl.graph.classes import Classes, find_classes
-from oocdl.graph.cost import (
-    NeedsOf,
-    combine_buffer_bytes,
-    made_bytes,
-    most_needs,
-    program_flops,
-    unit_buffer_bytes,
-)
+from oocdl.graph.cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
 from oocdl.graph.cut import Grid, LayerCutter, Unit
 from oocdl.graph.factorize import Factored
 from oocdl.graph.layers import group
+from oocdl.graph.program_cost import NeedsOf, most_needs, program_flops
 from oocdl.graph.rule import Rules
 from oocdl.graph.traffic import Layer, choose_stored
 

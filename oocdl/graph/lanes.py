@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oocdl.graph.axes import Region, region_size
-from oocdl.graph.cost import itemsize
+from oocdl.graph.memory import itemsize
 from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
 
 Key = tuple[str, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,20 @@ Order = tuple[int, ...]
 PAGE_BYTES = 4096
 SMALL_BYTES = 32 << 10
 """Smaller arrays come from the heap: a page each would be mostly empty."""
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    return int(np.dtype(dtype).itemsize)
+
+
+def array_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of an array.
+
+    >>> array_bytes((2, 3), "bfloat16")
+    12
+    """
+    return prod(shape) * itemsize(dtype)
 
 
 def footprint(nbytes: int) -> int:

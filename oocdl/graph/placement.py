@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from oocdl.graph.axes import Region, region_size
-from oocdl.graph.cost import itemsize
+from oocdl.graph.memory import itemsize
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.classes import Classes
-from oocdl.graph.cost import Needs, made_bytes, program_flops, read_bytes
+from oocdl.graph.cost import made_bytes, read_bytes
 from oocdl.graph.cut import LayerCutter, Unit
 from oocdl.graph.factorize import Factored
 from oocdl.graph.fitting import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
 from oocdl.graph.ir import Role
+from oocdl.graph.program_cost import Needs, program_flops
 from oocdl.graph.traffic import Layer
 
 LANE_BYTES = 16 << 20

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import exp, log, prod
 
-from oocdl.graph.cost import array_bytes, itemsize
+from oocdl.graph.memory import array_bytes, itemsize
 from oocdl.graph.program import Instruction, Program, padded_shape
 from oocdl.graph.rule import OpRule, Rules
 from oocdl.graph.speed import Computing, Points

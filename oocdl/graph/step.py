@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
-from oocdl.graph.cost import combine_buffer_bytes, itemsize, unit_buffer_bytes
+from oocdl.graph.cost import combine_buffer_bytes, unit_buffer_bytes
 from oocdl.graph.cut import Unit
 from oocdl.graph.factorize import Cell
 from oocdl.graph.ir import Role
 from oocdl.graph.lanes import Key, Lanes
-from oocdl.graph.memory import Order, footprint
+from oocdl.graph.memory import Order, footprint, itemsize
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.program import Operand, make_program
 

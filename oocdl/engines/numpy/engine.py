@@ -17,9 +17,10 @@ from oocdl.engines.operands import (
     slot_dtypes,
 )
 from oocdl.errors import UnsupportedError
-from oocdl.graph.cost import HOLES, Needs, itemsize
 from oocdl.graph.ir import Array
+from oocdl.graph.memory import itemsize
 from oocdl.graph.program import Instruction, Operand, Program, padded_shape
+from oocdl.graph.program_cost import HOLES, Needs
 from oocdl.graph.rule import Rules
 
 

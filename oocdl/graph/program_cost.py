@@ -1,0 +1,72 @@
+"""What a program costs: memory while it runs, floating-point operations.
+
+Engines and the planner share these bounds; what a unit's arrays take stands in ``cost.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from oocdl.graph.memory import array_bytes, itemsize
+from oocdl.graph.program import Program, padded_shape
+from oocdl.graph.rule import Rules
+
+
+class Needs(NamedTuple):
+    """What a run of a program wants beside its inputs and the arrays its results go to."""
+
+    work_bytes: int
+    own: frozenset[int] = frozenset()
+    """Numbers of the inputs that it writes over: arrays of its own, which nobody else reads."""
+
+
+NeedsOf = Callable[[Program], Needs]
+HOLES = 5
+"""Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
+
+
+def program_flops(program: Program, rules: Rules) -> int:
+    """Floating-point operations of one run of the program."""
+    return sum(
+        rules[step.op].flops(step.node, list(map(padded_shape, step.operands)), list(step.kernel_shapes))
+        for step in program.instructions
+    )
+
+
+def program_work_bytes(program: Program, rules: Rules) -> int:
+    """Upper bound of what one run takes, for an engine that makes every intermediate as a whole.
+
+    Intermediates alive at the worst instruction (results among them, before they are put
+    where they belong), padded copies of that instruction's operands, and its scratch space.
+    """
+    size: dict[int, int] = {}
+    dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
+    last: dict[int, int] = {}
+    for number, step in enumerate(program.instructions):
+        for operand in step.operands:
+            last[operand.slot] = number
+    held = {operand.slot for operand in program.outputs} | set(program.inputs)
+    live = peak = 0
+    for number, step in enumerate(program.instructions):
+        for slot, shape, dtype in zip(step.outputs, step.shapes, step.dtypes, strict=True):
+            size[slot] = array_bytes(shape, dtype)
+            dtype_of[slot] = dtype
+            live += size[slot]
+        shapes = [padded_shape(operand) for operand in step.operands]
+        elements = rules[step.op].workspace(step.node, shapes, list(step.kernel_shapes))
+        scratch = elements * itemsize(step.dtypes[0])
+        for operand, shape in zip(step.operands, shapes, strict=True):
+            if operand.pads is not None or operand.crop is not None:
+                scratch += array_bytes(shape, dtype_of[operand.slot])
+        peak = max(peak, live + scratch)
+        for slot in {operand.slot for operand in step.operands} | set(step.outputs):
+            if last.get(slot, -1) <= number and slot not in held:
+                live -= size[slot]
+                held.add(slot)
+    return peak * HOLES // 4
+
+
+def most_needs(program: Program, rules: Rules) -> Needs:
+    """For any engine that overwrites no input."""
+    return Needs(program_work_bytes(program, rules))

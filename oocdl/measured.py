@@ -1,0 +1,80 @@
+"""What the tasks of a session took, counted while they run.
+
+Tasks say how long they took (``Measured.add``), a session when a pass is over (``Measured.end``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from oocdl.timeline import layer_of
+
+
+@dataclass
+class Spent:
+    """What the tasks of one layer took: seconds one after another, and bytes."""
+
+    units: int = 0
+    wait_seconds: float = 0.0
+    """For memory, and for a compute slot."""
+    gather_seconds: float = 0.0
+    """Reading and putting together inputs."""
+    compute_seconds: float = 0.0
+    read_bytes: int = 0
+    made_bytes: int = 0
+
+    def add(self, other: Spent) -> None:
+        """Add another's numbers to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class PassSums:
+    """All passes of one kind."""
+
+    passes: int = 0
+    seconds: float = 0.0
+    spill_read_bytes: int = 0
+    spill_written_bytes: int = 0
+    layers: dict[str, Spent] = field(default_factory=dict)
+
+
+class Measured:
+    """What a session's tasks took. One lock, taken once a task."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now: dict[str, Spent] = {}
+        self._ended: Counter[str] = Counter()
+        self.read_bytes = 0
+        """Read by units, as the plan counts."""
+        self.made_bytes = 0
+        """Made by units, as the plan counts."""
+        self.kinds: dict[str, PassSums] = {}
+        """By plan id."""
+
+    def add(self, label: str, spent: Spent) -> None:
+        """One task has run; ``label`` is the first part of its key."""
+        layer = layer_of(label)
+        with self._lock:
+            self.read_bytes += spent.read_bytes
+            self.made_bytes += spent.made_bytes
+            self._now.setdefault(layer, Spent()).add(spent)
+
+    def end(self, plan_id: str, seconds: float, spill_read_bytes: int, spill_written_bytes: int) -> None:
+        """A pass is over: its tasks are those since the last one's end."""
+        with self._lock:
+            now, self._now = self._now, {}
+        self._ended[plan_id] += 1
+        if self._ended[plan_id] <= 2:
+            self.kinds[plan_id] = PassSums()
+        sums = self.kinds[plan_id]
+        sums.passes += 1
+        sums.seconds += seconds
+        sums.spill_read_bytes += spill_read_bytes
+        sums.spill_written_bytes += spill_written_bytes
+        for layer, spent in now.items():
+            sums.layers.setdefault(layer, Spent()).add(spent)
