@@ -35,8 +35,8 @@ from oocdl.graph.program import Program
 from oocdl.graph.program_cost import program_flops
 from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Rates, moved_bytes
 from oocdl.graph.speed import Heavy, Points, Scale
-from oocdl.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
-from oocdl.machine import cores, installed_version, processor
+from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
+from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
 from oocdl.storage.direct import direct_flag, read_box, write_array

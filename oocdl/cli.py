@@ -18,8 +18,8 @@ from rich.console import Console
 from oocdl.config import parse_bytes
 from oocdl.demo import run_demo
 from oocdl.errors import InputError, OocdlError
+from oocdl.host.limits import default_budget_bytes
 from oocdl.info import machine_tables, shape_text, size_text, tables_of
-from oocdl.machine import default_budget_bytes
 from oocdl.printer.show import What
 from oocdl.progress import counted, show_progress
 from oocdl.train import fit as fit_run

@@ -31,8 +31,8 @@ from oocdl.graph.factorize import Factored
 from oocdl.graph.placement import Placed, largest_crossing, place
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
-from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
-from oocdl.machine import check_budget
+from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
+from oocdl.host.limits import check_budget
 from oocdl.passes import StepInfo
 from oocdl.planning import machine_for
 from oocdl.session import Held, Moved, scalar_outputs

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import InputError
-from oocdl.machine import default_budget_bytes
+from oocdl.host.limits import default_budget_bytes
 from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 

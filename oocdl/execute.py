@@ -22,7 +22,7 @@ from oocdl.graph.axes import Region, is_empty, region_shape, within
 from oocdl.graph.ir import Array, Shape
 from oocdl.graph.memory import footprint
 from oocdl.graph.step import CombineCall, PickCall, Read, StepGraph, UnitCall
-from oocdl.heap import Heap
+from oocdl.host.heap import Heap
 from oocdl.measured import Measured, Spent
 from oocdl.passes import StepInfo
 from oocdl.sources import Sources

@@ -17,8 +17,8 @@ from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import Rates
 from oocdl.graph.rounded import roundable
 from oocdl.graph.step import StepGraph
-from oocdl.heap import give_back_freed_memory
-from oocdl.machine import anonymous_bytes, cores
+from oocdl.host.heap import give_back_freed_memory
+from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES
 from oocdl.ops.nominal import NOMINAL
 from oocdl.simulate import simulate

@@ -21,8 +21,8 @@ from oocdl.graph.axes import Region, as_slices, region_shape, whole
 from oocdl.graph.ir import Array
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.graph.write_onnx import export_onnx
-from oocdl.heap import use_one_heap
-from oocdl.machine import check_budget
+from oocdl.host.heap import use_one_heap
+from oocdl.host.limits import check_budget
 from oocdl.ops import RULES
 from oocdl.passes import StepInfo
 from oocdl.planning import Machine, check_device, machine_for

@@ -26,7 +26,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.axes import Region
 from oocdl.graph.ir import Array
 from oocdl.graph.step import Key
-from oocdl.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.passes import StepInfo
 from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get

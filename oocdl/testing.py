@@ -29,7 +29,7 @@ from oocdl.graph.plan import StepPlan, plan_step
 from oocdl.graph.rule import Rules
 from oocdl.graph.step import expand_step, versioned_pieces
 from oocdl.graph.verify import verify, verify_factored
-from oocdl.heap import Heap
+from oocdl.host.heap import Heap
 from oocdl.passes import StepInfo
 from oocdl.schedule import get
 from oocdl.sources import Feed, Sources, own_regions

@@ -27,8 +27,8 @@ from oocdl.graph.axes import Region, as_slices, region_shape
 from oocdl.graph.ir import Array
 from oocdl.graph.plan import frozen_cuts
 from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
-from oocdl.heap import use_one_heap
-from oocdl.machine import check_budget
+from oocdl.host.heap import use_one_heap
+from oocdl.host.limits import check_budget
 from oocdl.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
 from oocdl.planning import Machine, machine_for
 from oocdl.preview import Plan

@@ -26,7 +26,7 @@ from results import Limits, Row, line_of_pair, plot, row_of, show
 from variants import Variant
 
 from oocdl.config import parse_bytes
-from oocdl.machine import available, cores
+from oocdl.host.limits import available, cores
 
 LEARNING_RATE = 1e-4
 NO_COMMIT = 1e9

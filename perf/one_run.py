@@ -22,7 +22,7 @@ from typing import Any
 import oocdl
 from oocdl.errors import OocdlError
 from oocdl.events import Event, Listener, RunStarted, StepDone
-from oocdl.machine import anonymous_bytes
+from oocdl.host.limits import anonymous_bytes
 
 
 def facts(plan: oocdl.Plan) -> dict[str, Any]:

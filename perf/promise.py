@@ -40,7 +40,7 @@ from measure import (
 )
 
 from oocdl.config import parse_bytes
-from oocdl.machine import available
+from oocdl.host.limits import available
 
 MODELS = {
     "unet96": unet(16, 96),

@@ -16,7 +16,7 @@ import zarr
 
 import oocdl
 from oocdl import schedule
-from oocdl.machine import anonymous_bytes
+from oocdl.host.limits import anonymous_bytes
 from oocdl.planning import machine_for
 from tests.models import ResNet, UNet3d, export
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import oocdl
-from oocdl import machine
 from oocdl.errors import BudgetError, InputError
-from oocdl.machine import Limit, available, check_budget, default_budget_bytes
+from oocdl.host import limits
+from oocdl.host.limits import Limit, available, check_budget, default_budget_bytes
 from tests import nets
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def cgroups(mount: Path, files: dict[str, str], *lines: str) -> dict[int, str]:
     for name, text in files.items():
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(f"{text}\n")
-    return {limit.nbytes: limit.name for limit in machine._cgroup_limits(list(lines), mount)}
+    return {limit.nbytes: limit.name for limit in limits._cgroup_limits(list(lines), mount)}
 
 
 def test_version_2_counts_all_ancestors_and_both_kinds_of_limit(tmp_path: Path) -> None:
@@ -61,15 +61,15 @@ def test_a_container_that_does_not_see_its_own_path_has_the_limit_of_its_root(tm
 )
 def test_slurm_gives_a_job_mebibytes(given: dict[str, str], expected: list[int]) -> None:
     variables = {f"SLURM_{name}": text for name, text in given.items()}
-    assert list(machine._slurm_limits(variables)) == []  # a login node may have them set for later
-    found = list(machine._slurm_limits({"SLURM_JOB_ID": "77", **variables}))
+    assert list(limits._slurm_limits(variables)) == []  # a login node may have them set for later
+    found = list(limits._slurm_limits({"SLURM_JOB_ID": "77", **variables}))
     assert [limit.nbytes for limit in found] == expected
     assert all("Slurm job 77" in limit.name for limit in found)
 
 
 def test_slurm_variables_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="SLURM_MEM_PER_NODE='4G' is not a number"):
-        list(machine._slurm_limits({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "4G"}))
+        list(limits._slurm_limits({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "4G"}))
 
 
 def test_the_least_limit_counts_and_the_default_is_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +90,13 @@ def test_an_rlimit_counts_what_is_mapped_and_not_in_memory(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     status = {"VmSize": 5 << 30, "VmRSS": 1 << 30, "VmData": 5 << 30, "RssAnon": 1 << 30}
-    monkeypatch.setattr(machine, "_status_bytes", lambda: status)
+    monkeypatch.setattr(limits, "_status_bytes", lambda: status)
     kind = getattr(resource, name)
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(
         resource, "getrlimit", lambda asked: (6 << 30, 6 << 30) if asked == kind else infinite
     )
-    assert [(limit.nbytes, limit.name) for limit in machine._rlimits()] == [
+    assert [(limit.nbytes, limit.name) for limit in limits._rlimits()] == [
         (2 << 30, f"{name} of {6 << 10} MiB")
     ]
 
@@ -113,7 +113,7 @@ def run(code: str, *words: str, folder: Path | None = None) -> subprocess.Comple
 def test_a_real_rlimit(tmp_path: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from oocdl.machine import available; print(available().nbytes, available().name)"
+        "from oocdl.host.limits import available; print(available().nbytes, available().name)"
     )
     done = run(code)
     nbytes, _, name = done.stdout.strip().partition(" ")
@@ -128,7 +128,7 @@ def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nets.write_mlp(tmp_path / "mlp.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
     words = json.dumps(["fit", str(model), str(data), "--steps", "1", "--memory", "701MiB"])
-    ask = "from oocdl.machine import available; a = available(); print(a.nbytes, a.name)"
+    ask = "from oocdl.host.limits import available; a = available(); print(a.nbytes, a.name)"
     try:
         with cage(700 << 20) as folder:
             nbytes, _, name = run(ask, folder=folder).stdout.strip().partition(" ")

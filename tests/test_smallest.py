@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_exact_networks import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
 
 from oocdl import planning
 from oocdl.errors import BudgetError
@@ -21,6 +20,7 @@ from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 from oocdl.planning import SLACK_BYTES, Machine, machine_for
 from oocdl.testing import run_graph
+from tests.test_exact_networks import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
 
 SLOW = pytest.mark.slow
 CASES = [*NETS, *(pytest.param(case, marks=SLOW) for case in EVEN[:2])]

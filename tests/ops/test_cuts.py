@@ -14,9 +14,8 @@ from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.testing import run_graph
-
-from .cases import AS_CONVOLUTIONS, CASES, Case, params
-from .interpret import evaluate
+from tests.ops.cases import AS_CONVOLUTIONS, CASES, Case, params
+from tests.ops.interpret import evaluate
 
 
 def finished(build: Builder, outputs: tuple[str, ...]) -> None:

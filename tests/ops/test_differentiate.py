@@ -16,8 +16,7 @@ from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, DiceCE, add_loss
 from oocdl.ops.optimizers import Adam, add_updates
-
-from .interpret import evaluate
+from tests.ops.interpret import evaluate
 
 WINDOW = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
 HALF = {"strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}

@@ -8,8 +8,7 @@ from oocdl.graph.expand import expand
 from oocdl.graph.ir import Graph, Role
 from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
-
-from .interpret import evaluate
+from tests.ops.interpret import evaluate
 
 
 def start() -> tuple[Builder, str]:

@@ -16,8 +16,7 @@ from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
-
-from .interpret import evaluate
+from tests.ops.interpret import evaluate
 
 SHAPES = {"w": (3, 4), "b": (4,), "s": ()}
 

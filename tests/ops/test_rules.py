@@ -17,9 +17,8 @@ from oocdl.graph.rule import Builder
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.resample import matrix
-
-from .cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
-from .interpret import OPS, evaluate, run
+from tests.ops.cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
+from tests.ops.interpret import OPS, evaluate, run
 
 TORCH_FLOATS = (torch.float32, torch.float64)
 
