@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError
-from oocdl.graph.ir import Shape
-from oocdl.graph.read_onnx import OnnxModel, Port
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.reader import OnnxModel, Port
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss
 from oocdl.storage.dataset import DataArray, Dataset
 

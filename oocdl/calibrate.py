@@ -29,12 +29,12 @@ import numpy as np
 from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
 from oocdl.engines.registry import ranks_last
 from oocdl.errors import ResourceError
-from oocdl.graph.ir import Array
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Program
-from oocdl.graph.program_cost import program_flops
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import program_flops
+from oocdl.graph.ir.speed import Heavy, Points, Scale
 from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Rates, moved_bytes
-from oocdl.graph.speed import Heavy, Points, Scale
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES

@@ -26,11 +26,11 @@ from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
-from oocdl.graph.axes import Region, region_shape, whole
-from oocdl.graph.factorize import Factored
+from oocdl.graph.ir.index import Region, region_shape, whole
 from oocdl.graph.placement import Placed, largest_crossing, place
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
+from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.passes import StepInfo

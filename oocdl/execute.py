@@ -18,9 +18,9 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.engine import Engine
-from oocdl.graph.axes import Region, is_empty, region_shape, within
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import footprint
+from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.graph.step import CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.host.heap import Heap
 from oocdl.measured import Measured, Spent

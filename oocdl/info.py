@@ -18,7 +18,7 @@ from rich.text import Text
 
 from oocdl.calibrate import cache_path, measured_again, rates_for
 from oocdl.engines.engine import resolve
-from oocdl.graph.read_onnx import inspect_onnx, supported
+from oocdl.graph.onnx.reader import inspect_onnx, supported
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.progress import counted, duration

@@ -15,7 +15,7 @@ from typing import Any
 from oocdl.bind import Binding
 from oocdl.compile import Compiled, draft_pass, going_on
 from oocdl.config import Settings
-from oocdl.graph.read_onnx import OnnxModel
+from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning import Machine, compile_within

@@ -15,8 +15,8 @@ from oocdl.errors import BudgetError, InputError
 from oocdl.graph.fitting import Limits
 from oocdl.graph.plan import StepPlan
 from oocdl.graph.rates import Rates
-from oocdl.graph.rounded import roundable
 from oocdl.graph.step import StepGraph
+from oocdl.graph.transforms.bfloat16 import roundable
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES

@@ -14,8 +14,8 @@ from rich.text import Text
 from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.errors import InputError
-from oocdl.graph.ir import Role
-from oocdl.graph.memory import footprint
+from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.ops.nominal import NOMINAL
 from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course

@@ -17,7 +17,7 @@ from oocdl.bind import Binding
 from oocdl.config import Settings, differences, plain
 from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import InputError, StoreError
-from oocdl.graph.read_onnx import OnnxModel
+from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.storage.dataset import DataArray
 from oocdl.storage.files import sync_path, write_text

@@ -17,10 +17,10 @@ from oocdl.compile import Compiled, draft_pass
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError
-from oocdl.graph.axes import Region, as_slices, region_shape, whole
-from oocdl.graph.ir import Array
-from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
-from oocdl.graph.write_onnx import export_onnx
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
+from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.ops import RULES

@@ -23,8 +23,8 @@ from oocdl import execute, weights
 from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
-from oocdl.graph.axes import Region
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region
 from oocdl.graph.step import Key
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.passes import StepInfo

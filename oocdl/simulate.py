@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from oocdl.graph.axes import region_size
 from oocdl.graph.calls import made_of, parts_of
-from oocdl.graph.memory import footprint, itemsize
+from oocdl.graph.ir.array_layout import footprint, itemsize
+from oocdl.graph.ir.index import region_size
+from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.rates import Rates, program_seconds
-from oocdl.graph.rule import Rules
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 from oocdl.storage.ledger import Ledger
 from oocdl.timeline import Moment, Ran, Simulated

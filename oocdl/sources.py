@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oocdl.graph.axes import Region, as_slices, region_shape, within
-from oocdl.graph.factorize import Factored, Factors
-from oocdl.graph.ir import Array, Role, Shape
+from oocdl.graph.ir.graph import Array, Role, Shape
+from oocdl.graph.ir.index import Region, as_slices, region_shape, within
+from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.passes import StepInfo
 from oocdl.planning import BLOCK_BYTES, KEPT_BYTES
 

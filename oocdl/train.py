@@ -23,10 +23,10 @@ from oocdl.config import Settings, make_settings
 from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
-from oocdl.graph.axes import Region, as_slices, region_shape
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.plan import frozen_cuts
-from oocdl.graph.read_onnx import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.passes import MAIN, Course, Step, StepInfo, compile_passes, planned

@@ -9,11 +9,11 @@ import numpy as np
 
 from oocdl.compile import Compiled
 from oocdl.errors import NonFiniteError
-from oocdl.graph.axes import Region, as_slices, region_shape, region_size, whole
-from oocdl.graph.factorize import Factors
-from oocdl.graph.ir import Array, Role
-from oocdl.graph.memory import footprint, itemsize
+from oocdl.graph.ir.array_layout import footprint, itemsize
+from oocdl.graph.ir.graph import Array, Role
+from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, whole
 from oocdl.graph.step import Key
+from oocdl.graph.transforms.factorize import Factors
 from oocdl.sources import own_regions
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.manifest import Kind, TensorSpec

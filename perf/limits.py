@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.config import parse_bytes
-from oocdl.graph.memory import PAGE_BYTES
+from oocdl.graph.ir.array_layout import PAGE_BYTES
 from oocdl.storage.direct import direct_flag, read_box, write_array
 
 Bytes = npt.NDArray[np.uint8]

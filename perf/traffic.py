@@ -23,7 +23,7 @@ from table import markdown
 
 import oocdl
 from oocdl.graph.cost import made_bytes, read_bytes
-from oocdl.graph.ir import Role
+from oocdl.graph.ir.graph import Role
 
 
 @dataclass(frozen=True)

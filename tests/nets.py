@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx import save as save_onnx
 
-from oocdl.graph.axes import whole
+from oocdl.graph.ir.index import whole
 
 Array = NDArray[Any]
 

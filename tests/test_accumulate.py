@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import oocdl
 from oocdl import schedule
 from oocdl.errors import InputError
-from oocdl.graph.ir import Role
+from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
 from oocdl.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
 from oocdl.planning import Machine, machine_for

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from oocdl.engines import operands
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.speed import Scale, Streaming
+from oocdl.graph.ir import operands
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.speed import Scale, Streaming
 from oocdl.ops.nominal import NOMINAL
 from oocdl.ops.registry import RULES
 

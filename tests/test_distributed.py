@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import InputError, StoreError
-from oocdl.graph.axes import Region
+from oocdl.graph.ir.index import Region
 from oocdl.graph.placement import largest_crossing, place
 from oocdl.graph.step import Key, UnitCall
 from oocdl.losses import CrossEntropy

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from oocdl.cli import app
 from oocdl.demo import write_volumes
-from oocdl.graph.read_onnx import lowerings, supported
+from oocdl.graph.onnx.reader import lowerings, supported
 from oocdl.ops import RULES
 
 ROOT = Path(__file__).resolve().parents[1]

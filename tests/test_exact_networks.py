@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.engines.registry import ENGINES
-from oocdl.graph import layout
+from oocdl.graph.transforms import channels_last
 from oocdl.optim import SGD, Adam
 from tests.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
 
@@ -360,8 +360,8 @@ def _last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels last in float64, too, and however few they are."""
     entry = replace(ENGINES["torch"], channels_last={"float64": (4, 5)})
     monkeypatch.setitem(ENGINES, "torch", entry)  # type: ignore[arg-type]
-    monkeypatch.setattr(layout, "LEAST", 1)
-    monkeypatch.setattr(layout, "MULTIPLE", 1)
+    monkeypatch.setattr(channels_last, "LEAST", 1)
+    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
 
 
 @pytest.mark.usefixtures("_last")

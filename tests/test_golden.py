@@ -17,7 +17,7 @@ from oocdl.bind import bind
 from oocdl.config import make_settings
 from oocdl.errors import InputError
 from oocdl.graph import lanes
-from oocdl.graph.read_onnx import inspect_onnx
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.passes import Course, compile_passes
 from oocdl.planning import Machine
 from oocdl.preview import Plan

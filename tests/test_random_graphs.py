@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph import layout
-from oocdl.graph.classes import find_classes
-from oocdl.graph.differentiate import differentiate
-from oocdl.graph.expand import expand
-from oocdl.graph.factorize import factorize
-from oocdl.graph.ir import Graph, Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.partition.cut_classes import find_classes
+from oocdl.graph.transforms import channels_last
+from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.testing import run_graph
 from tests.ops.cases import AS_CONVOLUTIONS
@@ -36,12 +36,12 @@ MOST_ELEMENTS = 1500
 @contextmanager
 def all_channels_last() -> Iterator[None]:
     """``channels_last`` takes whatever has axes of space, however few channels it has."""
-    before = layout.LEAST, layout.MULTIPLE
-    layout.LEAST, layout.MULTIPLE = 1, 1
+    before = channels_last.LEAST, channels_last.MULTIPLE
+    channels_last.LEAST, channels_last.MULTIPLE = 1, 1
     try:
         yield
     finally:
-        layout.LEAST, layout.MULTIPLE = before
+        channels_last.LEAST, channels_last.MULTIPLE = before
 
 
 @dataclass

@@ -15,8 +15,8 @@ import pytest
 
 from oocdl import planning
 from oocdl.errors import BudgetError
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.planning import SLACK_BYTES, Machine, machine_for
 from oocdl.testing import run_graph

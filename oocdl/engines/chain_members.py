@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oocdl.engines.chains import Chain
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.program import Instruction
 
 Crop = tuple[tuple[int, int], ...]
 Key = tuple[int, Crop | None, Shape]

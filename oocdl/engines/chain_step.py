@@ -16,8 +16,8 @@ from oocdl.engines.blockwise import A, Blockwise, Into
 from oocdl.engines.chain_members import Crop, Kind, allocate, members_of
 from oocdl.engines.chains import Chain
 from oocdl.engines.fused import Fused, View, fuse
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction
 
 ROW = 1 << 14
 """Most elements that are worth copying to be a row."""

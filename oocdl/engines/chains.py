@@ -14,10 +14,10 @@ from math import prod
 from typing import Any
 
 from oocdl.engines.blockwise import Blockwise
-from oocdl.engines.operands import pads_of
-from oocdl.graph.ir import Shape
-from oocdl.graph.layout import SPACED
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction, Program
+from oocdl.graph.transforms.channels_last import SPACED
 
 
 @dataclass(frozen=True, eq=False)

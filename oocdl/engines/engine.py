@@ -15,10 +15,10 @@ from typing import Protocol
 
 from oocdl.engines.registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Program
-from oocdl.graph.program_cost import Needs
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import Needs
 
 
 class Compiled(Protocol):

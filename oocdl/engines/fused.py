@@ -19,8 +19,8 @@ from oocdl.engines.chains import Chain
 from oocdl.engines.fused_compile import Code, compiled
 from oocdl.engines.fused_loop import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
 from oocdl.engines.fused_ops import ATTRIBUTES
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction
 
 SHORT = 1024
 """Most elements of the innermost axis that are lanes of one row; a longer one is cut."""

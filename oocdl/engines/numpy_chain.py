@@ -16,8 +16,8 @@ from oocdl.engines.chain_step import ROW, AnyChainStep
 from oocdl.engines.chains import Chain, unmoved
 from oocdl.engines.fused import View
 from oocdl.engines.onnx_table import BLOCKWISE
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction
 
 
 def crop(array: Array, box: Crop | None) -> Array:

@@ -17,8 +17,8 @@ import numpy as np
 from oocdl.engines import blockwise
 from oocdl.engines.onnx_emit import Emitter, Lowering, Val
 from oocdl.engines.onnx_record import Kernel
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 
 Into = blockwise.Into[Array]
 Bind = blockwise.Bind[Array]

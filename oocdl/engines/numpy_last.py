@@ -10,9 +10,9 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.operands import concat_axis, concat_pieces, crop_of
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of
+from oocdl.graph.ir.program import Instruction
 
 Kernel = Callable[[Sequence[Array], Array, Instruction], None]
 WORK_ELEMENTS = 1 << 16

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from oocdl.engines.onnx_session import REFUSALS, Session
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
 
 DOMAIN = "com.microsoft.nchwc"
 """Of the operators that onnxruntime's optimizer puts in."""

@@ -12,9 +12,9 @@ from oocdl.engines.numpy_chain import crop
 from oocdl.engines.onnx_blocks import block
 from oocdl.engines.onnx_steps import Kinds, Places, Slots
 from oocdl.engines.onnx_table import KERNELS
-from oocdl.engines.operands import Pads, crop_of, pads_of, spatial_pads
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction
 
 _MOST_PADDED, _MOST_PADDED_ROWS = 2.0, 1.6
 """Products made for each that is wanted, above which Conv of volumes is faster; of a weight gradient."""

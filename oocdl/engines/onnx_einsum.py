@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import prod
 
 from oocdl.engines.onnx_emit import Emitter, Val
-from oocdl.engines.operands import classify
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.operands import classify
+from oocdl.graph.ir.program import Instruction
 
 
 def _sum_lone(emit: Emitter, value: Val, term: str, kept: str) -> Val:

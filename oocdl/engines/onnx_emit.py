@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from oocdl.engines.operands import PAD_THEMSELVES, fill_of, is_empty, pads_of
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import Order
-from oocdl.graph.program import Instruction, Operand, Program, padded_shape
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import PAD_THEMSELVES, fill_of, is_empty, pads_of
+from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 
 OPSET = 18
 IR_VERSION = 8

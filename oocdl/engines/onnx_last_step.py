@@ -9,8 +9,8 @@ import numpy as np
 from oocdl.engines.numpy_chain import crop
 from oocdl.engines.onnx_steps import Kinds, Places, Slots
 from oocdl.engines.onnx_table import KERNELS
-from oocdl.engines.operands import pads_of
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction
 
 
 def suits_last(item: Instruction, ordered: Collection[int]) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.onnx_emit import Lowering
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 
 
 @dataclass(frozen=True)

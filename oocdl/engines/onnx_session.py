@@ -13,8 +13,8 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
-from oocdl.engines.operands import aligned
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import aligned
 
 REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
 """What onnxruntime raises for a model that it cannot run."""

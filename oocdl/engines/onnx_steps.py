@@ -12,10 +12,10 @@ from oocdl.engines.numpy_chain import crop
 from oocdl.engines.onnx_emit import model_of
 from oocdl.engines.onnx_session import Session
 from oocdl.engines.onnx_table import BLOCKWISE, KERNELS, LOWERINGS
-from oocdl.engines.operands import pads_of
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import Order, as_stored, ordered
-from oocdl.graph.program import Instruction, Operand, Program, make_program
+from oocdl.graph.ir.array_layout import Order, as_stored, ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
 
 Slots = dict[int, Array]
 Places = Mapping[int, Array]

@@ -18,9 +18,9 @@ from oocdl.engines.numpy_into import left_to_sessions
 from oocdl.engines.onnx_einsum import einsum
 from oocdl.engines.onnx_emit import Emitter, Lowering, Val
 from oocdl.engines.onnx_record import Kernel, Last
-from oocdl.engines.operands import concat_axis, concat_pieces
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.program import Instruction
 
 
 def _transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from oocdl.engines.numpy_last import copy
 from oocdl.engines.onnx_session import Session
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 
 WORK_BYTES = 1 << 20
 """Of the windows that are in work at once."""

@@ -14,8 +14,8 @@ import numpy as np
 from oocdl.engines import onnx_blocks
 from oocdl.engines.numpy_last import copy
 from oocdl.engines.onnx_blocks import block, blocks_of
-from oocdl.engines.operands import Pads
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import Pads
 
 SCRATCH_BYTES = 2 << 20
 """Of a plane of ``dy`` in work at once: with fewer rows there are too many calls."""

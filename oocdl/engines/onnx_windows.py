@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.onnx_emit import Emitter, Val
-from oocdl.engines.operands import Pads, crop_of, fill_of, is_empty, pads_of, spatial_pads
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.operands import Pads, crop_of, fill_of, is_empty, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction
 
 _LOWEST = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
 """Just above the number from which onnxruntime's MaxPool starts to look for a larger one."""

@@ -19,14 +19,14 @@ from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
 from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import BLOCKWISE, KERNELS
-from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, Program
-from oocdl.graph.program_cost import Needs, most_needs
-from oocdl.graph.rule import Rules
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs
+from oocdl.graph.ir.program import Instruction, Program
+from oocdl.graph.ir.program_cost import Needs, most_needs
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
 BLOCK_ELEMENTS = 1 << 17
 """Of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 % longer for their calls."""

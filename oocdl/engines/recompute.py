@@ -13,9 +13,9 @@ from itertools import count
 from oocdl.engines.chain_members import Crop
 from oocdl.engines.chains import Chain, Group, reads_of
 from oocdl.engines.fused_ops import FLOATS
-from oocdl.engines.operands import slot_dtypes, slot_shapes
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
+from oocdl.graph.ir.program import Instruction, Operand, Program
 
 CHEAP = frozenset(FLOATS) | {"Cast"}
 Part = tuple[int, Crop | None]

@@ -13,15 +13,6 @@ from torch import Tensor
 from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.fused import is_loop
-from oocdl.engines.operands import (
-    DATA,
-    PAD_THEMSELVES,
-    aligned,
-    check_known,
-    empty_outputs,
-    fill_of,
-    pads_of,
-)
 from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import BLOCKWISE
@@ -32,12 +23,21 @@ from oocdl.engines.torch_places import overwritten, placed
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
-from oocdl.graph.ir import Array
-from oocdl.graph.layout import SPACED
-from oocdl.graph.program import Instruction, Operand, Program
-from oocdl.graph.program_cost import Needs
-from oocdl.graph.rule import Rules
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import (
+    DATA,
+    PAD_THEMSELVES,
+    aligned,
+    check_known,
+    empty_outputs,
+    fill_of,
+    pads_of,
+)
+from oocdl.graph.ir.program import Instruction, Operand, Program
+from oocdl.graph.ir.program_cost import Needs
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.transforms.channels_last import SPACED
 
 Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18

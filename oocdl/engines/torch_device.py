@@ -21,18 +21,18 @@ import numpy as np
 import torch
 
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.operands import check_known, empty_outputs
 from oocdl.engines.torch import Step, use_threads
 from oocdl.engines.torch_chain import crop
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_lane import PIECE_BYTES, PIECES, Lane
 from oocdl.errors import InputError, ResourceError
-from oocdl.graph.ir import Array
-from oocdl.graph.memory import array_bytes
-from oocdl.graph.program import Program
-from oocdl.graph.program_cost import Needs, program_work_bytes
-from oocdl.graph.rule import Rules
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.array_layout import array_bytes
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import Needs, program_work_bytes
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
 LANES = 2
 LIBRARY_BYTES = 512 << 20

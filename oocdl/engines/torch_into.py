@@ -15,7 +15,7 @@ from torch import Tensor
 from oocdl.engines import blockwise
 from oocdl.engines.torch_record import Blocks, Kernel, Result
 from oocdl.engines.torch_scratch import by_rule, elementwise, no_more
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.program import Instruction
 
 Into = blockwise.Into[Tensor]
 Bind = blockwise.Bind[Tensor]

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from oocdl.engines import torch_into, torch_landing, torch_scratch
 from oocdl.engines import torch_windows as windows
-from oocdl.engines.operands import concat_axis, concat_pieces
 from oocdl.engines.torch_linear import einsum, resample
 from oocdl.engines.torch_pool import DEVICE_CHUNK
 from oocdl.engines.torch_record import Kernel, Landing, Result, Run
 from oocdl.engines.torch_windows import pad
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from oocdl.engines.operands import crop_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import FULL, has_onednn, is_point
-from oocdl.graph.layout import SPACED
-from oocdl.graph.program import Instruction, padded_shape
+from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction, padded_shape
+from oocdl.graph.transforms.channels_last import SPACED
 
 ONEDNN = frozenset({"float32", "bfloat16"})
 """Precisions of its convolutions."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
 
 PIECE_BYTES = 4 << 20
 """A copy of so much takes ten times as long as it takes to ask for it."""

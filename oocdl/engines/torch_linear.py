@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oocdl.engines.operands import Letters, classify
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import Letters, classify
+from oocdl.graph.ir.program import Instruction
 
 _ONEDNN: bool = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ONEDNN_WORK = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from oocdl.engines.operands import crop_of, spatial_pads
-from oocdl.graph.program import Instruction, padded_shape
+from oocdl.graph.ir.operands import crop_of, spatial_pads
+from oocdl.graph.ir.program import Instruction, padded_shape
 
 
 def shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:

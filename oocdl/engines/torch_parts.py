@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from oocdl.engines.operands import concat_axis, concat_pieces, slot_dtypes, slot_shapes
 from oocdl.engines.torch_points import FULL
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.operands import concat_axis, concat_pieces, slot_dtypes, slot_shapes
+from oocdl.graph.ir.program import Instruction, Operand, Program
 
 CHANNELS = 1
 """Axis of data; of weights, that of what a convolution reads and a transposed one makes."""

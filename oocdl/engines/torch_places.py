@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from oocdl.engines.operands import slot_dtypes, slot_shapes
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_kernels import KERNELS
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
+from oocdl.graph.ir.program import Instruction, Program
 
 
 def lands(item: Instruction, ordered: Collection[int]) -> bool:

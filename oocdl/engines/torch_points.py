@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.torch_layout import channels_last, dense, has_channels_last, unset
-from oocdl.graph.ir import Shape
-from oocdl.graph.layout import has_enough
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.transforms.channels_last import has_enough
 
 aten = torch.ops.aten
 FULL = 16

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.torch_scratch import DeviceScratch, Scratch
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.program import Instruction
 
 Run = Callable[[list[Tensor], Instruction], list[Tensor]]
 """A kernel: operands and an instruction to results."""

@@ -11,16 +11,16 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.operands import DATA, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_pads import evened, flipped_pads, rows_alone
 from oocdl.engines.torch_points import is_point
 from oocdl.engines.torch_pool import CHUNK, DEVICE_CHUNK
-from oocdl.graph.ir import Node, Shape
-from oocdl.graph.layout import SPACED
-from oocdl.graph.program import Instruction, Program, padded_shape
-from oocdl.graph.rule import Rules
-from oocdl.graph.slabs import is_thin
+from oocdl.graph.ir.graph import Node, Shape
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import DATA, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction, Program, padded_shape
+from oocdl.graph.ir.slabs import is_thin
+from oocdl.graph.transforms.channels_last import SPACED
 
 POOLED, UNPOOLED = 2, 6
 """Times what is pooled at a time that the stages of a pooling take, and those of its gradient."""

@@ -17,14 +17,14 @@ from torch import Tensor
 from oocdl.engines import torch_columns as columns
 from oocdl.engines import torch_points as points
 from oocdl.engines import torch_taps
-from oocdl.engines.operands import crop_of, fill_of, pads_of, spatial_pads
 from oocdl.engines.torch_columns import has_few_taps
 from oocdl.engines.torch_layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch_pads import end_rows, evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch_pool import CHUNK, Window, max_pool, max_pool_grad
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction
-from oocdl.graph.slabs import is_thin
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.slabs import is_thin
 
 aten = torch.ops.aten
 _CONV = (F.conv1d, F.conv2d, F.conv3d)

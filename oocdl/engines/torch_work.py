@@ -14,15 +14,15 @@ import numpy as np
 
 from oocdl.engines.chain_step import ROW
 from oocdl.engines.fused import Fused
-from oocdl.engines.operands import pads_of
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_scratch import Slots, nbytes
-from oocdl.graph.program import Instruction, Program
-from oocdl.graph.program_cost import HOLES
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction, Program
+from oocdl.graph.ir.program_cost import HOLES
 
 
 class _Heap(Slots):

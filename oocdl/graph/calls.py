@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oocdl.graph.axes import region_size
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.index import region_size
 from oocdl.graph.lanes import Key
-from oocdl.graph.memory import itemsize
 from oocdl.graph.step import CombineCall, UnitCall
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.graph.axes import region_size
-from oocdl.graph.cut import Unit
-from oocdl.graph.factorize import Factored
-from oocdl.graph.memory import footprint, itemsize
-from oocdl.graph.traffic import Layer
+from oocdl.graph.ir.array_layout import footprint, itemsize
+from oocdl.graph.ir.index import region_size
+from oocdl.graph.partition.storage_cut import Layer
+from oocdl.graph.partition.tiling import Unit
+from oocdl.graph.transforms.factorize import Factored
 
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oocdl.graph.axes import Region, region_size
-from oocdl.graph.memory import itemsize
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
 
 Key = tuple[str, int]

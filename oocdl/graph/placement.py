@@ -11,8 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from oocdl.graph.axes import Region, region_size
-from oocdl.graph.memory import itemsize
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 
 

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import exp, log, prod
 
-from oocdl.graph.memory import array_bytes, itemsize
-from oocdl.graph.program import Instruction, Program, padded_shape
-from oocdl.graph.rule import OpRule, Rules
-from oocdl.graph.speed import Computing, Points
+from oocdl.graph.ir.array_layout import array_bytes, itemsize
+from oocdl.graph.ir.op_rule import OpRule, Rules
+from oocdl.graph.ir.program import Instruction, Program, padded_shape
+from oocdl.graph.ir.speed import Computing, Points
 
 LOW = " in bfloat16"
 """Ends the kind of a product whose operands have 16 bits."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oocdl.graph.axes import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.cost import combine_buffer_bytes, unit_buffer_bytes
-from oocdl.graph.cut import Unit
-from oocdl.graph.factorize import Cell
-from oocdl.graph.ir import Role
+from oocdl.graph.ir.array_layout import Order, footprint, itemsize
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import Region, intersect, is_empty, region_shape, region_size
+from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.lanes import Key, Lanes
-from oocdl.graph.memory import Order, footprint, itemsize
+from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.program import Operand, make_program
+from oocdl.graph.transforms.factorize import Cell
 
 Piece = tuple[Region, Key]
 

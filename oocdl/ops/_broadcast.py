@@ -9,9 +9,9 @@ from typing import NoReturn
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.axes import AxisRule, Plain
-from oocdl.graph.ir import Node, Shape
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Node, Shape
+from oocdl.graph.ir.index import AxisRule, Plain
+from oocdl.graph.ir.op_rule import Builder
 
 
 def fail(node: Node, why: str) -> NoReturn:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from oocdl.graph.ir import Shape
-from oocdl.graph.speed import Points, Probe, Streaming
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.speed import Points, Probe, Streaming
 
 ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose"
 """The operators that stand for all that do little arithmetic on each element, that compute an

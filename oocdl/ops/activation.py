@@ -5,8 +5,8 @@ Gradients are operators of their own so that an engine can run one kernel over o
 
 from __future__ import annotations
 
-from oocdl.graph.ir import Node
-from oocdl.graph.rule import Builder, OpRule
+from oocdl.graph.ir.graph import Node
+from oocdl.graph.ir.op_rule import Builder, OpRule
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, RowGradient, elementwise
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oocdl.graph.axes import AxisRule, Index, Inverse, Plain, Whole, Window
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Product, Spec
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Index, Inverse, Plain, Whole, Window
+from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
 from oocdl.ops.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction
-from oocdl.graph.slabs import is_thin
-from oocdl.graph.speed import Computing, Given, Heavy, Points, Probe, Scale
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.slabs import is_thin
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Points, Probe, Scale
 from oocdl.ops._speed import READING, giga
 
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from oocdl.graph.axes import AxisRule
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.program import Instruction
-from oocdl.graph.rule import Builder, OpRule, Product, Spec
-from oocdl.graph.speed import Computing, Heavy, Probe, Scale
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule
+from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
 from oocdl.ops._speed import MOVING, READING, giga
 

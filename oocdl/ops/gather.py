@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from oocdl.graph.axes import AxisRule, Plain, Whole
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
-from oocdl.graph.speed import Given, Probe
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Plain, Whole
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.speed import Given, Probe
 from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
 from oocdl.ops._speed import MOVING, streaming
 

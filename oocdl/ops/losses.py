@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oocdl.errors import InputError
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float, size
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.speed import Computing, Points, Streaming
 from oocdl.graph.rates import LOW, Rates
-from oocdl.graph.rule import Rules
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.speed import Computing, Points, Streaming
 from oocdl.ops.registry import RULES
 
 

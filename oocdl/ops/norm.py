@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
-from oocdl.graph.speed import Given, Probe
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
+from oocdl.graph.ir.speed import Given, Probe
 from oocdl.ops._broadcast import broadcast_axes, fail, is_float, same_dtype, size
 from oocdl.ops._speed import ARITHMETIC, READING, reductions, streaming
 from oocdl.ops.reduce import reduced_shape, reduction_axes

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from oocdl.errors import InputError
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.schedules import Rate, rate
 
 

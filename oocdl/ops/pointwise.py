@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec, no_gradient
-from oocdl.graph.speed import Probe
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_gradient
+from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, prod
 
-from oocdl.graph.axes import Around, AxisRule, Inverse, Plain, Window
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.program import Instruction
-from oocdl.graph.rule import Builder, OpRule, Spec
-from oocdl.graph.speed import Computing, Given, Heavy, Probe, Scale
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import Around, AxisRule, Inverse, Plain, Window
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
 from oocdl.ops._speed import READING, giga
 from oocdl.ops.conv import slides, spatial_letters, window_shape

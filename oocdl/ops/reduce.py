@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.graph.axes import AxisRule
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Axes, Builder, Infer, OpRule, Spec, no_workspace
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule
+from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_workspace
 from oocdl.ops._broadcast import fail, is_float, plain, size
 from oocdl.ops._speed import EXPONENTIAL, READING, reductions, streaming
 

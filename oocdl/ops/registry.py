@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oocdl.graph.rule import OpRule
+from oocdl.graph.ir.op_rule import OpRule
 from oocdl.ops import (
     activation,
     conv,

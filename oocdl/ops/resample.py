@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.axes import AxisRule, Band, Plain, Region
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec
-from oocdl.graph.speed import Probe
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Band, Plain, Region
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
+from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import fail, is_float, plain, size
 from oocdl.ops._speed import ARITHMETIC, streaming
 

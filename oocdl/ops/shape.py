@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
-from oocdl.graph.ir import Node, Shape, Value
-from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
-from oocdl.graph.speed import Probe
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.graph.ir import Node, Value
-from oocdl.graph.rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.graph import Node, Value
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
 from oocdl.ops._broadcast import fail, is_float
 
 

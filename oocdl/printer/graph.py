@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from oocdl.graph.factorize import Factored
-from oocdl.graph.ir import Node
+from oocdl.graph.ir.graph import Node
 from oocdl.graph.plan import LayerPlan
+from oocdl.graph.transforms.factorize import Factored
 from oocdl.printer.notation import (
     MOST_NUMBERS,
     aligned,

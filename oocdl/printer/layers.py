@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from textwrap import wrap
 
-from oocdl.graph.axes import Region, region_shape, region_size
+from oocdl.graph.ir.index import Region, region_shape, region_size
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.printer.notation import (
     INDENT,

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.graph.axes import Region, region_shape
-from oocdl.graph.ir import Shape
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import Region, region_shape
+from oocdl.graph.ir.program import Operand
 from oocdl.graph.lanes import Key
-from oocdl.graph.memory import Order
 from oocdl.graph.plan import LayerPlan
-from oocdl.graph.program import Operand
 
 INDENT = "    "
 WIDEST = 48

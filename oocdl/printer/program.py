@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oocdl.graph.cut import Unit
-from oocdl.graph.ir import Shape
-from oocdl.graph.memory import Order
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.plan import LayerPlan
-from oocdl.graph.program import Instruction
 from oocdl.printer.notation import (
     aligned,
     attributes_text,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from oocdl.graph.axes import Region
-from oocdl.graph.cut import Unit
+from oocdl.graph.ir.index import Region
 from oocdl.graph.lanes import Key
+from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.step import CombineCall, PickCall, StepGraph, UnitCall
 from oocdl.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.axes import Region, as_slices, region_shape, within
-from oocdl.graph.memory import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
+from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.storage.spill import SpillFile
 
 Array = npt.NDArray[Any]

@@ -21,7 +21,7 @@ import zarr
 from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
-from oocdl.graph.axes import Region, as_slices
+from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage import hdf5_source, zarr_source
 from oocdl.storage.sampling import batches, permutation
 

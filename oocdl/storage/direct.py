@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import StoreError
-from oocdl.graph.axes import Region
-from oocdl.graph.memory import PAGE_BYTES
+from oocdl.graph.ir.array_layout import PAGE_BYTES
+from oocdl.graph.ir.index import Region
 from oocdl.storage.files import as_bytes, io_error
 
 Array = npt.NDArray[Any]

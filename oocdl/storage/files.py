@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import OocdlError, ResourceError, StoreError
-from oocdl.graph.axes import Region, within
+from oocdl.graph.ir.index import Region, within
 
 Array = npt.NDArray[Any]
 

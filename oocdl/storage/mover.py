@@ -10,7 +10,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
-from oocdl.graph.axes import whole
+from oocdl.graph.ir.index import whole
 from oocdl.storage.chunk import Slot
 from oocdl.storage.ledger import Ledger
 from oocdl.storage.pool import Pool

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.memory import SMALL_BYTES, footprint
+from oocdl.graph.ir.array_layout import SMALL_BYTES, footprint
 
 Array = npt.NDArray[Any]
 

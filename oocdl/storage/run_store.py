@@ -20,7 +20,7 @@ import numpy.typing as npt
 import zarr
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.graph.axes import Region, intersect, region_shape
+from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage import manifest as manifests
 from oocdl.storage.commit import Commit
 from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text

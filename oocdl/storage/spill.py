@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import OocdlError, ResourceError, StoreError
-from oocdl.graph.axes import Region
+from oocdl.graph.ir.index import Region
 from oocdl.storage.direct import can_be_outer, direct_flag, read_box, write_array
 from oocdl.storage.files import filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import BudgetError
-from oocdl.graph.axes import Region
-from oocdl.graph.memory import Order, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import Order, in_memory_order, ordered
+from oocdl.graph.ir.index import Region
 from oocdl.storage.chunk import Array, Chunk, Slot, Uses, outermost, set_home
 from oocdl.storage.ledger import Ledger, TierStats
 from oocdl.storage.mover import Mover

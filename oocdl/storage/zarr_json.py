@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 from zarr.storage import MemoryStore
 
-from oocdl.graph.axes import Region
+from oocdl.graph.ir.index import Region
 
 Attributes = Mapping[str, Any]
 

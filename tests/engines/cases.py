@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.torch_into import BLOCKWISE
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Program
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Program
 from tests.engines.programs import single
 from tests.ops.cases import CASES
 from tests.ops.interpret import OPS

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
 from tests.engines.cases import INF, Case, noise
 
 

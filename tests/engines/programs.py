@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oocdl.graph.axes import Around, AxisRule, Index, Inverse, Range, clip
-from oocdl.graph.ir import Array, Graph, Node, Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.ir.graph import Array, Graph, Node, Shape
+from oocdl.graph.ir.index import Around, AxisRule, Index, Inverse, Range, clip
+from oocdl.graph.ir.program import Instruction, Operand, Program
 
 Pads = tuple[tuple[int, int], ...]
 AxesOf = Callable[[Node, Sequence[Shape], Sequence[Shape]], AxisRule]

@@ -9,8 +9,8 @@ from oocdl.engines.chains import Chain, arrange, block_of
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch import TorchEngine
 from oocdl.engines.torch_into import BLOCKWISE
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction, Program
 from tests.engines.cases import noise
 from tests.engines.programs import operand, program
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from oocdl.engines import torch_columns, torch_windows
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import ordered
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
 from tests.engines.cases import around, padded
 from tests.engines.programs import single
 from tests.engines.test_contract import error, turned

@@ -14,9 +14,9 @@ import torch
 from oocdl.engines import registry
 from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.errors import InputError, UnsupportedError
-from oocdl.graph.ir import Array
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction, Program
 from tests.engines import cases
 from tests.engines.cases import Case, noise
 from tests.engines.linear_cases import contractions, long_reductions, reductions, resamples

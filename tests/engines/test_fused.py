@@ -19,12 +19,12 @@ from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC
 from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
 from oocdl.engines.onnx_table import BLOCKWISE
 from oocdl.engines.onnxruntime import OnnxRuntimeEngine
-from oocdl.engines.operands import slot_dtypes
 from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch import TorchEngine
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Instruction, Program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import slot_dtypes
+from oocdl.graph.ir.program import Instruction, Program
 from tests.engines.programs import operand, program
 from tests.ops.cases import CASES
 

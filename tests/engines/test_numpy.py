@@ -9,9 +9,9 @@ import pytest
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.numpy.kernels import KERNELS
-from oocdl.engines.operands import empty_outputs
-from oocdl.graph.program import Program
-from oocdl.graph.speed import Scale
+from oocdl.graph.ir.operands import empty_outputs
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.speed import Scale
 from oocdl.ops import RULES
 from oocdl.probes import heavy, probe_program, streams
 

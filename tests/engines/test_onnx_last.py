@@ -13,10 +13,10 @@ from oocdl.engines.onnx_blocks import block
 from oocdl.engines.onnx_conv_step import suits_blocks
 from oocdl.engines.onnx_last_step import suits_last
 from oocdl.engines.onnxruntime import OnnxRuntimeEngine
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.layout import has_enough
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Instruction, Operand, Program, make_program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
+from oocdl.graph.transforms.channels_last import has_enough
 from tests.engines.cases import noise
 
 LAST = (0, 2, 3, 4, 1)

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program_cost import program_work_bytes
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program_cost import program_work_bytes
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops.registry import RULES
 from tests.engines.programs import single
 

@@ -25,10 +25,10 @@ from oocdl.engines.torch_device import LANES, TorchDeviceEngine
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_lane import PIECES, Lane, pieces
 from oocdl.errors import BudgetError, InputError, ResourceError
-from oocdl.graph.ir import Array
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Program
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.ops.nominal import NOMINAL
 from tests.engines.cases import noise

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.engines import torch_points, torch_windows
-from oocdl.graph.ir import Array, Shape
+from oocdl.graph.ir.graph import Array, Shape
 from tests.engines.cases import around, padded
 from tests.engines.test_channels_last import Pads, counting, noise, ran
 from tests.engines.test_contract import error

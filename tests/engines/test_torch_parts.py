@@ -10,8 +10,8 @@ import pytest
 
 from oocdl.engines.torch import TorchEngine
 from oocdl.engines.torch_parts import in_parts
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction, Operand, Program
 from tests.engines.programs import Pads, operand, program
 
 torch = pytest.importorskip("torch")

@@ -9,9 +9,9 @@ import pytest
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch import TorchEngine
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Instruction, Program, make_program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction, Program, make_program
 from oocdl.ops import RULES
 from tests.engines.programs import Pads, operand
 

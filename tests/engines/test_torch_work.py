@@ -11,8 +11,8 @@ import pytest
 
 import oocdl
 from oocdl.engines.engine import get_engine
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.zoo import write_unet3d
 from tests import models, nets

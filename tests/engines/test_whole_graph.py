@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir import Array, Graph, Node, Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Array, Graph, Node, Role
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.registry import RULES
 from oocdl.ops.resample import matrix
 from tests.engines.cases import noise

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.graph.ir import Array
+from oocdl.graph.ir.graph import Array
 from tests.engines.cases import INF, Case, around, box, noise, padded
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)

@@ -11,7 +11,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from oocdl.graph.read_onnx import Imported
+from oocdl.graph.onnx.reader import Imported
 from tests.ops.interpret import evaluate
 
 F = np.float32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oocdl.graph.axes import Around, Band, Inverse, Shifted, Window, clip, hull, intersect, pieces
-from oocdl.graph.cut import boundaries
+from oocdl.graph.ir.index import Around, Band, Inverse, Shifted, Window, clip, hull, intersect, pieces
+from oocdl.graph.partition.tiling import boundaries
 
 SLIDES = [
     (kernel, stride, dilation, pad)

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from oocdl.errors import BudgetError
-from oocdl.graph.classes import find_classes
-from oocdl.graph.differentiate import differentiate
-from oocdl.graph.expand import expand
-from oocdl.graph.factorize import factorize
 from oocdl.graph.fitting import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
-from oocdl.graph.ir import Graph, Role
+from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.plan import StepPlan, frozen_cuts, plan_step, replan_step
-from oocdl.graph.read_onnx import inspect_onnx
-from oocdl.graph.rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates

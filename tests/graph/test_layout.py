@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oocdl.graph.factorize import factorize
-from oocdl.graph.ir import Role, Shape
-from oocdl.graph.layout import channels_last
-from oocdl.graph.memory import Order
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.channels_last import channels_last
+from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 
 LAST = (0, 2, 3, 4, 1)

@@ -13,8 +13,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.onnx_file import field_header, shown
-from oocdl.graph.read_onnx import inspect_onnx
+from oocdl.graph.onnx.model_file import field_header, shown
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.graph.onnx_kit import F, conv_model, external
 

@@ -14,9 +14,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from oocdl.graph.onnx_lower import ARITHMETIC, of_rules
-from oocdl.graph.onnx_lower_nn import LAYERS
-from oocdl.graph.read_onnx import inspect_onnx
+from oocdl.graph.onnx.lower_math import ARITHMETIC, of_rules
+from oocdl.graph.onnx.lower_nn import LAYERS
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.graph.onnx_kit import run
 from tests.ops.cases import CASES

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oocdl.graph.program import Program
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.speed import Computing, Heavy, Points, Scale
 from oocdl.graph.rates import LOW, Rates, heavy_kind, interpolate, program_seconds
-from oocdl.graph.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.speed import Computing, Heavy, Points, Scale
 from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.nominal import NOMINAL

@@ -13,11 +13,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir import Role
-from oocdl.graph.onnx_file import load
-from oocdl.graph.onnx_lower_shape import rebound
-from oocdl.graph.read_onnx import inspect_onnx
-from oocdl.graph.write_onnx import export_onnx
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.lower_shape import rebound
+from oocdl.graph.onnx.model_file import load
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from tests.graph.onnx_kit import F, conv_model, error, perturbed, run
 from tests.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families

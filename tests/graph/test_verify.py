@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from oocdl.errors import GraphError
-from oocdl.graph.axes import Plain
-from oocdl.graph.factorize import Factored, factorize
-from oocdl.graph.ir import Graph, Node, Role, Value
-from oocdl.graph.layout import channels_last
-from oocdl.graph.rounded import rounded, twin_of
-from oocdl.graph.rule import Builder
-from oocdl.graph.verify import verify, verify_factored
+from oocdl.graph.ir.graph import Graph, Node, Role, Value
+from oocdl.graph.ir.index import Plain
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.ir.verify import verify, verify_factored
+from oocdl.graph.transforms.bfloat16 import rounded, twin_of
+from oocdl.graph.transforms.channels_last import channels_last
+from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops import RULES
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from oocdl.errors import ModelError
-from oocdl.graph.read_onnx import inspect_onnx
-from oocdl.graph.write_onnx import export_onnx
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from oocdl.zoo import write_unet3d
 from tests.graph.onnx_kit import F, conv_model, error, external, run

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.graph.ir import Array, Role
-from oocdl.graph.rule import Builder, Product, Rules
+from oocdl.graph.ir.graph import Array, Role
+from oocdl.graph.ir.op_rule import Builder, Product, Rules
 from oocdl.ops import RULES
 
 AS_CONVOLUTIONS: Rules = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from oocdl.graph.ir import Graph, Node
+from oocdl.graph.ir.graph import Graph, Node
 
 Tensors = Sequence[torch.Tensor]
 DTYPES = {

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.graph import layout
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms import channels_last
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.testing import run_graph
@@ -55,8 +55,8 @@ def _has_space(case: Case) -> bool:
 @pytest.mark.parametrize("case", params([case for case in CASES if _has_space(case)]))
 def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is with everything that has axes of space, and not convolutions alone."""
-    monkeypatch.setattr(layout, "LEAST", 1)
-    monkeypatch.setattr(layout, "MULTIPLE", 1)
+    monkeypatch.setattr(channels_last, "LEAST", 1)
+    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
     arrays = case.arrays()
     build, inputs, outputs = case.node(arrays)
     finished(build, outputs)

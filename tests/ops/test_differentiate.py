@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from oocdl.errors import ModelError
-from oocdl.graph.differentiate import differentiate
-from oocdl.graph.expand import expand
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, DiceCE, add_loss
 from oocdl.ops.optimizers import Adam, add_updates

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from oocdl.graph.expand import expand
-from oocdl.graph.ir import Graph, Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
 from oocdl.ops import RULES
 from tests.ops.interpret import evaluate
 

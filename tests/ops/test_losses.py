@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.errors import InputError
-from oocdl.graph.differentiate import differentiate
-from oocdl.graph.expand import expand
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops.losses import (
     BCE,

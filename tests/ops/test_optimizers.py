@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from oocdl.errors import InputError
-from oocdl.graph.expand import expand
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate

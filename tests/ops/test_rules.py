@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.axes import AxisRule, clip, pieces
-from oocdl.graph.differentiate import differentiate
-from oocdl.graph.expand import expand
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import AxisRule, clip, pieces
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.resample import matrix

@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.graph.axes import whole
+from oocdl.graph.ir.index import whole
 from oocdl.storage.commit import Commit
 from oocdl.storage.manifest import TensorSpec
 from oocdl.storage.run_store import RunStore

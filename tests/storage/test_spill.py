@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import StoreError
-from oocdl.graph.axes import region_shape, whole
-from oocdl.graph.memory import PAGE_BYTES, SMALL_BYTES
+from oocdl.graph.ir.array_layout import PAGE_BYTES, SMALL_BYTES
+from oocdl.graph.ir.index import region_shape, whole
 from oocdl.storage import direct, files
 from oocdl.storage.pool import Pool
 from oocdl.storage.spill import SpillStore

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import BudgetError, ResourceError, StoreError
-from oocdl.graph.axes import whole
+from oocdl.graph.ir.index import whole
 from oocdl.storage import tier as tiers
 from oocdl.storage.chunk import Chunk
 from oocdl.storage.spill import SpillStore

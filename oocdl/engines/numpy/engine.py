@@ -9,19 +9,13 @@ import numpy as np
 
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.numpy.kernels import KERNELS
-from oocdl.engines.operands import (
-    check_known,
-    empty_outputs,
-    fill_of,
-    pads_of,
-    slot_dtypes,
-)
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir import Array
-from oocdl.graph.memory import itemsize
-from oocdl.graph.program import Instruction, Operand, Program, padded_shape
-from oocdl.graph.program_cost import HOLES, Needs
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs, fill_of, pads_of, slot_dtypes
+from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
+from oocdl.graph.ir.program_cost import HOLES, Needs
 
 
 def _seen(array: Array, operand: Operand) -> Array:

@@ -15,9 +15,9 @@ import numpy as np
 
 from oocdl.engines.numpy import windows
 from oocdl.engines.numpy.record import Kernel, Scratch
-from oocdl.engines.operands import concat_axis, concat_pieces
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction, padded_shape
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.program import Instruction, padded_shape
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oocdl.graph.ir import Array
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 
 Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
 """A kernel: operands and an instruction to results."""

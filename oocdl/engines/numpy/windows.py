@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.numpy.record import Kernel
-from oocdl.engines.operands import crop_of
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.program import Instruction, padded_shape
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import crop_of
+from oocdl.graph.ir.program import Instruction, padded_shape
 
 Index = tuple[Any, ...]
 

@@ -16,7 +16,8 @@ from math import prod
 from typing import Any
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.axes import (
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import (
     Around,
     Inverse,
     Plain,
@@ -28,14 +29,13 @@ from oocdl.graph.axes import (
     region_shape,
     within,
 )
-from oocdl.graph.classes import Classes
-from oocdl.graph.factorize import Cell, Factored, View
-from oocdl.graph.ir import Shape
-from oocdl.graph.layout import slot_orders
-from oocdl.graph.own_axes import Operands, OwnAxis
-from oocdl.graph.program import Instruction, Operand, Program, make_program
-from oocdl.graph.rule import Rules
-from oocdl.graph.traffic import Layer
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
+from oocdl.graph.partition.cut_classes import Classes
+from oocdl.graph.partition.operand_regions import Operands, OwnAxis
+from oocdl.graph.partition.storage_cut import Layer
+from oocdl.graph.transforms.channels_last import slot_orders
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""

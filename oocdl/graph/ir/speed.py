@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oocdl.graph.ir import Shape
-from oocdl.graph.program import Instruction
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.program import Instruction
 
 Given = tuple[Shape, str]
 """Shape and dtype of an operand."""

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
 
-from oocdl.graph.ir import Graph, Node, Role, Value
-from oocdl.graph.rule import Product, Rules
-from oocdl.graph.traffic import Layer
+from oocdl.graph.ir.graph import Graph, Node, Role, Value
+from oocdl.graph.ir.op_rule import Product, Rules
+from oocdl.graph.partition.storage_cut import Layer
 
 STORED = "bfloat16"
 LEAST_BYTES = 1 << 16

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from oocdl.graph.ir import Node, Shape
-from oocdl.graph.memory import Order
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Node, Shape
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from oocdl.graph.factorize import Cell, Factored, View
-from oocdl.graph.memory import Order
-from oocdl.graph.rule import OpRule, Product, Rules
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.op_rule import OpRule, Product, Rules
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 LEAST, MULTIPLE = 8, 4
 """Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from oocdl.graph.ir import Shape
+from oocdl.graph.ir.graph import Shape
 
 THIN_SLAB_ELEMENTS = 20480
 """Channels x depth x height of one sample up to which PyTorch computes a 3D convolution by im2col, unless

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from oocdl.graph.classes import Classes
-from oocdl.graph.factorize import Cell, Factored
-from oocdl.graph.layers import Group, Grouping, final_values
+from oocdl.graph.partition.cut_classes import Classes
+from oocdl.graph.partition.layers import Group, Grouping, final_values
+from oocdl.graph.transforms.factorize import Cell, Factored
 
 PASSES = 3
 """Sweeps of the local search; the models measured settle in two."""

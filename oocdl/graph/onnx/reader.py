@@ -16,25 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir import Graph, Role, Shape
-from oocdl.graph.onnx_context import Context, Lower, Operand, needed
-from oocdl.graph.onnx_file import (
-    OnnxNode,
-    Port,
-    check,
-    load,
-    plain_nodes,
-    port_of,
-    shown,
-    size_text,
-)
-from oocdl.graph.onnx_fold import FOLDS, LIMIT_BYTES, fold
-from oocdl.graph.onnx_lower import ARITHMETIC, of_rules
-from oocdl.graph.onnx_lower_nn import LAYERS
-from oocdl.graph.onnx_lower_shape import STRUCTURE
-from oocdl.graph.onnx_roles import merged, role_of
-from oocdl.graph.onnx_tensor import WeightSource, source
-from oocdl.graph.rule import Builder, Rules
+from oocdl.graph.ir.graph import Graph, Role, Shape
+from oocdl.graph.ir.op_rule import Builder, Rules
+from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
+from oocdl.graph.onnx.context import Context, Lower, Operand, needed
+from oocdl.graph.onnx.lower_math import ARITHMETIC, of_rules
+from oocdl.graph.onnx.lower_nn import LAYERS
+from oocdl.graph.onnx.lower_shape import STRUCTURE
+from oocdl.graph.onnx.model_file import OnnxNode, Port, check, load, plain_nodes, port_of, shown, size_text
+from oocdl.graph.onnx.roles import merged, role_of
+from oocdl.graph.onnx.tensors import WeightSource, source
 
 __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "supported"]
 

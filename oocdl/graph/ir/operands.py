@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.memory import ordered
-from oocdl.graph.program import Instruction, Operand, Program
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction, Operand, Program
 
 Pads = tuple[tuple[int, int], ...]
 

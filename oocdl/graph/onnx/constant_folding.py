@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.onnx_file import OnnxNode, shown, size_text
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
 LIMIT_BYTES = 64 * 2**20
 

@@ -11,10 +11,10 @@ from itertools import chain
 from math import prod
 
 from oocdl.errors import GraphError, ModelError
-from oocdl.graph.axes import Index, Plain, Whole
-from oocdl.graph.factorize import Cell, Factored, View
-from oocdl.graph.ir import Graph, Node, Role, Value
-from oocdl.graph.rule import Rules, Spec
+from oocdl.graph.ir.graph import Graph, Node, Role, Value
+from oocdl.graph.ir.index import Index, Plain, Whole
+from oocdl.graph.ir.op_rule import Rules, Spec
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 MADE = (Role.ACTIVATION, Role.GRADIENT)
 """Roles of values that nodes make; all others come from outside the graph."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import Plain
-from oocdl.graph.ir import Graph, Node, Role, Shape, Value
-from oocdl.graph.rule import Builder, Rules
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
+from oocdl.graph.ir.index import Plain
+from oocdl.graph.ir.op_rule import Builder, Rules
 
 
 def expand(graph: Graph, rules: Rules) -> Graph:

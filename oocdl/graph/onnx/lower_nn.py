@@ -8,10 +8,10 @@ from math import floor, prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir import Role, Shape
-from oocdl.graph.onnx_context import Context, Lower, Operand
-from oocdl.graph.onnx_fold import ints
-from oocdl.graph.onnx_lower import need_floats
+from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.onnx.constant_folding import ints
+from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower_math import need_floats
 
 
 def _filled(ctx: Context, index: int, number: float) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from oocdl.graph.memory import array_bytes, itemsize
-from oocdl.graph.program import Program, padded_shape
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.array_layout import array_bytes, itemsize
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Program, padded_shape
 
 
 class Needs(NamedTuple):

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from oocdl.graph.axes import Whole
-from oocdl.graph.classes import Classes, is_local
-from oocdl.graph.factorize import Cell, Factored, View
-from oocdl.graph.ir import Role
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import Whole
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.partition.cut_classes import Classes, is_local
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 HEAVY_FLOP_PER_BYTE = 10.0
 """From here on a node is run once and never recomputed."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir import normalize_axes
-from oocdl.graph.onnx_context import Context, Lower, Operand
-from oocdl.graph.onnx_fold import ints, numpy_type
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.graph import normalize_axes
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.onnx.constant_folding import ints, numpy_type
+from oocdl.graph.onnx.context import Context, Lower, Operand
 
 
 def _same(op: str, attrs: Mapping[str, Any]) -> Lower:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from oocdl.graph.axes import Index, Range, Whole, clip
-from oocdl.graph.factorize import Cell, Factored
+from oocdl.graph.ir.index import Index, Range, Whole, clip
+from oocdl.graph.transforms.factorize import Cell, Factored
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,9 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import Region, as_slices, region_shape, whole
-from oocdl.graph.ir import Array, Shape
-from oocdl.graph.onnx_file import (
-    Span,
-    dimensions,
-    element_type,
-    inside,
-    shown,
-    size_text,
-)
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
+from oocdl.graph.onnx.model_file import Span, dimensions, element_type, inside, shown, size_text
 
 Stamp = tuple[int, int, int, int]
 """Device, inode, size and time of change of a file: whether it is still the same."""

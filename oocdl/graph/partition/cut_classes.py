@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from oocdl.graph.axes import Index, Inverse, Plain, Shifted, Whole, Window
-from oocdl.graph.factorize import Cell, Factored
-from oocdl.graph.ir import Role
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import Index, Inverse, Plain, Shifted, Whole, Window
+from oocdl.graph.transforms.factorize import Cell, Factored
 
 StoredAxis = tuple[str, int]
 

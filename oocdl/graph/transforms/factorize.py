@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from oocdl.graph.axes import AxisRule, Index, Plain, Shifted, Whole
-from oocdl.graph.ir import Graph, Node, Shape
-from oocdl.graph.memory import Order
-from oocdl.graph.rule import Rules
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Graph, Node, Shape
+from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
+from oocdl.graph.ir.op_rule import Rules
 
 Axis = tuple[str, int]
 """A value and one of its axes."""

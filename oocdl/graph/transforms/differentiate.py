@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir import Node, Role
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Node, Role
+from oocdl.graph.ir.op_rule import Builder
 
 
 def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import AxisRule, Region
-from oocdl.graph.ir import Array, Graph, Node, Role, Shape, Value
-from oocdl.graph.speed import Speed
+from oocdl.graph.ir.graph import Array, Graph, Node, Role, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Region
+from oocdl.graph.ir.speed import Speed
 
 Spec = tuple[Shape, str]
 """Shape and dtype of a value."""

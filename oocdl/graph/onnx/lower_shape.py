@@ -13,10 +13,10 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir import Shape
-from oocdl.graph.onnx_context import Context, Lower, Operand
-from oocdl.graph.onnx_file import shown
-from oocdl.graph.onnx_fold import ints, parts, reshaped, slices, squeezed, unsqueezed
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
+from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.model_file import shown
 
 
 def _concat(ctx: Context) -> Sequence[Operand]:

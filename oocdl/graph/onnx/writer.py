@@ -18,10 +18,10 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError
-from oocdl.graph.axes import Region, as_slices, whole
-from oocdl.graph.ir import Array
-from oocdl.graph.onnx_file import check, field_header, load, shown
-from oocdl.graph.onnx_tensor import WeightSource, source
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region, as_slices, whole
+from oocdl.graph.onnx.model_file import check, field_header, load, shown
+from oocdl.graph.onnx.tensors import WeightSource, source
 
 Weights = Callable[[str], "Iterable[Array] | None"] | Mapping[str, Any]
 """Initializer name -> its blocks in C order (``None``: unchanged), or -> array (NumPy, Zarr)."""

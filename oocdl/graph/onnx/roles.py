@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from oocdl.graph.ir import Role
-from oocdl.graph.onnx_file import OnnxNode, shown
-from oocdl.graph.onnx_fold import LIMIT_BYTES
-from oocdl.graph.onnx_tensor import WeightSource
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
 _UNTRAINED = {  # operator -> inputs that are settings, never weights

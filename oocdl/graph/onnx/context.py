@@ -13,9 +13,9 @@ from math import prod
 from typing import Any, NoReturn
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir import Array, Graph, Shape
-from oocdl.graph.onnx_file import OnnxNode
-from oocdl.graph.rule import Builder
+from oocdl.graph.ir.graph import Array, Graph, Shape
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.model_file import OnnxNode
 
 Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
