@@ -11,7 +11,7 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss
-from oocdl.storage.dataset import DataArray, Dataset
+from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_h
 from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
-from oocdl.storage.direct import direct_flag, read_box, write_array
+from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
+from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.files import write_text
-from oocdl.storage.pool import Pool
 
 FORMAT = 10
 """Of the file, and of what the probes measure: rates of another format are measured anew."""

@@ -37,12 +37,12 @@ from oocdl.passes import StepInfo
 from oocdl.planning import machine_for
 from oocdl.session import Held, Moved, scalar_outputs
 from oocdl.sources import Feed, Kept, Sources, own_regions
-from oocdl.storage.chunk import Chunk, home
-from oocdl.storage.commit import Writer
-from oocdl.storage.dataset import Dataset, DatasetSpec, open_dataset
-from oocdl.storage.run_store import RunStore
-from oocdl.storage.spill import SpillStore
-from oocdl.storage.tier import Tier, use
+from oocdl.storage.cache.chunk import Chunk, home
+from oocdl.storage.cache.memory_tier import Tier, use
+from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.run.commit import Writer
+from oocdl.storage.run.run_store import RunStore
 from oocdl.trace import Recording
 
 TRAVELLING = 3

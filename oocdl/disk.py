@@ -12,8 +12,8 @@ from pathlib import Path
 
 from oocdl.errors import ResourceError
 from oocdl.preview import Plan
+from oocdl.storage.cache.spill_store import own_folders, refuse_memory, remove_dead
 from oocdl.storage.files import existing, free_bytes
-from oocdl.storage.spill import own_folders, refuse_memory, remove_dead
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from oocdl.host.heap import Heap
 from oocdl.measured import Measured, Spent
 from oocdl.passes import StepInfo
 from oocdl.sources import Sources
-from oocdl.storage.chunk import Chunk
-from oocdl.storage.tier import Reservation, Tier
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Reservation, Tier
 from oocdl.timeline import layer_of
 from oocdl.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 

@@ -23,7 +23,7 @@ from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.progress import counted, duration
 from oocdl.run import Run
-from oocdl.storage.dataset import open_dataset
+from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.train import open as open_run
 
 

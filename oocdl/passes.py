@@ -20,7 +20,7 @@ from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning import Machine, compile_within
 from oocdl.recipe import Part, Request
-from oocdl.storage.dataset import batches
+from oocdl.storage.dataset.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"
 """Passes that make an update: of a full batch, and of the smaller one that may end an epoch."""

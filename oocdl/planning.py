@@ -22,9 +22,9 @@ from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES
 from oocdl.ops.nominal import NOMINAL
 from oocdl.simulate import simulate
-from oocdl.storage.dataset import Dataset
-from oocdl.storage.direct import BOUNCE_BYTES
-from oocdl.storage.tier import IO_THREADS
+from oocdl.storage.cache.direct_io import BOUNCE_BYTES
+from oocdl.storage.cache.memory_tier import IO_THREADS
+from oocdl.storage.dataset.dataset import Dataset
 from oocdl.timeline import Simulated
 
 OVERHEAD_BYTES = 72 << 20

@@ -24,7 +24,7 @@ from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rate
 from oocdl.printer.show import What, pass_text
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
-from oocdl.storage.dataset import Dataset
+from oocdl.storage.dataset.dataset import Dataset
 from oocdl.timeline import Simulated, layer_of
 
 BLOCK_BYTES = 4096

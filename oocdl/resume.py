@@ -19,9 +19,9 @@ from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
-from oocdl.storage.dataset import DataArray
+from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import sync_path, write_text
-from oocdl.storage.run_store import RunStore
+from oocdl.storage.run.run_store import RunStore
 
 FORMAT = 1
 PROBE = 8

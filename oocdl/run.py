@@ -30,10 +30,10 @@ from oocdl.recipe import Part, Request
 from oocdl.report import Report, read_report
 from oocdl.session import Session
 from oocdl.sources import own_regions
-from oocdl.storage.dataset import Dataset, batches, open_dataset
+from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
 from oocdl.storage.files import reporting
-from oocdl.storage.manifest import TensorSpec
-from oocdl.storage.run_store import RunStore
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
 
 
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):

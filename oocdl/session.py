@@ -31,11 +31,11 @@ from oocdl.passes import StepInfo
 from oocdl.planning import Machine, gives_up
 from oocdl.schedule import get
 from oocdl.sources import Feed, Kept, Reader, Sources
-from oocdl.storage.chunk import Chunk
-from oocdl.storage.dataset import Dataset
-from oocdl.storage.run_store import RunStore
-from oocdl.storage.spill import SpillStore
-from oocdl.storage.tier import Tier, current, use
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Tier, current, use
+from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.dataset.dataset import Dataset
+from oocdl.storage.run.run_store import RunStore
 from oocdl.trace import Recording
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]

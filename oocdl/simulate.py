@@ -20,7 +20,7 @@ from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.rates import Rates, program_seconds
 from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
-from oocdl.storage.ledger import Ledger
+from oocdl.storage.cache.eviction import Ledger
 from oocdl.timeline import Moment, Ran, Simulated
 
 TASK_SECONDS = 3e-4

@@ -33,9 +33,9 @@ from oocdl.host.heap import Heap
 from oocdl.passes import StepInfo
 from oocdl.schedule import get
 from oocdl.sources import Feed, Sources, own_regions
-from oocdl.storage.chunk import Chunk
-from oocdl.storage.spill import SpillStore
-from oocdl.storage.tier import Tier
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Tier
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from oocdl.report import write_report
 from oocdl.run import Run
 from oocdl.session import Held, Moved, Session
 from oocdl.sources import own_regions
-from oocdl.storage.dataset import Dataset, open_dataset
+from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
-from oocdl.storage.run_store import RunStore
+from oocdl.storage.run.run_store import RunStore
 from oocdl.trace import StepTrace, checked_path
 
 

@@ -15,10 +15,10 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, w
 from oocdl.graph.step import Key
 from oocdl.graph.transforms.factorize import Factors
 from oocdl.sources import own_regions
-from oocdl.storage.chunk import Chunk
-from oocdl.storage.manifest import Kind, TensorSpec
-from oocdl.storage.run_store import RunStore
-from oocdl.storage.tier import Tier
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Tier
+from oocdl.storage.run.manifest import Kind, TensorSpec
+from oocdl.storage.run.run_store import RunStore
 
 T = TypeVar("T")
 Read = Callable[[str, Region], Array]

@@ -21,7 +21,7 @@ import torch
 from limits import empty_at_a_page
 from torch import Tensor
 
-from oocdl.storage.direct import direct_flag, read_box, write_array
+from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 
 WORKERS = 2
 AHEAD = 2

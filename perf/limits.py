@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from oocdl.config import parse_bytes
 from oocdl.graph.ir.array_layout import PAGE_BYTES
-from oocdl.storage.direct import direct_flag, read_box, write_array
+from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 
 Bytes = npt.NDArray[np.uint8]
 

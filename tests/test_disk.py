@@ -20,8 +20,9 @@ import oocdl
 from oocdl import cli, disk
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
-from oocdl.storage import direct, files
-from oocdl.storage.spill import own_folders
+from oocdl.storage import files
+from oocdl.storage.cache import direct_io
+from oocdl.storage.cache.spill_store import own_folders
 from oocdl.zoo import write_unet3d
 from tests import nets
 
@@ -141,8 +142,8 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
         return write
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oocdl.storage.spill.write_array", watched(direct.write_array))
-        patch.setattr("oocdl.storage.commit.write_array", watched(files.write_array))
+        patch.setattr("oocdl.storage.cache.spill_store.write_array", watched(direct_io.write_array))
+        patch.setattr("oocdl.storage.run.commit.write_array", watched(files.write_array))
         oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
     assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
 
@@ -340,6 +341,6 @@ def test_kept_values_on_a_full_disk(job: Job, tmp_path: Path, monkeypatch: pytes
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("oocdl.storage.kept.zarr.create_array", full)
+    monkeypatch.setattr("oocdl.storage.run.kept_values.zarr.create_array", full)
     with pytest.raises(ResourceError, match="no space left for .*kept: the disk is full"):
         oocdl.fit(*job, workdir=tmp_path / "run", **OPTIONS, keep="down1.conv1")

@@ -147,9 +147,9 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
 def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     def left() -> tuple[int, int]:
         from oocdl import execute
-        from oocdl.storage import tier
+        from oocdl.storage.cache import memory_tier
 
-        return len(execute._contexts), int(tier.current() is not None)
+        return len(execute._contexts), int(memory_tier.current() is not None)
 
     oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
     assert set(client.run(left).values()) == {(0, 0)}

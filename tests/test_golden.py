@@ -23,7 +23,7 @@ from oocdl.planning import Machine
 from oocdl.preview import Plan
 from oocdl.printer.notation import key_text, name_text
 from oocdl.printer.show import What, pass_text
-from oocdl.storage.dataset import open_dataset
+from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.zoo import write_unet3d
 from tests.nets import Array, write_data
 

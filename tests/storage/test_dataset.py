@@ -14,7 +14,7 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset import batches, open_dataset, permutation
+from oocdl.storage.dataset.dataset import batches, open_dataset, permutation
 
 X = np.arange(5 * 4 * 6, dtype=np.float32).reshape(5, 4, 6)
 Y = np.arange(5, dtype=np.int64)

@@ -17,9 +17,9 @@ import zarr
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.commit import Commit
-from oocdl.storage.manifest import TensorSpec
-from oocdl.storage.run_store import RunStore
+from oocdl.storage.run.commit import Commit
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -271,7 +271,7 @@ def test_one_writer_at_a_time(path: Path) -> None:
                 reader.begin(3, [W])
     code = (
         "import os, sys\n"
-        "from oocdl.storage.run_store import RunStore\n"
+        "from oocdl.storage.run.run_store import RunStore\n"
         "store = RunStore.open(sys.argv[1], writable=True)\n"
         "print('open', flush=True)\n"
         "sys.stdin.read()\n"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from oocdl.errors import StoreError
 from oocdl.graph.ir.array_layout import PAGE_BYTES, SMALL_BYTES
 from oocdl.graph.ir.index import region_shape, whole
-from oocdl.storage import direct, files
-from oocdl.storage.pool import Pool
-from oocdl.storage.spill import SpillStore
+from oocdl.storage import files
+from oocdl.storage.cache import direct_io
+from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
@@ -70,7 +71,7 @@ def test_any_axis_may_be_outermost(
     whole_out = paged(shape) if not owned else paged(region_shape(box))
     out = whole_out if owned else whole_out[tuple(slice(0, n) for n in region_shape(box))]
     with pytest.MonkeyPatch.context() as patch, SpillStore(tmp_path) as spill:
-        patch.setattr(direct, "MOST_RUNS", runs)
+        patch.setattr(direct_io, "MOST_RUNS", runs)
         file = spill.write(array, outer)
         out[...] = -1
         assert spill.read(file, box, out) >= out.nbytes
@@ -139,15 +140,15 @@ def test_any_box_is_read(
         (min(start, extent - 1), min(min(start, extent - 1) + size, extent)) for extent, start, size in axes
     )
     array = np.random.default_rng(0).random(shape)
-    path, flag = tmp_path / "box", direct.direct_flag(tmp_path) * past_cache
-    direct.write_array(path, array, flag)
+    path, flag = tmp_path / "box", direct_io.direct_flag(tmp_path) * past_cache
+    direct_io.write_array(path, array, flag)
     base = np.full([2 * n if strided else n for n in region_shape(box)], np.nan)
     out = base[(..., *(slice(None, None, 2 if strided else 1) for _ in box))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "BOUNCE_BYTES", bounce)
-        patch.setattr(direct, "LONG_BYTES", long)
-        patch.setattr(direct, "_local", threading.local())
-        count = direct.read_box(path, shape, box, out, flag)
+        patch.setattr(direct_io, "BOUNCE_BYTES", bounce)
+        patch.setattr(direct_io, "LONG_BYTES", long)
+        patch.setattr(direct_io, "_local", threading.local())
+        count = direct_io.read_box(path, shape, box, out, flag)
     assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
     assert out.nbytes <= count <= array.nbytes
 
@@ -155,26 +156,26 @@ def test_any_box_is_read(
 def test_only_touched_bytes_are_read(tmp_path: Path) -> None:
     array = np.zeros((64, 64, 64), np.float32)
     path = tmp_path / "box"
-    direct.write_array(path, array, 0)
+    direct_io.write_array(path, array, 0)
     slab = ((10, 12), (0, 64), (0, 64))
-    assert direct.read_box(path, array.shape, slab, np.empty((2, 64, 64), np.float32), 0) == 32768
+    assert direct_io.read_box(path, array.shape, slab, np.empty((2, 64, 64), np.float32), 0) == 32768
     far = ((0, 64), (0, 64), (0, 64))
-    assert direct.read_box(path, array.shape, far, np.empty((64, 64, 64), np.float32), 0) == array.nbytes
+    assert direct_io.read_box(path, array.shape, far, np.empty((64, 64, 64), np.float32), 0) == array.nbytes
 
 
 def test_a_short_or_missing_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"1234")
     with pytest.raises(StoreError, match="shorter"):
-        direct.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32), 0)
+        direct_io.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32), 0)
     with pytest.raises(StoreError, match="cannot read"):
-        direct.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32), 0)
+        direct_io.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32), 0)
 
 
 def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
     code = (
         "import os, sys, numpy as np\n"
-        "from oocdl.storage.spill import SpillStore\n"
+        "from oocdl.storage.cache.spill_store import SpillStore\n"
         "SpillStore(sys.argv[1]).write(np.zeros(1000))\n"
         "os._exit(9)\n"
     )

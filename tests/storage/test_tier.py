@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage import tier as tiers
-from oocdl.storage.chunk import Chunk
-from oocdl.storage.spill import SpillStore
-from oocdl.storage.tier import Reservation, Tier
+from oocdl.storage.cache import memory_tier as tiers
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Reservation, Tier
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

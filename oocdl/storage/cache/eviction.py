@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from oocdl.storage.chunk import Slot
+from oocdl.storage.cache.chunk import Slot
 
 SOON = 12
 """Positions from now within which a chunk is worth bringing back whole."""

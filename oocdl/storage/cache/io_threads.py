@@ -11,10 +11,10 @@ from queue import Empty, SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.chunk import Slot
-from oocdl.storage.ledger import Ledger
-from oocdl.storage.pool import Pool
-from oocdl.storage.spill import SpillFile, SpillStore
+from oocdl.storage.cache.chunk import Slot
+from oocdl.storage.cache.eviction import Ledger
+from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.cache.spill_store import SpillFile, SpillStore
 
 
 class Mover:

@@ -21,14 +21,14 @@ import zarr
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
-from oocdl.storage import manifest as manifests
-from oocdl.storage.commit import Commit
 from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
-from oocdl.storage.history import History
-from oocdl.storage.kept import Kept
-from oocdl.storage.leftovers import clear, next_epoch, remove_unnamed
-from oocdl.storage.lock import RunLock
-from oocdl.storage.manifest import Index, Kind, Manifest, Tensor, TensorSpec
+from oocdl.storage.run import manifest as manifests
+from oocdl.storage.run.commit import Commit
+from oocdl.storage.run.garbage import clear, next_epoch, remove_unnamed
+from oocdl.storage.run.history import History
+from oocdl.storage.run.kept_values import Kept
+from oocdl.storage.run.lock import RunLock
+from oocdl.storage.run.manifest import Index, Kind, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]

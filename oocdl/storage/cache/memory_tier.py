@@ -20,11 +20,11 @@ import numpy.typing as npt
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
-from oocdl.storage.chunk import Array, Chunk, Slot, Uses, outermost, set_home
-from oocdl.storage.ledger import Ledger, TierStats
-from oocdl.storage.mover import Mover
-from oocdl.storage.pool import Pool
-from oocdl.storage.spill import SpillStore
+from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost, set_home
+from oocdl.storage.cache.eviction import Ledger, TierStats
+from oocdl.storage.cache.io_threads import Mover
+from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.cache.spill_store import SpillStore
 
 IO_THREADS = 2
 """Threads that write to the spill; who needs a chunk reads it."""

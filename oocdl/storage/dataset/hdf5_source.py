@@ -12,8 +12,8 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from oocdl.errors import DatasetError
+from oocdl.storage.dataset.zarr_source import check_type
 from oocdl.storage.zarr_json import grid
-from oocdl.storage.zarr_source import check_type
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
-from oocdl.storage.spill import SpillFile
+from oocdl.storage.cache.spill_store import SpillFile
 
 Array = npt.NDArray[Any]
 Uses = tuple[int, ...]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oocdl.errors import StoreError
 from oocdl.storage.files import io_error, sync_path
-from oocdl.storage.manifest import Manifest, load_parent
+from oocdl.storage.run.manifest import Manifest, load_parent
 
 DELETE_THREADS = 16
 _FACTS = ("plan.json", "report.json", "zarr.json")

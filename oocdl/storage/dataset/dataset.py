@@ -22,8 +22,8 @@ from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
-from oocdl.storage import hdf5_source, zarr_source
-from oocdl.storage.sampling import batches, permutation
+from oocdl.storage.dataset import hdf5_source, zarr_source
+from oocdl.storage.dataset.sampling import batches, permutation
 
 Array = npt.NDArray[Any]
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.ir.index import Region
-from oocdl.storage.direct import can_be_outer, direct_flag, read_box, write_array
+from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, read_box, write_array
 from oocdl.storage.files import filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
