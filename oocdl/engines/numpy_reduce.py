@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import blockwise
 from oocdl.engines.onnx_emit import Emitter, Lowering, Val
 from oocdl.engines.onnx_record import Kernel
+from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.onnx_emit import Lowering
+from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from oocdl.engines import numpy_into, numpy_last, numpy_reduce, onnx_tiles, onnx_windows
-from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.numpy_into import left_to_sessions
 from oocdl.engines.onnx_einsum import einsum
 from oocdl.engines.onnx_emit import Emitter, Lowering, Val
 from oocdl.engines.onnx_record import Kernel, Last
+from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.fused import is_loop
 from oocdl.engines.numpy_chain import ChainStep, crop
 from oocdl.engines.onnx_conv_step import ConvStep, suits_blocks
 from oocdl.engines.onnx_last_step import LastStep, suits_last
 from oocdl.engines.onnx_steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.engines.onnx_table import BLOCKWISE, KERNELS
-from oocdl.engines.recompute import recomputed
 from oocdl.errors import UnsupportedError
+from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
+from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs

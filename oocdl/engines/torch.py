@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oocdl.engines.chains import Chain, Group, arrange, makes_of, reads_of
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.fused import is_loop
-from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch_chain import ChainStep, crop
 from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.engines.torch_kernels import KERNELS
@@ -23,6 +20,9 @@ from oocdl.engines.torch_places import overwritten, placed
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_windows import pad
 from oocdl.engines.torch_work import work_bytes
+from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
+from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import (

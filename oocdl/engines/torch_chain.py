@@ -11,11 +11,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oocdl.engines.chain_members import Crop, Kind
-from oocdl.engines.chain_step import ROW, AnyChainStep
-from oocdl.engines.chains import Chain, unmoved
-from oocdl.engines.fused import Fused, View
 from oocdl.engines.torch_into import BLOCKWISE
+from oocdl.fusion.executor import ROW, AnyChainStep
+from oocdl.fusion.grouping import Chain, unmoved
+from oocdl.fusion.loop_nest import Fused, View
+from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oocdl.engines import blockwise
 from oocdl.engines.torch_record import Blocks, Kernel, Result
 from oocdl.engines.torch_scratch import by_rule, elementwise, no_more
+from oocdl.fusion import blockwise
 from oocdl.graph.ir.program import Instruction
 
 Into = blockwise.Into[Tensor]

@@ -11,8 +11,8 @@ from enum import Enum, auto
 
 from torch import Tensor
 
-from oocdl.engines.blockwise import Blockwise
 from oocdl.engines.torch_scratch import DeviceScratch, Scratch
+from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.program import Instruction
 
 Run = Callable[[list[Tensor], Instruction], list[Tensor]]

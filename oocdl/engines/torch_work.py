@@ -12,13 +12,13 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.chain_step import ROW
-from oocdl.engines.fused import Fused
 from oocdl.engines.torch_chain import ChainStep
 from oocdl.engines.torch_into import BLOCKWISE
 from oocdl.engines.torch_kernels import KERNELS
 from oocdl.engines.torch_record import Result
 from oocdl.engines.torch_scratch import Slots, nbytes
+from oocdl.fusion.executor import ROW
+from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction, Program

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oocdl.engines.chains import Chain, arrange, block_of
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch import TorchEngine
 from oocdl.engines.torch_into import BLOCKWISE
+from oocdl.fusion.grouping import Chain, arrange, block_of
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
 from tests.engines.cases import noise

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oocdl.engines.chains import Chain, arrange
 from oocdl.engines.engine import Engine
-from oocdl.engines.fused import is_loop
-from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC
 from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
 from oocdl.engines.onnx_table import BLOCKWISE
 from oocdl.engines.onnxruntime import OnnxRuntimeEngine
-from oocdl.engines.recompute import recomputed
 from oocdl.engines.torch import TorchEngine
+from oocdl.fusion.grouping import Chain, arrange
+from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC
+from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import slot_dtypes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from oocdl.engines import fused_ops, onnx_table, registry, torch_kernels
+from oocdl.engines import onnx_table, registry, torch_kernels
 from oocdl.engines.engine import get_engine
+from oocdl.fusion import loop_ops
 from oocdl.ops.registry import RULES
 
 OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 """Those that are left after expansion."""
-LOOPS = [fused_ops.FLOATS, fused_ops.COMPARE, fused_ops.LOGIC, fused_ops.DTYPES_DIFFER, fused_ops.NO_LOOP]
+LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, loop_ops.DTYPES_DIFFER, loop_ops.NO_LOOP]
 
 
 @pytest.mark.parametrize("table", [torch_kernels.KERNELS, onnx_table.KERNELS])

@@ -10,7 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from oocdl.engines.fused_loop import Loop, Writer
+from oocdl.fusion.codegen import Loop, Writer
 
 Code = Callable[[int], None]
 """A loop; takes the address of its arguments."""

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.engines.chain_members import Key, Member, members_of
-from oocdl.engines.chains import Chain
-from oocdl.engines.fused_compile import Code, compiled
-from oocdl.engines.fused_loop import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
-from oocdl.engines.fused_ops import ATTRIBUTES
+from oocdl.fusion.codegen import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
+from oocdl.fusion.grouping import Chain
+from oocdl.fusion.jit import Code, compiled
+from oocdl.fusion.loop_ops import ATTRIBUTES
+from oocdl.fusion.members import Key, Member, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from oocdl.engines.chains import Chain
+from oocdl.fusion.grouping import Chain
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 

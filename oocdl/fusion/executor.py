@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Generic, Protocol
 
-from oocdl.engines.blockwise import A, Blockwise, Into
-from oocdl.engines.chain_members import Crop, Kind, allocate, members_of
-from oocdl.engines.chains import Chain
-from oocdl.engines.fused import Fused, View, fuse
+from oocdl.fusion.blockwise import A, Blockwise, Into
+from oocdl.fusion.grouping import Chain
+from oocdl.fusion.loop_nest import Fused, View, fuse
+from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oocdl.engines.fused_ir import Builder
+from oocdl.fusion.llvm_ir import Builder
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
 

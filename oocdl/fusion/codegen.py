@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oocdl.engines.fused_ir import KINDS, Builder
-from oocdl.engines.fused_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
+from oocdl.fusion.llvm_ir import KINDS, Builder
+from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
 
 LANES = 16
 """Of a vector: a register of 512 bits of float32; LLVM takes more registers where they are smaller."""

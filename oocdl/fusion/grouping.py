@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from oocdl.engines.blockwise import Blockwise
+from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction, Program
