@@ -67,7 +67,7 @@ def train(
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    FORKS.set_forkserver_preload(["oocdl", "onnxruntime", "tests.test_kill", "oocdl.engines.onnxruntime"])
+    FORKS.set_forkserver_preload(["oocdl", "onnxruntime", "tests.test_kill", "oocdl.engines.ort.engine"])
     yield
 
 

@@ -43,20 +43,20 @@ class Entry:
 
 ENGINES: Mapping[str, Entry] = {
     "torch": Entry(
-        module="oocdl.engines.torch",
+        module="oocdl.engines.torch.engine",
         install="PyTorch: pip install 'oocdl[torch]'",
         precisions=frozenset({"float32", "bfloat16", "float64"}),
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
         # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
         environment={"THP_MEM_ALLOC_ENABLE": "1"},
         devices=DeviceEntry(
-            module="oocdl.engines.torch_device",
+            module="oocdl.engines.torch.device",
             names=re.compile(r"cpu|cuda(:(0|[1-9]\d?))?"),
             examples=("torch:cuda", "torch:cuda:1 (and so on)"),
         ),
     ),
     "onnxruntime": Entry(
-        module="oocdl.engines.onnxruntime",
+        module="oocdl.engines.ort.engine",
         install="onnxruntime: pip install onnxruntime",
         precisions=frozenset({"float32"}),
         channels_last={"float32": (5,)},

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.torch_into import BLOCKWISE
+from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.engines.programs import single

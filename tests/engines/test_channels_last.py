@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines import torch_columns, torch_windows
 from oocdl.engines.engine import get_engine
+from oocdl.engines.torch.conv import dispatch, im2col
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from tests.engines.cases import around, padded
@@ -70,7 +70,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Te
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_first_layers(channels: int, dilation: int, pads: Pads, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [counting(monkeypatch, torch_columns, name) for name in ("convolve", "weight_gradient")]
+    made = [counting(monkeypatch, im2col, name) for name in ("convolve", "weight_gradient")]
     x, w = noise(2, channels, 7, 8, 9), noise(16, channels, 3, 3, 3, seed=1)
     out = [n + sum(pad) - 2 * dilation for n, pad in zip(x.shape[2:], pads, strict=True)]
     dy, dilations = noise(2, 16, *out, seed=2), (dilation,) * 3
@@ -123,7 +123,7 @@ def check_ends(made: list[Tensor], ends: list[Tensor], wanted: Tensor, depth: tu
 def test_convolution_at_the_end_of_a_volume(
     shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, ends = (counting(monkeypatch, torch_windows, name) for name in ("_convolve", "_row_by_row"))
+    made, ends = (counting(monkeypatch, dispatch, name) for name in ("_convolve", "_row_by_row"))
     pads = (depth, (1, 1), (1, 1))
     x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
     dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
@@ -139,7 +139,7 @@ def test_gradient_of_the_data_at_the_end_of_a_volume(
     shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slab at an end sees fewer windows there than at its other end: the crop is uneven."""
-    made, ends = (counting(monkeypatch, torch_windows, name) for name in ("_convolve", "_row_by_row"))
+    made, ends = (counting(monkeypatch, dispatch, name) for name in ("_convolve", "_row_by_row"))
     reach = window - 1
     pads = ((reach - depth[0], reach - depth[1]), (1, 1), (1, 1))
     w, dy = noise(16, 3, window, 3, 3, seed=1), noise(shape[0], 16, *shape[2:], seed=2)
@@ -155,7 +155,7 @@ def test_gradient_of_the_data_at_the_end_of_a_volume(
 def test_gradient_of_the_weights_at_the_end_of_a_volume(
     shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = counting(monkeypatch, torch_windows, "_with_ends")
+    made = counting(monkeypatch, dispatch, "_with_ends")
     pads = (depth, (1, 1), (1, 1))
     x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
     dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)

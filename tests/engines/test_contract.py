@@ -44,11 +44,11 @@ WIDE = [name for name, entry in registry.ENGINES.items() if "float64" in entry.p
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn, also with blocks so small that everything is cut."""
     if request.param == "torch in blocks":
-        from oocdl.engines.torch import TorchEngine
+        from oocdl.engines.torch.engine import TorchEngine
 
         return TorchEngine(block_elements=8)
     if request.param == "onnxruntime in blocks":
-        from oocdl.engines.onnxruntime import OnnxRuntimeEngine
+        from oocdl.engines.ort.engine import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(block_elements=8)
     return get_engine(request.param)
@@ -123,7 +123,7 @@ def check_turned(engine: Engine, case: Case, dtype: str, tolerance: float) -> No
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
 def test_channels_last(case: Case, block_elements: int) -> None:
-    from oocdl.engines.torch import TorchEngine
+    from oocdl.engines.torch.engine import TorchEngine
 
     check_turned(TorchEngine(block_elements=block_elements), case, "float64", 1e-12)
 
@@ -131,7 +131,7 @@ def test_channels_last(case: Case, block_elements: int) -> None:
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
 def test_channels_last_in_float32(case: Case, block_elements: int) -> None:
-    from oocdl.engines.onnxruntime import OnnxRuntimeEngine
+    from oocdl.engines.ort.engine import OnnxRuntimeEngine
 
     check_turned(OnnxRuntimeEngine(block_elements=block_elements), case, "float32", case.tolerance)
 
@@ -328,8 +328,8 @@ def test_models_are_valid_onnx(case: Case) -> None:
     """The checker infers every shape again, and compares it with ours."""
     import onnx
 
-    from oocdl.engines.onnx_emit import model_of
-    from oocdl.engines.onnx_table import LOWERINGS
+    from oocdl.engines.ort.emit import model_of
+    from oocdl.engines.ort.lowerings import LOWERINGS
 
     model, _ = model_of(case.program("float32"), LOWERINGS)
     onnx.checker.check_model(model, full_check=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from oocdl.engines.engine import Engine
 from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
-from oocdl.engines.onnx_table import BLOCKWISE
-from oocdl.engines.onnxruntime import OnnxRuntimeEngine
-from oocdl.engines.torch import TorchEngine
+from oocdl.engines.ort.engine import OnnxRuntimeEngine
+from oocdl.engines.ort.lowerings import BLOCKWISE
+from oocdl.engines.torch.engine import TorchEngine
 from oocdl.fusion.grouping import Chain, arrange
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC

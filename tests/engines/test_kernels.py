@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oocdl.engines import onnx_table, registry, torch_kernels
+from oocdl.engines import registry
 from oocdl.engines.engine import get_engine
+from oocdl.engines.ort import lowerings
+from oocdl.engines.torch import kernels
 from oocdl.fusion import loop_ops
 from oocdl.ops.registry import RULES
 
@@ -14,8 +16,8 @@ OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, loop_ops.DTYPES_DIFFER, loop_ops.NO_LOOP]
 
 
-@pytest.mark.parametrize("table", [torch_kernels.KERNELS, onnx_table.KERNELS])
-def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, torch_kernels.Kernel]) -> None:
+@pytest.mark.parametrize("table", [kernels.KERNELS, lowerings.KERNELS])
+def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, kernels.Kernel]) -> None:
     blocks = {op: kernel.blocks for op, kernel in table.items() if kernel.blocks is not None}
     for op, one in blocks.items():
         assert sum(op in loops for loops in LOOPS) == (one.finish is None), op
@@ -23,7 +25,7 @@ def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, t
 
 def test_loops_know_no_other_operator() -> None:
     known = {op for loops in LOOPS for op in loops}
-    assert known <= torch_kernels.torch_into.BLOCKWISE.keys()
+    assert known <= kernels.torch_into.BLOCKWISE.keys()
 
 
 @pytest.mark.parametrize("name", registry.ENGINES)

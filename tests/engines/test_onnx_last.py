@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.engines import onnx_blocks
 from oocdl.engines.engine import get_engine
-from oocdl.engines.onnx_blocks import block
-from oocdl.engines.onnx_conv_step import suits_blocks
-from oocdl.engines.onnx_last_step import suits_last
-from oocdl.engines.onnxruntime import OnnxRuntimeEngine
+from oocdl.engines.ort.engine import OnnxRuntimeEngine
+from oocdl.engines.ort.nchwc import blocks
+from oocdl.engines.ort.nchwc.blocks import block
+from oocdl.engines.ort.nchwc.conv_step import suits_blocks
+from oocdl.engines.ort.nchwc.last_step import suits_last
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
@@ -119,7 +119,7 @@ def test_moves() -> None:
 
 def test_a_processor_without_blocks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then all convolutions run as sessions, with the same results."""
-    monkeypatch.setattr(onnx_blocks, "DOMAIN", "com.microsoft.nothing")
-    monkeypatch.setattr(onnx_blocks, "_sorter", onnx_blocks._sorter.__wrapped__)
+    monkeypatch.setattr(blocks, "DOMAIN", "com.microsoft.nothing")
+    monkeypatch.setattr(blocks, "_sorter", blocks._sorter.__wrapped__)
     with pytest.warns(UserWarning, match="no kernels for channels in blocks"):
-        assert onnx_blocks.block.__wrapped__() == 1
+        assert blocks.block.__wrapped__() == 1

@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 import oocdl
 from oocdl import calibrate, cli, resume
-from oocdl.engines import torch_device, torch_lane
 from oocdl.engines.engine import get_engine, model_of, resolve
-from oocdl.engines.torch import Step
-from oocdl.engines.torch_device import LANES, TorchDeviceEngine
-from oocdl.engines.torch_kernels import KERNELS
-from oocdl.engines.torch_lane import PIECES, Lane, pieces
+from oocdl.engines.torch import device as torch_device
+from oocdl.engines.torch import transfer
+from oocdl.engines.torch.device import LANES, TorchDeviceEngine
+from oocdl.engines.torch.engine import Step
+from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.transfer import PIECES, Lane, pieces
 from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -45,7 +46,7 @@ needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="PyTorch sees no GPU")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> TorchDeviceEngine:
     """An engine whose arrays travel in many pieces."""
-    monkeypatch.setattr(torch_lane, "PIECE_BYTES", SMALL)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", SMALL)
     return TorchDeviceEngine("cpu")
 
 
@@ -110,8 +111,8 @@ def test_memory_is_not_used_again_before_its_copy_is_done(
         if target is not None:
             target.copy_(source)
 
-    monkeypatch.setattr(torch_lane._Piece, "wait", late)
-    monkeypatch.setattr(torch_lane._Piece, "copy", lambda piece, *both: begun.update({id(piece): both}))
+    monkeypatch.setattr(transfer._Piece, "wait", late)
+    monkeypatch.setattr(transfer._Piece, "copy", lambda piece, *both: begun.update({id(piece): both}))
     lane, array = Lane(torch.device("cpu")), noise(7, 50).astype("float32")
     there, back = lane.take(array), np.zeros_like(array)
     lane.finish()
@@ -376,7 +377,7 @@ def test_memory_of_the_device_that_others_take_is_a_typed_error(monkeypatch: pyt
 
 def test_pinned_memory_is_counted_with_the_process(job: Job) -> None:
     held = get_engine("torch:cpu").held_bytes
-    assert held == LANES * PIECES * torch_lane.PIECE_BYTES
+    assert held == LANES * PIECES * transfer.PIECE_BYTES
     made = [
         oocdl.plan(job.model, job.data, engine=name, memory="2GiB", loss="cross_entropy").machine
         for name in ("torch", "torch:cpu")

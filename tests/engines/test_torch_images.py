@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oocdl.engines import torch_points, torch_windows
+from oocdl.engines.torch.conv import dispatch, one_by_one
 from oocdl.graph.ir.graph import Array, Shape
 from tests.engines.cases import around, padded
 from tests.engines.test_channels_last import Pads, counting, noise, ran
@@ -33,7 +33,7 @@ def test_one_tap(
     space: Shape, channels: tuple[int, int], stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("convolve", "transposed", "weight_gradient")
-    made = [counting(monkeypatch, torch_points, name) for name in names]
+    made = [counting(monkeypatch, one_by_one, name) for name in names]
     inside, outside = channels
     rank = len(space)
     out = tuple((extent - 1) // stride + 1 for extent in space)
@@ -59,7 +59,7 @@ def test_one_tap(
 )
 def test_strided_window_at_an_uneven_end(pads: Pads, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of three at every second place does not see the last padding: no padded copy is made."""
-    copies = counting(monkeypatch, torch_windows.F, "pad")
+    copies = counting(monkeypatch, dispatch.F, "pad")
     x, w, dy = noise(2, 16, 8, 8), noise(16, 16, 3, 3), noise(2, 16, 4, 4)
     x = noise(2, 16, *(9 - sum(pair) for pair in pads))
     wanted, _, grad = gradients(x, w, dy, pads, 2)

@@ -1,0 +1,130 @@
+"""Instructions that run on ``onnx_volumes``: which, and how slots become their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.ort.chain import crop
+from oocdl.engines.ort.lowerings import KERNELS
+from oocdl.engines.ort.nchwc import volumes
+from oocdl.engines.ort.nchwc.blocks import block
+from oocdl.engines.ort.steps import Kinds, Places, Slots
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction
+
+_MOST_PADDED, _MOST_PADDED_ROWS = 2.0, 1.6
+"""Products made for each that is wanted, above which Conv of volumes is faster; of a weight gradient."""
+
+
+def _channels(item: Instruction) -> tuple[int, int]:
+    """Those read and those made, or of both operands where the result is weights."""
+    made = item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0]
+    return item.operands[0].shape[1], made[1]
+
+
+def _is_plain(item: Instruction) -> bool:
+    """Whether it moves by one place at a time, over something, and pads nothing but space."""
+    rank = len(item.kernel_shapes[0])
+    steps = (*(item.attrs.get("strides") or ()), *(item.attrs.get("dilations") or ()))
+    first, second = item.operands
+    outer = first.pads is not None and any(any(pair) for pair in first.pads[:2])
+    sizes = [prod(shape) for shape in (first.shape, second.shape, *item.kernel_shapes)]
+    return rank == 5 and set(steps) <= {1} and not outer and pads_of(second) is None and min(sizes) > 0
+
+
+def suits_blocks(item: Instruction, ordered: Collection[int]) -> bool:
+    """Whether an instruction is faster on blocks of channels; ``ordered``: slots with channels last."""
+    if not KERNELS[item.op].volumes or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
+        return False
+    inner, outer = _channels(item)
+    gradient = item.op == "ConvWeightGrad"
+    data = [item.operands[0].slot, item.operands[1].slot if gradient else item.outputs[0]]
+    if any(slot in ordered and n % 4 for slot, n in zip(data, (inner, outer), strict=True)):
+        return False  # not known to the operators that sort
+    window = item.kernel_shapes[0] if gradient else item.operands[1].shape
+    if prod(window[2:]) == 1:  # a matrix product where all lies last (``onnx_tiles``); else sorting counts
+        return not all(slot in ordered for slot in data)
+    # Few channels are not blocked, and the gradient takes rows for channels.
+    lone = gradient or (data[0] not in ordered and inner <= 2)
+    padded = volumes.padded_channels(*((outer,) if lone else (inner, outer)))
+    if gradient:
+        padded *= volumes.padded_rows(item.operands[0].shape[3])
+    return padded <= (_MOST_PADDED_ROWS if gradient else _MOST_PADDED)
+
+
+def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:
+    """Of a ConvTranspose at stride one: what its result sees of the operand, and padding of that.
+
+    Output i sees inputs i + crop - reach to i + crop.
+    """
+    given = spatial_pads(item.operands[0])
+    seen, pads = [], []
+    for axis, (start, (before, _)) in enumerate(zip(crop_of(item)[2:], given, strict=True), start=2):
+        have, reach = item.operands[0].shape[axis], item.operands[1].shape[axis] - 1
+        low = start - before - reach
+        high = start - before + item.kernel_shapes[0][axis]
+        first, last = max(low, 0), min(high, have)
+        seen.append(slice(first, max(last, first)))
+        pads.append((first - low, high - max(last, first)))
+    return seen, tuple(pads)
+
+
+class ConvStep:
+    """A convolution, or a gradient of one, on blocks of channels."""
+
+    def __init__(self, item: Instruction, kinds: Kinds) -> None:
+        self._item, self._kinds = item, kinds
+        self.outputs = item.outputs
+        self._pads = spatial_pads(item.operands[0])
+        self._seen: Sequence[slice] = (slice(None),) * len(self._pads)
+        if item.op == "ConvTranspose":
+            self._seen, self._pads = _transposed_pads(item)
+
+    def _operand(self, slots: Slots, index: int) -> Array:
+        operand = self._item.operands[index]
+        return crop(slots[operand.slot], operand.crop).reshape(operand.shape)
+
+    def run(self, slots: Slots, places: Places) -> None:
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
+        (slot,) = self.outputs
+        slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)
+        shape = self._item.kernel_shapes[0]
+        out = slots[slot].reshape(shape)
+        direct = np.shares_memory(out, slots[slot])
+        if not direct:  # axes were split or joined, and lie apart
+            out = np.empty(shape, np.float32)
+        first, second = self._operand(slots, 0), self._operand(slots, 1)
+        if self._item.op == "ConvWeightGrad":
+            self._gradient(first, second, out)
+        else:
+            self._convolve(first, second, out)
+        if not direct:
+            slots[slot][...] = out.reshape(slots[slot].shape)
+
+    def _convolve(self, x: Array, w: Array, out: Array) -> None:
+        x = x[:, :, self._seen[0], self._seen[1], self._seen[2]]
+        if x.size == 0:
+            out[...] = 0
+            return
+        if self._item.op == "ConvTranspose":
+            w = volumes.transposed(w)
+        orders = self._kinds.orders
+        x_last = self._item.operands[0].slot in orders
+        # A result whose channels lie side by side, but not all of it without gaps, is made elsewhere.
+        out_last = np.moveaxis(out, 1, -1).flags.c_contiguous and out.shape[1] % 4 == 0
+        for sample, made in zip(x, out, strict=True):
+            if x_last:
+                sample = np.ascontiguousarray(np.moveaxis(sample, 0, -1))
+            if out_last:
+                made = np.moveaxis(made, 0, -1)
+            volumes.convolve(sample, w, self._pads, made, x_last, out_last)
+
+    def _gradient(self, x: Array, dy: Array, out: Array) -> None:
+        gradient = volumes.WeightGradient(out.shape, self._pads)
+        for sample, change in zip(x, dy, strict=True):
+            gradient.add(np.moveaxis(sample, 0, -1), np.moveaxis(change, 0, -1))
+        out[...] = gradient.result()

@@ -1,0 +1,44 @@
+"""Instructions that run on values with their channels last as they lie, but on no blocks of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from oocdl.engines.ort.chain import crop
+from oocdl.engines.ort.lowerings import KERNELS
+from oocdl.engines.ort.steps import Kinds, Places, Slots
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction
+
+
+def suits_last(item: Instruction, ordered: Collection[int]) -> bool:
+    """Whether there is a kernel for it; ``ordered``: slots with channels last."""
+    last = KERNELS[item.op].last
+    if last is None or len(item.kernel_shapes[0]) != 5 or any(pads_of(operand) for operand in item.operands):
+        return False
+    return all(slot in ordered for slot in last.slots(item)) and last.suits(item)
+
+
+class LastStep:
+    """One such instruction."""
+
+    def __init__(self, item: Instruction, kinds: Kinds) -> None:
+        last = KERNELS[item.op].last
+        assert last is not None, "there is no kernel for channels last"
+        self._item, self._kinds, self._last = item, kinds, last
+        self.outputs = item.outputs
+
+    def run(self, slots: Slots, places: Places) -> None:
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
+        item = self._item
+        (slot,) = item.outputs
+        slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)
+        out = slots[slot].reshape(item.kernel_shapes[0])
+        if not np.shares_memory(out, slots[slot]):  # axes were split or joined, and lie apart
+            out = np.empty(out.shape, out.dtype)
+        args = [crop(slots[o.slot], o.crop).reshape(o.shape) for o in item.operands]
+        self._last.run(args, out, item)
+        if not np.shares_memory(out, slots[slot]):
+            slots[slot][...] = out.reshape(slots[slot].shape)

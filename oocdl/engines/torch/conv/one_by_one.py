@@ -1,0 +1,154 @@
+"""Convolutions of one tap in PyTorch: with strides, of every so-manyth place alone.
+
+Where there are enough channels oneDNN convolves, else it is a matrix product. With strides, what is seen is
+put side by side first: oneDNN's kernels for strides are slower by more than that copy takes, and of an
+operand that ends with the last place that is seen PyTorch would make a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oocdl.engines.torch.layout import channels_last, dense, has_channels_last, unset
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.transforms.channels_last import has_enough
+
+aten = torch.ops.aten
+FULL = 16
+"""Channels that fill a register of 512 bits."""
+_CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def is_point(weight_shape: Sequence[int], pads: Sequence[tuple[int, int]] = ()) -> bool:
+    """Whether a convolution sees each place by itself, and nothing but the operand."""
+    return math.prod(weight_shape[2:]) == 1 and not any(map(any, pads))
+
+
+def _is_product(weight_shape: Sequence[int], x: Tensor) -> bool:
+    """Whether it is better done as a matrix product of what lies side by side.
+
+    oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8). Where they
+    fill its registers it is twice as fast as MKL on AMD processors (256 to 1024: 6.6 ms, not 16.2).
+    """
+    return min(weight_shape[:2]) < FULL and has_channels_last(x)
+
+
+def _places(x: Tensor) -> Tensor:
+    """``x[n, c, *space]`` as [n, places, c]."""
+    return x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    """The product with ``w[c, d]`` for each place; few channels are made as planes, as they are kept."""
+    shape = (x.shape[0], *x.shape[2:])
+    if not has_enough(w.shape[1]):
+        return torch.matmul(w.t(), _places(x).transpose(1, 2)).reshape(shape[0], w.shape[1], *shape[1:])
+    return torch.matmul(_places(x), w).reshape(*shape, w.shape[1]).movedim(-1, 1)
+
+
+def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """Every so-manyth place of ``x``, side by side."""
+    if set(strides) == {1}:
+        return x
+    index = [slice(None), slice(None), *(slice(None, None, stride) for stride in strides)]
+    return dense(x[tuple(index)])
+
+
+def has_onednn() -> bool:
+    """Whether this PyTorch has it."""
+    found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _asks_onednn(x: Tensor) -> bool:
+    """Whether oneDNN is to be asked for by hand.
+
+    By itself PyTorch takes one tap on one thread for a product of MKL's if there are fewer than 16 samples
+    (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not 1.8).
+    """
+    return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and has_onednn()
+
+
+def into(
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilations: Sequence[int],
+) -> Tensor:
+    """A convolution by oneDNN that makes its result in ``out``, in which it lies as ``x`` does.
+
+    It is told a place only to add to what is there.
+    """
+    made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
+        out.zero_(), x, w, None, padding, strides, dilations, 1, "add", 1.0, None, [], None
+    )
+    return made
+
+
+def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = None) -> Tensor:
+    """The convolution of ``x`` with ``w[d, c, 1, ..]``; ``out`` where both have ``FULL`` channels."""
+    x = _every(x, strides)
+    if out is not None:
+        ones = [1] * (w.dim() - 2)
+        return into(out, dense(x), channels_last(w), ones, [0] * len(ones), ones)
+    if _is_product(w.shape, x):
+        return _product(x, w.flatten(1).t())
+    if not _asks_onednn(x):
+        return _CONV[w.dim() - 3](x, channels_last(w) if has_channels_last(x) else w.contiguous())
+    ones, none = [1] * (w.dim() - 2), [0] * (w.dim() - 2)
+    made: Tensor = aten.mkldnn_convolution(dense(x), channels_last(w), None, none, ones, ones, 1)
+    return made
+
+
+def transposed(
+    x: Tensor,
+    w: Tensor,
+    strides: Sequence[int],
+    starts: Sequence[int],
+    shape: Shape,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The transposed convolution of ``x`` with ``w[c, d, 1, ..]``: the box of ``shape`` that starts at
+    ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie.
+
+    ``out`` where each place of it is one of ``x``.
+    """
+    box: list[slice] = [slice(None), slice(None)]
+    for axis, (stride, start) in enumerate(zip(strides, starts, strict=True), start=2):
+        first = max(-(-start // stride), 0)
+        stop = min(x.shape[axis], -(-(start + shape[axis]) // stride))
+        if stop <= first:
+            return unset((x.shape[0], w.shape[1], *shape[2:]), x).zero_()
+        x = x.narrow(axis, first, stop - first)
+        begin = first * stride - start
+        box.append(slice(begin, begin + (stop - first - 1) * stride + 1, stride))
+    made = convolve(x, w.transpose(0, 1), (1,) * len(starts), out)
+    if made.shape[2:] == tuple(shape[2:]):
+        return made
+    result = unset((*made.shape[:2], *shape[2:]), made).zero_()
+    result[tuple(box)] = made
+    return result
+
+
+def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape) -> Tensor:
+    """The gradient of weights of ``shape``, in the precision of the operands or in a higher one."""
+    x = _every(x, strides)
+    if _is_product(shape, x) and has_channels_last(dy):
+        return torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1)).reshape(shape)
+    ones, none = [1] * len(strides), [0] * len(strides)
+    # One tap is the same however far others would be, and what is dilated goes to oneDNN, if it is large.
+    large = x.shape[0] > 1 or math.prod(x.shape[:4]) > THIN_SLAB_ELEMENTS
+    dilations = [2] * len(strides) if _asks_onednn(x) and large else ones
+    w = unset(shape, x)  # only its shape matters
+    made: Tensor = aten.convolution_backward(
+        dy, x, w, None, ones, none, dilations, False, none, 1, [False, True, False]
+    )[1]
+    return made

@@ -1,0 +1,257 @@
+"""The torch engine on a device with memory of its own: ``engine="torch:cuda"``.
+
+A run copies its inputs to the device, calls one kernel after another there, and copies the results
+back, all on the stream of a lane. There are two lanes, so that one program can compute while the
+arrays of another travel. With "torch:cpu" the same code runs on the processor, without streams.
+
+Runs give equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
+Pooling is made of maxima and sums of slices; resampling of products and gathers; the gradient of a
+table goes through ``index_add_``, which has an order where determinism is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+
+from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.torch.chain import crop
+from oocdl.engines.torch.engine import Step, use_threads
+from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES, Lane
+from oocdl.errors import InputError, ResourceError
+from oocdl.graph.ir.array_layout import array_bytes
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import Needs, program_work_bytes
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+
+LANES = 2
+LIBRARY_BYTES = 512 << 20
+"""Of the device: what cuDNN and cuBLAS take to work in, which nobody says before."""
+
+Settings = tuple[int, bool, bool, bool, bool, bool, bool]
+EXACT: Settings = (2, False, True, False, False, False, False)
+"""In the order of ``_settings``: what exact and equal results need of PyTorch. 2: kernels whose bits may
+differ from run to run are errors."""
+
+
+def _settings() -> Settings:
+    """How PyTorch's own stand now."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        cudnn.deterministic,
+        cudnn.benchmark,
+        cudnn.allow_tf32,
+        matmul.allow_tf32,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
+
+
+def _set(settings: Settings) -> None:
+    """The inverse of ``_settings``."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    torch.set_deterministic_debug_mode(settings[0])
+    torch.utils.deterministic.fill_uninitialized_memory = settings[1]  # type: ignore[attr-defined]
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = settings[2:5]
+    matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = settings[5:]
+
+
+class _Exactly:
+    """PyTorch as ``EXACT`` has it while any run is in here.
+
+    These settings are the process's: what a user's own kernels need is back when the last run ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = EXACT
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = _settings()
+                _set(EXACT)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                _set(self._before)
+
+
+_exactly = _Exactly()
+
+
+class TorchDeviceEngine:
+    """Runs programs with PyTorch on a device.
+
+    Its host memory is that of its lanes, which it has from the beginning to the end; what runs take
+    is the device's.
+    """
+
+    held_bytes = LANES * PIECES * PIECE_BYTES
+    operators = frozenset(KERNELS)
+    thin_slab_elements = THIN_SLAB_ELEMENTS
+
+    def __init__(self, device: str, threads_per_kernel: int = 1) -> None:
+        self.name = f"torch:{device}"
+        self.threads_per_kernel = threads_per_kernel
+        self._device = _found(device)
+        self._is_host = self._device.type == "cpu"
+        self.device: Device | None = None if self._is_host else self
+        self.has_bfloat16 = _has_bfloat16(self._device)
+        self._cache = Cache()
+        self._needed: dict[str, int] = {}
+        self._lanes: SimpleQueue[Lane] = SimpleQueue()
+        for _ in range(LANES):
+            self._lanes.put(Lane(self._device))
+        self._load_libraries()
+
+    @property
+    def model(self) -> str:
+        """See ``Device.model``."""
+        return torch.cuda.get_device_name(self._device)
+
+    def free_bytes(self) -> int:
+        """See ``Device.free_bytes``."""
+        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + idle
+
+    def needed_bytes(self, program: Program, rules: Rules) -> int:
+        """See ``Device.needed_bytes``."""
+        return LANES * self._run_bytes(program, rules) + LIBRARY_BYTES
+
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """See ``Engine.needs``: nothing, unless the device's memory is the host's."""
+        return Needs(self._run_bytes(program, rules) if self._is_host else 0)
+
+    def _run_bytes(self, program: Program, rules: Rules) -> int:
+        """What one run takes of the device: inputs, everything that is made, and work space."""
+        if program.key not in self._needed:
+            dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
+            inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
+            extra = 0
+            for item in program.instructions:
+                dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
+                beside = KERNELS[item.op].device_scratch
+                extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
+            # A part of a result is copied once more if it is seen as another shape.
+            parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
+            work = program_work_bytes(program, rules) + max(extra, max(parts, default=0))
+            self._needed[program.key] = inputs + work
+        return self._needed[program.key]
+
+    def compile(self, program: Program) -> Compiled:
+        """See ``Engine.compile``."""
+        return self._cache.get(program.key, lambda: self._make(program))
+
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        self._cache.clear()
+        if not self._is_host:
+            torch.cuda.empty_cache()
+
+    def _make(self, program: Program) -> Compiled:
+        check_known(program, self.operators, self.name)
+        steps = [Step(item, (), on_device=True) for item in program.instructions]
+        dying = _dying(program)
+
+        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+            outs = empty_outputs(program) if outs is None else outs
+            use_threads(self.threads_per_kernel)
+            with self._lane() as lane:
+                given = zip(program.inputs, arrays, strict=True)
+                slots = {slot: lane.take(np.asarray(array)) for slot, array in given}
+                for step, ending in zip(steps, dying, strict=True):
+                    step.run(slots, {})
+                    for slot in ending:
+                        del slots[slot]
+                for item, out in zip(program.outputs, outs, strict=True):
+                    lane.give(crop(slots[item.slot], item.crop).reshape(item.shape), out)
+            return list(outs)
+
+        return call
+
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        """A lane for one run; at its end all results are where they belong."""
+        lane = self._lanes.get()
+        try:
+            with torch.inference_mode(), _exactly, torch.cuda.stream(lane.stream):
+                yield lane
+                lane.finish()
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"the device of engine '{self.name}' has no memory left; free what others use of it, ask for "
+                "smaller units (parallel=, or less memory=), or use engine='torch'"
+            ) from error
+        finally:
+            try:
+                lane.drop()
+            finally:
+                self._lanes.put(lane)  # also where the device is lost: no thread may wait for it forever
+
+    def _load_libraries(self) -> None:
+        """Use what takes the host's memory when it is first used: it is counted with the process."""
+        with self._lane() as lane:
+            x, w = (lane.take(np.zeros((4, 4, 4, 4, 4), np.float32)) for _ in range(2))
+            y = torch.nn.functional.conv3d(x, w)
+            torch.ops.aten.convolution_backward(
+                y, x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1, [True, True, False]
+            )
+            lane.give(x.flatten(1) @ w.flatten(1).t(), np.empty((4, 4), np.float32))
+
+
+def _dying(program: Program) -> list[list[int]]:
+    """For each instruction the slots that nothing reads after it."""
+    last: dict[int, int] = {}
+    for index, item in enumerate(program.instructions):
+        for slot in (*(operand.slot for operand in item.operands), *item.outputs):
+            last[slot] = index
+    kept = {item.slot for item in program.outputs}
+    found: list[list[int]] = [[] for _ in program.instructions]
+    for slot, index in last.items():
+        if slot not in kept:
+            found[index].append(slot)
+    return found
+
+
+def _found(name: str) -> torch.device:
+    """The device of that name. Raises InputError if PyTorch sees none."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        built = "" if torch.version.cuda else ", and is built without CUDA"
+        raise InputError(
+            f"there is no device for engine 'torch:{name}': PyTorch {torch.__version__} sees {count} of its "
+            f"kind{built}; use engine='torch', or install a PyTorch for the device"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def make_engine(device: str, threads_per_kernel: int) -> TorchDeviceEngine:
+    """For ``get_engine``."""
+    if device != "cpu":  # cuBLAS reads it when it is first used: without it sums of products may differ
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return TorchDeviceEngine(device, threads_per_kernel)

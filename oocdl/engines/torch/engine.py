@@ -1,0 +1,306 @@
+"""The torch engine: instructions run one after another on PyTorch's CPU kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.torch.chain import ChainStep, crop
+from oocdl.engines.torch.conv.dispatch import pad
+from oocdl.engines.torch.in_place import overwritten, placed
+from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.layout import channels_last
+from oocdl.engines.torch.pointwise import BLOCKWISE
+from oocdl.engines.torch.record import Result
+from oocdl.engines.torch.scratch import work_bytes
+from oocdl.engines.torch.split_concat import in_parts
+from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
+from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.recompute import recomputed
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import (
+    DATA,
+    PAD_THEMSELVES,
+    aligned,
+    check_known,
+    empty_outputs,
+    fill_of,
+    pads_of,
+)
+from oocdl.graph.ir.program import Instruction, Operand, Program
+from oocdl.graph.ir.program_cost import Needs
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.transforms.channels_last import SPACED
+
+Prepare = Callable[[Tensor], Tensor]
+BLOCK_ELEMENTS = 1 << 18
+"""Of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
+a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % longer, 512 Ki 4 %)."""
+_BFLOAT16 = np.dtype("bfloat16")
+_thread = threading.local()
+
+
+class _Writable:
+    """An array as NumPy sees it, said to be writable.
+
+    PyTorch has no read-only tensors and warns of read-only arrays. No kernel writes
+    to an input, so the warning would be noise; switching it off is not thread-safe.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def to_torch(array: Array) -> Tensor:
+    """The same memory as a tensor; a copy where PyTorch cannot have it as it lies."""
+    array = aligned(array)
+    if any(stride < 0 for stride in array.strides):
+        array = np.array(array, order="C")
+    if not array.flags.writeable:
+        bits = np.dtype(f"i{array.itemsize}") if array.dtype == _BFLOAT16 else array.dtype
+        array = np.asarray(_Writable(array.view(bits))).view(array.dtype)
+    return shared(array)
+
+
+def shared(array: Array) -> Tensor:
+    """The same memory as a tensor, never a copy; the array is writable."""
+    if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def use_threads(count: int) -> None:
+    """Let kernels called from this thread use ``count`` threads."""
+    if getattr(_thread, "count", None) != count:
+        torch.set_num_threads(count)
+        _thread.count = count
+
+
+def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
+    """How slot becomes operand: crop, reshape, order, pad."""
+    operand = instruction.operands[index]
+    fill = fill_of(instruction, index)
+    pads = None if instruction.op in PAD_THEMSELVES else pads_of(operand)
+
+    def prepare(tensor: Tensor) -> Tensor:
+        tensor = crop(tensor, operand.crop)
+        if tensor.shape != operand.shape:
+            tensor = tensor.reshape(operand.shape)
+        if last:
+            tensor = channels_last(tensor)
+        return tensor if pads is None else pad(tensor, pads, fill)
+
+    return prepare
+
+
+class Step:
+    """One instruction, with all that can be decided before it runs."""
+
+    def __init__(self, instruction: Instruction, ordered: Collection[int], on_device: bool = False) -> None:
+        """``ordered``: slots that have their channels last."""
+        self.instruction = instruction
+        kernel = KERNELS[instruction.op]
+        self.kernel, self.landing = kernel.on_device if on_device else kernel.run, kernel.landing
+        self.slots = [operand.slot for operand in instruction.operands]
+        last = _operands_last(instruction, ordered)
+        self.prepare = [_preparation(instruction, i, last[i]) for i in range(len(instruction.operands))]
+        self.dtypes = [getattr(torch, dtype) for dtype in instruction.dtypes]
+        self.arrange = [_arrangement(instruction, i, ordered) for i in range(len(instruction.outputs))]
+
+    def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
+        item = self.instruction
+        args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
+        if item.outputs[0] in places:
+            assert self.landing is not None, "a result is to go where its kernel cannot make it"
+            place = places[item.outputs[0]]
+            (made,) = self.landing.run(args, item, channels_last(place.view(item.kernel_shapes[0])))
+            assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
+            slots[item.outputs[0]] = place
+            return
+        results = self.kernel(args, item)
+        for index, result in enumerate(results):
+            if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
+                raise ValueError(
+                    f"{item.op} gave {result.dtype} {tuple(result.shape)}, "
+                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
+                )
+            slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
+
+
+def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
+    """Which operands the kernel is given with their channels last."""
+    last = [o.slot in ordered and len(o.shape) in SPACED for o in instruction.operands]
+    if any(last) or any(slot in ordered for slot in instruction.outputs):
+        for index in DATA.get(instruction.op, ()):  # a kernel of both kinds would sort the other
+            last[index] = True
+    return last
+
+
+def _arrangement(instruction: Instruction, index: int, ordered: Collection[int]) -> Prepare:
+    """How a kernel's result is made to lie as its slot does."""
+    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPACED:
+        return channels_last
+    return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """A group of instructions, and what can go after it."""
+
+    step: Step | ChainStep
+    done: tuple[int, ...]
+    """Outputs of the program (by number) whose slots nothing reads after it."""
+    dying: tuple[int, ...]
+    """Slots that nothing reads after it."""
+
+
+def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
+    """Slots that lie in memory of their own, and that no other slot is a view of."""
+    own: set[int] = set(program.inputs)
+    seen: set[int] = {item.slot for item in program.outputs}
+    for group in groups:
+        fresh = isinstance(group, Chain) or KERNELS[group.op].result is Result.OWN
+        (own if fresh else seen).update(makes_of(group))
+        if not fresh:
+            seen.update(reads_of(group))
+    return frozenset(own - seen)
+
+
+def _stages(program: Program, elements: int) -> list[_Stage]:
+    """The program in the order it runs."""
+    turned = frozenset(slot for slot, _ in program.orders)
+    arranged = arrange(program, elements, BLOCKWISE)
+    groups, dtype_of = recomputed(arranged, program, is_loop)
+    last = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
+    for index, group in enumerate(groups):
+        last |= dict.fromkeys(reads_of(group), index)
+    final = {item.slot for item in program.outputs}
+    own = _overwritable(program, groups)
+    stages = []
+    for index, group in enumerate(groups):
+        ending = frozenset(slot for slot, at in last.items() if at == index)
+        if isinstance(group, Chain):
+            needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
+            spare = _spare(program, ending & own, group.last)
+            step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
+        else:
+            step = Step(group, turned)
+        done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
+        stages.append(_Stage(step, done, tuple(sorted(ending))))
+    return stages
+
+
+def _spare(program: Program, slots: frozenset[int], last: bool) -> Callable[[int], Sequence[int]]:
+    """For ``ChainStep``, of ``slots`` that end with it.
+
+    Inputs first: what the program has made then goes. But a result that has its place already wants
+    none of them, only that what it is made of lies there, too.
+    """
+    whole = {item.slot for item in program.outputs if item.crop is None}
+    turned = {slot for slot, _ in program.orders}
+    inputs = sorted(slot for slot in slots & set(program.inputs) if (slot in turned) == last)
+    made = sorted(slots - set(program.inputs))
+    return lambda slot: made if slot in whole else [*inputs, *made]
+
+
+def _seen(stage: _Stage) -> ChainStep | Instruction:
+    """A stage as others than this engine see it."""
+    return stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction
+
+
+def _put(tensor: Tensor, operand: Operand, out: Array) -> None:
+    """Put an output where it belongs."""
+    shared(out).copy_(crop(tensor, operand.crop).reshape(operand.shape))
+
+
+class TorchEngine:
+    """Runs programs with PyTorch on the CPU.
+
+    Chains of elementwise instructions run in blocks of ``block_elements``.
+    """
+
+    name = "torch"
+    device: Device | None = None
+    held_bytes = 0
+    operators = frozenset(KERNELS)
+    thin_slab_elements = THIN_SLAB_ELEMENTS
+
+    def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
+        self.threads_per_kernel = threads_per_kernel
+        self.block_elements = block_elements
+        self._cache = Cache()
+        self._needs: dict[str, Needs] = {}
+        self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    def needs(self, program: Program, rules: Rules) -> Needs:
+        """See ``Engine.needs``."""
+        if program.key not in self._needs:
+            program = in_parts(program)
+            stages = _stages(program, self.block_elements)
+            steps = [_seen(stage) for stage in stages]
+            ends = zip(steps, (stage.dying for stage in stages), strict=True)
+            work = work_bytes(program, ends, placed(program, steps), rules)
+            self._needs[program.key] = Needs(work, overwritten(program, steps))
+        return self._needs[program.key]
+
+    def compile(self, program: Program) -> Compiled:
+        """See ``Engine.compile``."""
+        return self._cache.get(program.key, lambda: self._make(program))
+
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        self._cache.clear()
+
+    def _make(self, program: Program) -> Compiled:
+        check_known(program, self.operators, self.name)
+        program = in_parts(program)
+        stages = _stages(program, self.block_elements)
+        steps = [_seen(stage) for stage in stages]
+        direct, own = placed(program, steps), overwritten(program, steps)
+        made = {slot for stage in stages for slot in stage.dying}
+        rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
+
+        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+            outs = empty_outputs(program) if outs is None else outs
+            for number in own:
+                if not np.asarray(arrays[number]).flags.writeable:
+                    raise ValueError(f"input {number} is written over, but may only be read")
+            use_threads(self.threads_per_kernel)
+            with torch.inference_mode():
+                slots = {
+                    slot: to_torch(np.asarray(array))
+                    for slot, array in zip(program.inputs, arrays, strict=True)
+                }
+                places = {slot: shared(outs[number]) for slot, number in direct.items()}
+
+                def put(numbers: Iterable[int]) -> None:
+                    for number in numbers:
+                        item = program.outputs[number]
+                        if direct.get(item.slot) != number:
+                            _put(slots[item.slot], item, outs[number])
+
+                for stage in stages:
+                    stage.step.run(slots, places)
+                    put(stage.done)
+                    for slot in stage.dying:
+                        slots.pop(slot, None)
+                put(rest)
+                return list(outs)
+
+        return call
+
+
+def make_engine(threads_per_kernel: int) -> TorchEngine:
+    """For ``get_engine``."""
+    return TorchEngine(threads_per_kernel)

@@ -1,0 +1,230 @@
+"""What PyTorch's kernels take of the heap beside operands and results, operator by operator.
+
+Each function here is the ``scratch`` of some records (``torch_record``). Plans reserve what it says: it is
+an upper bound, and a test measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.torch.conv.im2col import has_few_taps
+from oocdl.engines.torch.conv.one_by_one import is_point
+from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
+from oocdl.engines.torch.pooling import CHUNK, DEVICE_CHUNK
+from oocdl.graph.ir.graph import Node, Shape
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import DATA, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction, Program, padded_shape
+from oocdl.graph.ir.slabs import is_thin
+from oocdl.graph.transforms.channels_last import SPACED
+
+POOLED, UNPOOLED = 2, 6
+"""Times what is pooled at a time that the stages of a pooling take, and those of its gradient."""
+
+
+class Slots:
+    """What is known of the slots of a program at one of its instructions."""
+
+    def __init__(self, program: Program) -> None:
+        self.inputs = frozenset(program.inputs)
+        self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
+        self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
+        self.order_of = dict(program.orders)
+        self.ordered = frozenset(self.order_of)
+
+    def has_channels_last(self, item: Instruction) -> bool:
+        """Whether an instruction reads or makes something of space that has its channels last."""
+        seen = [operand for operand in item.operands if len(operand.shape) in SPACED]
+        return any(operand.slot in self.ordered for operand in seen) or item.outputs[0] in self.ordered
+
+    def dtype(self, item: Instruction) -> str:
+        """The dtype that an instruction computes in."""
+        return self.dtype_of[item.operands[0].slot] if item.operands else item.dtypes[0]
+
+
+Scratch = Callable[[Instruction, Slots, Rules], int]
+DeviceScratch = Callable[[Instruction, str, bool], int]
+"""(instruction, dtype of operand 0, whether the device is the host) -> bytes."""
+
+
+def nbytes(shape: Iterable[int], dtype: str) -> int:
+    """Bytes of an array."""
+    return prod(shape) * int(np.dtype(dtype).itemsize)
+
+
+def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
+    """What the operator's rule says, and copies of operands that are padded or parts of their slots."""
+    shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
+    node = Node("", item.op, (), (), item.attrs)
+    scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
+    copies = sum(
+        nbytes(shape, slots.dtype_of[operand.slot])
+        for operand, shape in zip(item.operands, shapes, strict=True)
+        if operand.pads is not None or operand.crop is not None
+    )
+    return nbytes([scratch], item.dtypes[0]) + copies
+
+
+def elementwise(item: Instruction, slots: Slots, rules: Rules) -> int:
+    """``by_rule``; a result with its channels last is made as planes, and then sorted."""
+    planes = nbytes(item.kernel_shapes[0], item.dtypes[0]) if item.outputs[0] in slots.ordered else 0
+    return by_rule(item, slots, rules) + planes
+
+
+def convolution(item: Instruction, slots: Slots, rules: Rules) -> int:
+    """``by_rule`` for planes; of data with its channels last oneDNN makes fewer copies."""
+    if not slots.has_channels_last(item):
+        return by_rule(item, slots, rules)
+    return _window_last(item, slots.dtype(item), slots)
+
+
+def pooling(item: Instruction, slots: Slots, rules: Rules) -> int:
+    """Padded copies, and the stages of what is pooled at a time."""
+    return _pool(item, slots.dtype(item), slots.has_channels_last(item))
+
+
+def no_more(item: Instruction, dtype: str, on_host: bool) -> int:
+    """On a device: nothing beyond the rule."""
+    return 0
+
+
+def device_pooling(item: Instruction, dtype: str, on_host: bool) -> int:
+    """On a device: the stages of what is pooled at a time."""
+    x = padded_shape(item.operands[0])
+    return UNPOOLED * nbytes([min(max(DEVICE_CHUNK, prod(x[2:])), prod(x))], dtype)
+
+
+def device_convolution(item: Instruction, dtype: str, on_host: bool) -> int:
+    """On a device: what all windows of a sample see, side by side, where no library convolves.
+
+    On the host that is so in thin slabs; elsewhere if the convolution is dilated, which cuDNN has no equal
+    bits for.
+    """
+    dilated = set(item.attrs.get("dilations") or (1,)) != {1}
+    if not (dilated or on_host):
+        return 0
+    x, other = (padded_shape(operand) for operand in item.operands)
+    result = item.kernel_shapes[0]
+    weights, spaces = (result, (x, other)) if item.op == "ConvWeightGrad" else (other, (x, result))
+    return nbytes(weights[1:], dtype) * max(prod(shape[2:]) for shape in spaces)
+
+
+def _has_gaps(item: Instruction, index: int, slots: Slots) -> bool:
+    """Whether an operand is a part of its slot whose places do not follow each other in memory."""
+    operand = item.operands[index]
+    if operand.crop is None:
+        return False
+    shape = slots.shape_of[operand.slot]
+    before = 1
+    for axis in slots.order_of.get(operand.slot) or range(len(shape)):
+        start, stop = operand.crop[axis]
+        if before > 1 and stop - start != shape[axis]:
+            return True
+        before *= stop - start
+    return False
+
+
+def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
+    """Whether operand 0 of a convolution is copied: padded by hand, or cut so that it has gaps."""
+    pads: Sequence[tuple[int, int]] = spatial_pads(item.operands[0])
+    dilations = item.attrs.get("dilations") or (1,) * len(pads)
+    if item.op == "ConvTranspose":
+        if set(strides) != {1}:
+            return len(weights) == 5
+        pads = flipped_pads(item, dilations)
+    else:
+        pads = evened(pads, item.operands[0].shape[2:], weights[2:], strides, dilations)
+    first, *others = [before != after for before, after in pads]
+    inside = any(before < 0 or after < 0 for before, after in pads[1:])
+    if any(others) or inside:
+        return True
+    rows = (item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0])[2]
+    return first and not rows_alone(item.operands[0].shape, weights[2], pads, strides, dilations, rows)
+
+
+def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
+    """Bytes of one operand with its padding."""
+    return nbytes(padded_shape(item.operands[index]), dtype)
+
+
+def _point_last(item: Instruction, dtype: str, strides: Sequence[int]) -> int:
+    """Copies that a convolution of one tap makes of what it sees and makes (``torch_points``)."""
+    x, shape = item.operands[0], item.kernel_shapes[0]
+    if item.op == "ConvTranspose":
+        whole = set(strides) == {1} and shape[2:] == x.shape[2:]
+        return 0 if whole else nbytes((*shape[:2], *x.shape[2:]), dtype) + _data_bytes(item, 0, dtype)
+    if set(strides) == {1}:
+        return 0
+    space = item.operands[1].shape[2:] if item.op == "ConvWeightGrad" else shape[2:]
+    return nbytes((*x.shape[:2], *space), dtype)
+
+
+def _window_last(item: Instruction, dtype: str, slots: Slots) -> int:
+    """Scratch of a convolution whose data has its channels last."""
+    x = item.operands[0]
+    result = nbytes(item.kernel_shapes[0], item.dtypes[0])
+    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
+    ordered = slots.ordered
+    # In the order of the data, in oneDNN's blocks of 16, and turned round.
+    scratch = 4 * nbytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
+    point = is_point(weights, () if item.op == "ConvTranspose" else spatial_pads(x))
+    for index in DATA[item.op]:
+        alone = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
+        if not alone and (item.operands[index].slot not in ordered or _has_gaps(item, index, slots)):
+            scratch += nbytes(item.operands[index].shape, dtype)  # sorted first
+    few = has_few_taps(weights, strides) and dtype != "bfloat16"
+    if point:
+        scratch += _point_last(item, dtype, strides)
+    else:
+        scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides, weights) else 0
+    if item.op == "ConvWeightGrad":
+        if pads_of(item.operands[1]) is not None:
+            scratch += _data_bytes(item, 1, dtype)
+        if dtype == "bfloat16":  # both are sorted into blocks of 16 channels
+            for operand in item.operands:
+                batch, channels, *space = padded_shape(operand)
+                scratch += nbytes((batch, -(-channels // 16) * 16, *space), dtype)
+        if dtype == "float32" and is_thin(x.shape) and prod(weights[2:]) > 1 and not few:
+            # One plane at most is copied (``torch_taps``); there are as many as the third axis has.
+            planes = [padded_shape(operand)[2] for operand in item.operands]
+            scratch += sum(2 * _data_bytes(item, i, dtype) // max(n, 1) for i, n in enumerate(planes))
+    elif set(strides) == {1}:
+        scratch += result // 8 + (0 if item.outputs[0] in ordered else result)
+    else:
+        scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
+    return scratch + (_plane(item, dtype) if few else 0)
+
+
+def _plane(item: Instruction, dtype: str) -> int:
+    """Columns of one plane (``torch_columns``), twice: a product may want them turned."""
+    seen = padded_shape(item.operands[0])
+    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    return 2 * nbytes((seen[1], *weights[2:], *seen[3:]), dtype)
+
+
+def _pool(item: Instruction, dtype: str, last: bool) -> int:
+    """Scratch of a pooling or its gradient: padded copies, and of what is taken at a time its stages."""
+    x = padded_shape(item.operands[0])
+    copies = sum(
+        _data_bytes(item, index, dtype)
+        for index, operand in enumerate(item.operands)
+        if operand.pads is not None or (operand.crop is not None and not last)
+    )
+    if item.op == "MaxPoolGrad" and pads_of(item.operands[0]) is not None:
+        copies += nbytes(x, dtype)
+    stages = POOLED if item.op == "MaxPool" else UNPOOLED
+    return copies + stages * nbytes([min(_portion(item, x, last), prod(x))], dtype)
+
+
+def _portion(item: Instruction, x: Shape, last: bool) -> int:
+    """Elements that are pooled at a time (``torch_pool``): a chunk, or as much as has to be seen at once."""
+    if not last:
+        return max(CHUNK, prod(x[2:]))
+    stride = int((item.attrs.get("strides") or (1,))[0])
+    span = (int(item.attrs["kernel_shape"][0]) - 1) * int((item.attrs.get("dilations") or (1,))[0]) + 1
+    return prod(x[1:]) if span > stride else max(CHUNK, stride * x[1] * prod(x[3:]))

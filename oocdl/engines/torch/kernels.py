@@ -1,0 +1,178 @@
+"""The table of PyTorch kernels, a record each: operands and an instruction to results, on ONNX axes.
+
+Operands come cropped, reshaped and padded; only operators in ``PAD_THEMSELVES``
+get theirs unpadded. Convolutions and pooling are in ``torch_windows``, elementwise operators
+and reductions in ``torch_into``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from oocdl.engines.torch import kernel_scratch, pointwise
+from oocdl.engines.torch import landing as torch_landing
+from oocdl.engines.torch.conv import dispatch as windows
+from oocdl.engines.torch.conv.dispatch import pad
+from oocdl.engines.torch.linear import einsum, resample
+from oocdl.engines.torch.pooling import DEVICE_CHUNK
+from oocdl.engines.torch.record import Kernel, Landing, Result, Run
+from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.program import Instruction
+
+aten = torch.ops.aten
+
+
+def _same(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0]]
+
+
+def _transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0].permute(tuple(instruction.attrs["perm"]))]
+
+
+def _reshape(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0].reshape(instruction.kernel_shapes[0])]
+
+
+def _expand(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0].expand(instruction.kernel_shapes[0])]
+
+
+def _concat(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    axis = concat_axis(instruction)
+    pieces = []
+    for index in concat_pieces(instruction):
+        pads = instruction.operands[index].pads
+        if pads is not None:
+            other = tuple((0, 0) if i == axis else pair for i, pair in enumerate(pads))
+            pieces.append(pad(args[index], other, instruction.fill))
+        else:
+            pieces.append(args[index])
+    return [pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)]
+
+
+def _slice(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    # The operand holds just what is wanted, from the first element to the last.
+    step = int(instruction.attrs.get("step", 1))
+    axis = int(instruction.attrs["axis"]) % args[0].dim()
+    index = [slice(None)] * args[0].dim()
+    index[axis] = slice(None, None, step)
+    return [args[0][tuple(index)]]
+
+
+def _gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    table, ids = args
+    flat = _wrap(ids, table.shape[0])
+    return [table.index_select(0, flat).reshape(instruction.kernel_shapes[0])]
+
+
+def _gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    ids, dy = args
+    shape = instruction.kernel_shapes[0]
+    rows = dy.reshape(ids.numel(), math.prod(shape[1:]))
+    grad: Tensor = aten.embedding_dense_backward(rows, _wrap(ids, shape[0]), shape[0], -1, False)
+    return [grad.reshape(shape)]
+
+
+def _gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """By the kernel that PyTorch promises to be deterministic on any device, where it is asked to be."""
+    ids, dy = args
+    shape = instruction.kernel_shapes[0]
+    rows = dy.reshape(ids.numel(), *shape[1:])
+    return [dy.new_zeros(shape).index_add_(0, _wrap(ids, shape[0]), rows)]
+
+
+def _wrap(ids: Tensor, extent: int) -> Tensor:
+    """Flat indices; negative ones count from the end, others out of range are an error."""
+    flat = ids.reshape(-1)
+    flat = torch.where(flat < 0, flat + extent, flat)
+    # embedding_dense_backward does not check, and would write outside of its result.
+    if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= extent):
+        raise IndexError(f"an index is outside of a table of {extent} rows")
+    return flat
+
+
+def _plain(run: Run, result: Result) -> Kernel:
+    """A kernel that is the same everywhere, and takes what its operator's rule says."""
+    return Kernel(
+        run=run,
+        on_device=run,
+        result=result,
+        planes=False,
+        scratch=kernel_scratch.by_rule,
+        device_scratch=kernel_scratch.no_more,
+        blocks=None,
+        landing=None,
+    )
+
+
+def _convolution(run: Run, on_device: Run, *, planes: bool, landing: Landing | None) -> Kernel:
+    return Kernel(
+        run=run,
+        on_device=on_device,
+        result=Result.OWN,
+        planes=planes,
+        scratch=kernel_scratch.convolution,
+        device_scratch=kernel_scratch.device_convolution,
+        blocks=None,
+        landing=landing,
+    )
+
+
+def _pooling(run: Run, on_device: Run, landing: Landing | None) -> Kernel:
+    return Kernel(
+        run=run,
+        on_device=on_device,
+        result=Result.OWN,
+        planes=True,
+        scratch=kernel_scratch.pooling,
+        device_scratch=kernel_scratch.device_pooling,
+        blocks=None,
+        landing=landing,
+    )
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **pointwise.KERNELS,
+    "Identity": _plain(_same, Result.VIEW),
+    "Transpose": _plain(_transpose, Result.VIEW),
+    "Reshape": _plain(_reshape, Result.EITHER),
+    "Expand": _plain(_expand, Result.VIEW),
+    "Concat": _plain(_concat, Result.EITHER),
+    "Slice": _plain(_slice, Result.VIEW),
+    "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
+    "Gather": _plain(_gather, Result.EITHER),
+    "GatherGrad": replace(_plain(_gather_grad, Result.EITHER), on_device=_gather_grad_in_order),
+    "Einsum": _plain(einsum, Result.EITHER),
+    "Resample": _plain(resample, Result.EITHER),
+    "Conv": _convolution(
+        windows.conv,
+        partial(windows.conv, tuned=False),
+        planes=True,
+        landing=Landing(windows.conv, torch_landing.convolution),
+    ),
+    "ConvTranspose": _convolution(
+        windows.conv_transpose,
+        partial(windows.conv_transpose, tuned=False),
+        planes=True,
+        landing=Landing(windows.conv_transpose, torch_landing.convolution),
+    ),
+    "ConvWeightGrad": _convolution(
+        windows.conv_weight_grad,
+        partial(windows.conv_weight_grad, tuned=False),
+        planes=False,  # of weights one copy is enough
+        landing=None,
+    ),
+    "MaxPool": _pooling(windows.pool, partial(windows.pool, chunk=DEVICE_CHUNK), None),
+    "MaxPoolGrad": _pooling(
+        windows.pool_grad,
+        partial(windows.pool_grad, chunk=DEVICE_CHUNK),
+        Landing(windows.pool_grad, torch_landing.pooling),
+    ),
+}

@@ -1,0 +1,67 @@
+"""Which instructions' results PyTorch's kernels make where they are told to, and no copy of them first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from oocdl.engines.torch.conv.im2col import has_few_taps
+from oocdl.engines.torch.conv.one_by_one import FULL, has_onednn, is_point
+from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
+from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
+from oocdl.graph.ir.program import Instruction, padded_shape
+from oocdl.graph.transforms.channels_last import SPACED
+
+ONEDNN = frozenset({"float32", "bfloat16"})
+"""Precisions of its convolutions."""
+
+
+def pooling(item: Instruction) -> bool:
+    """Whether the gradient of a pooling is wanted whole."""
+    made = item.kernel_shapes[0]
+    whole = made == padded_shape(item.operands[0]) and not any(crop_of(item))
+    return whole and len(made) in SPACED and made[1] > 1
+
+
+def convolution(item: Instruction) -> bool:
+    """Whether oneDNN makes all of the result of a convolution, or a transposed one, at once."""
+    made, (data, weights) = item.kernel_shapes[0], item.operands
+    outside = data.pads is not None and any(map(any, data.pads[:2]))
+    if (
+        item.dtypes[0] not in ONEDNN
+        or not has_onednn()
+        or len(made) not in SPACED
+        or pads_of(weights) is not None
+    ):
+        return False
+    if item.fill or outside or any(crop_of(item)[:2]) or 0 in (*data.shape, *made):
+        return False
+    shape = weights.shape if item.op == "Conv" else (weights.shape[1], weights.shape[0], *weights.shape[2:])
+    return shape[0] == made[1] and _slides(item, shape)
+
+
+def _slides(item: Instruction, weights: Sequence[int]) -> bool:
+    """Whether it is a convolution with ``weights[d, c, ..]`` that need not make more than is wanted."""
+    data, rank = item.operands[0], len(weights) - 2
+    strides = tuple(item.attrs.get("strides") or (1,) * rank)
+    dilations = tuple(item.attrs.get("dilations") or (1,) * rank)
+    pads: Sequence[tuple[int, int]] = spatial_pads(data)
+    if item.op == "ConvTranspose":
+        if set(strides) != {1}:
+            return False
+        pads = flipped_pads(item, dilations)
+        if prod(weights[2:]) == 1:
+            return not any(map(any, pads)) and min(weights[:2]) >= FULL
+    elif is_point(weights, pads):
+        return min(weights[:2]) >= FULL
+    elif has_few_taps(weights, strides) and weights[0] >= FULL and item.dtypes[0] != "bfloat16":
+        return False
+    seen = [extent + min(b, 0) + min(a, 0) for extent, (b, a) in zip(data.shape[2:], pads, strict=True)]
+    outside = [(max(b, 0), max(a, 0)) for b, a in pads]
+    if min(seen) <= 0:
+        return False
+    even = evened(outside, seen, weights[2:], strides, dilations)
+    if even[0][0] == even[0][1]:
+        return True
+    shape, rows = (*data.shape[:2], *seen), item.kernel_shapes[0][2]
+    return rows_alone(shape, weights[2], even, strides, dilations, rows) > 0

@@ -1,0 +1,134 @@
+"""What a program takes of the heap with PyTorch, beside its inputs and the arrays its results go to.
+
+The same walk over stages that runs it: what chains make takes blocks, what lies in the memory of
+another takes nothing, and of a convolution whose operands have their channels last oneDNN makes no
+copies. The plan reserves this much for each program, so it is an upper bound; a test measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import prod
+
+import numpy as np
+
+from oocdl.engines.torch.chain import ChainStep
+from oocdl.engines.torch.kernel_scratch import Slots, nbytes
+from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.pointwise import BLOCKWISE
+from oocdl.engines.torch.record import Result
+from oocdl.fusion.executor import ROW
+from oocdl.fusion.loop_nest import Fused
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction, Program
+from oocdl.graph.ir.program_cost import HOLES
+
+
+class _Heap(Slots):
+    """What is alive, by the slot it was made for; slots that are views of another count with it."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.owner: dict[int, int] = {}
+        self.users: dict[int, int] = {}
+        self.size: dict[int, int] = {}
+        self.live = self.peak = 0
+
+    def add(self, slot: int, nbytes: int) -> None:
+        """New memory for a slot."""
+        self.owner[slot] = slot
+        self.users[slot], self.size[slot] = 1, nbytes
+        self.live += nbytes
+
+    def share(self, slot: int, other: int) -> None:
+        """A slot in the memory of another, which may be that of an input."""
+        if other in self.owner:
+            self.owner[slot] = self.owner[other]
+            self.users[self.owner[other]] += 1
+
+    def drop(self, slot: int) -> None:
+        """Nothing reads a slot any more."""
+        owner = self.owner.pop(slot, None)
+        if owner is not None:
+            self.users[owner] -= 1
+            if not self.users[owner]:
+                self.live -= self.size[owner]
+
+    def need(self, nbytes: int) -> None:
+        """So much beside what is alive, for a moment."""
+        self.peak = max(self.peak, self.live + nbytes)
+
+
+def _blocks_bytes(step: ChainStep) -> int:
+    """What a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
+    plan = step.plan
+    if isinstance(plan, Fused):
+        return plan.work_bytes
+    block = prod(step.chain.block)
+    width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
+    blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
+    temporaries = max(BLOCKWISE[item.op].temporaries for item in step.chain.members)
+    blocks += temporaries * block * int(width)
+    if step.chain.last:
+        blocks += ROW * int(width) * len(step.columns)
+    for item in step.chain.members:
+        if item.outputs in plan.parts:
+            count = prod(len(step.blocks.sizes[axis]) for axis in plan.parts[item.outputs])
+            for shape, dtype in zip(item.kernel_shapes, item.dtypes, strict=True):
+                # Parts in the precision of the result, and put together in float64.
+                blocks += count * (nbytes(shape, dtype) + 4 * nbytes(shape, "float64"))
+    return blocks
+
+
+def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
+    """Whole memory for what is read after it, blocks for what stays inside."""
+    for item in step.chain.members:
+        heap.shape_of.update(zip(item.outputs, item.shapes, strict=True))
+        for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
+            heap.dtype_of[slot] = dtype
+            if slot in step.summed:
+                heap.add(slot, nbytes(shape, dtype))
+            if slot not in step.full or slot in direct:
+                continue
+            old = step.reuse.get(slot)
+            # A part of a larger result has gaps if there are several samples, and is not taken over.
+            if old is not None and (shape[0] == 1 or old in heap.inputs):
+                heap.share(slot, old)
+            else:
+                heap.add(slot, nbytes(shape, dtype))
+    heap.need(_blocks_bytes(step))
+
+
+def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: Rules) -> None:
+    kernel = KERNELS[item.op]
+    scratch = kernel.scratch(item, heap, rules)
+    for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
+        heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
+        if kernel.result is Result.VIEW and pads_of(item.operands[0]) is None:
+            heap.share(slot, item.operands[0].slot)
+        elif slot not in direct:
+            heap.add(slot, nbytes(shape, dtype))
+    heap.need(scratch)
+
+
+def work_bytes(
+    program: Program,
+    stages: Iterable[tuple[ChainStep | Instruction, Collection[int]]],
+    direct: Collection[int],
+    rules: Rules,
+) -> int:
+    """Upper bound of the heap that a run of ``program`` takes.
+
+    ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
+    ``direct``: slots that are made where the program's results belong.
+    """
+    heap = _Heap(program)
+    for step, dying in stages:
+        if isinstance(step, ChainStep):
+            _run_chain(heap, step, direct)
+        else:
+            _run_alone(heap, step, direct, rules)
+        for slot in dying:
+            heap.drop(slot)
+    return heap.peak * HOLES // 4
