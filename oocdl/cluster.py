@@ -22,19 +22,19 @@ from dask.sizeof import sizeof
 from distributed import Future, Worker, WorkerPlugin, wait
 
 from oocdl import execute, weights
-from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.index import Region, region_shape, whole
-from oocdl.graph.placement import Placed, largest_crossing, place
-from oocdl.graph.plan import StepPlan
-from oocdl.graph.step import CombineCall, Key, PickCall, StepGraph
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import check_budget
-from oocdl.passes import StepInfo
-from oocdl.planning import machine_for
+from oocdl.planning.budget import machine_for
+from oocdl.planning.compiler import Compiled
+from oocdl.planning.passes import StepInfo
+from oocdl.planning.placement import Placed, largest_crossing, place
+from oocdl.planning.step_plan import StepPlan
+from oocdl.planning.task_graph import CombineCall, Key, PickCall, StepGraph
 from oocdl.session import Held, Moved, scalar_outputs
 from oocdl.sources import Feed, Kept, Sources, own_regions
 from oocdl.storage.cache.chunk import Chunk, home

@@ -16,11 +16,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from oocdl.calibrate import cache_path, measured_again, rates_for
 from oocdl.engines.engine import resolve
 from oocdl.graph.onnx.reader import inspect_onnx, supported
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
+from oocdl.planning.calibrate import cache_path, measured_again, rates_for
 from oocdl.progress import counted, duration
 from oocdl.run import Run
 from oocdl.storage.dataset.dataset import open_dataset

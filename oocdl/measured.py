@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oocdl.timeline import layer_of
+from oocdl.planning.timeline import layer_of
 
 
 @dataclass

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oocdl.errors import InputError
+from oocdl.planning.timeline import Moment, Ran, Simulated, layer_of
 from oocdl.storage.files import reporting
-from oocdl.timeline import Moment, Ran, Simulated, layer_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

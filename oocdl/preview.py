@@ -11,21 +11,21 @@ from dask.delayed import Delayed
 from rich.table import Table
 from rich.text import Text
 
-from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.ops.nominal import NOMINAL
-from oocdl.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.picture import Scene, draw
-from oocdl.planning import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
+from oocdl.planning.budget import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
+from oocdl.planning.compiler import Compiled
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
+from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.timeline import Simulated, layer_of
 from oocdl.printer.show import What, pass_text
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
-from oocdl.timeline import Simulated, layer_of
 
 BLOCK_BYTES = 4096
 """What file systems round the size of a file up to; a folder takes one, too."""

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.measured import Measured, PassSums, Spent
+from oocdl.planning.timeline import Simulated, combines, layer_of
 from oocdl.storage.files import write_text
-from oocdl.timeline import Simulated, combines, layer_of
 
 FILE = "report.json"
 WIDTH = 110

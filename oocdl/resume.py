@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oocdl.bind import Binding
 from oocdl.config import Settings, differences, plain
 from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
+from oocdl.planning.binding import Binding
 from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import sync_path, write_text
 from oocdl.storage.run.run_store import RunStore

@@ -12,8 +12,6 @@ import numpy as np
 import zarr
 
 from oocdl import weights
-from oocdl.bind import Binding, bind
-from oocdl.compile import Compiled, draft_pass
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError
@@ -24,9 +22,11 @@ from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.ops import RULES
-from oocdl.passes import StepInfo
-from oocdl.planning import Machine, check_device, machine_for
-from oocdl.recipe import Part, Request
+from oocdl.planning.binding import Binding, bind
+from oocdl.planning.budget import Machine, check_device, machine_for
+from oocdl.planning.compiler import Compiled, draft_pass
+from oocdl.planning.passes import StepInfo
+from oocdl.planning.recipe import Part, Request
 from oocdl.report import Report, read_report
 from oocdl.session import Session
 from oocdl.sources import own_regions

@@ -20,15 +20,15 @@ from dask._task_spec import List, Task, TaskRef
 from dask.delayed import Delayed
 
 from oocdl import execute, weights
-from oocdl.compile import Compiled
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
-from oocdl.graph.step import Key
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
-from oocdl.passes import StepInfo
-from oocdl.planning import Machine, gives_up
+from oocdl.planning.budget import Machine, gives_up
+from oocdl.planning.compiler import Compiled
+from oocdl.planning.passes import StepInfo
+from oocdl.planning.task_graph import Key
 from oocdl.schedule import get
 from oocdl.sources import Feed, Kept, Reader, Sources
 from oocdl.storage.cache.chunk import Chunk

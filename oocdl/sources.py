@@ -20,8 +20,8 @@ import numpy as np
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
-from oocdl.passes import StepInfo
-from oocdl.planning import BLOCK_BYTES, KEPT_BYTES
+from oocdl.planning.budget import BLOCK_BYTES, KEPT_BYTES
+from oocdl.planning.passes import StepInfo
 
 _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""

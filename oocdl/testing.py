@@ -19,18 +19,18 @@ from dask._task_spec import DataNode
 
 from oocdl import execute
 from oocdl.engines.engine import get_engine
-from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.verify import verify, verify_factored
-from oocdl.graph.plan import StepPlan, plan_step
-from oocdl.graph.step import expand_step, versioned_pieces
 from oocdl.graph.transforms import channels_last as layout
 from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.host.heap import Heap
-from oocdl.passes import StepInfo
+from oocdl.planning.passes import StepInfo
+from oocdl.planning.step_plan import StepPlan, plan_step
+from oocdl.planning.task_graph import expand_step, versioned_pieces
+from oocdl.planning.tile_search import Layering, Limits
 from oocdl.schedule import get
 from oocdl.sources import Feed, Sources, own_regions
 from oocdl.storage.cache.chunk import Chunk

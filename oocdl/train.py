@@ -18,7 +18,6 @@ import zarr
 
 from oocdl import resume as resuming
 from oocdl import weights
-from oocdl.bind import Binding, bind
 from oocdl.config import Settings, make_settings
 from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
@@ -26,11 +25,12 @@ from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, St
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
-from oocdl.graph.plan import frozen_cuts
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
-from oocdl.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
-from oocdl.planning import Machine, machine_for
+from oocdl.planning.binding import Binding, bind
+from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
+from oocdl.planning.step_plan import frozen_cuts
 from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.report import write_report

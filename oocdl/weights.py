@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from oocdl.compile import Compiled
 from oocdl.errors import NonFiniteError
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, whole
-from oocdl.graph.step import Key
 from oocdl.graph.transforms.factorize import Factors
+from oocdl.planning.compiler import Compiled
+from oocdl.planning.task_graph import Key
 from oocdl.sources import own_regions
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier

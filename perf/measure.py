@@ -111,7 +111,7 @@ def measure_rates(args: argparse.Namespace) -> None:
     if not args.toy:
         # In a process of its own: the engine shall not be loaded in the one that watches.
         code = (
-            "import sys; from pathlib import Path; from oocdl.calibrate import rates_for; "
+            "import sys; from pathlib import Path; from oocdl.planning.calibrate import rates_for; "
             "rates_for(sys.argv[1], Path(sys.argv[2]))"
         )
         with folder(args) as place:

@@ -22,8 +22,8 @@ from models import forward_bytes
 from table import markdown
 
 import oocdl
-from oocdl.graph.cost import made_bytes, read_bytes
 from oocdl.graph.ir.graph import Role
+from oocdl.planning.unit_cost import made_bytes, read_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oocdl import passes
+from oocdl.planning import passes
 
 
 @pytest.fixture(scope="module", autouse=True)

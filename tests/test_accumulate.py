@@ -22,8 +22,8 @@ from oocdl import schedule
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
-from oocdl.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
-from oocdl.planning import Machine, machine_for
+from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
 from tests import nets
 from tests.models import export
 

@@ -18,8 +18,8 @@ import pytest
 from oocdl.graph.ir import operands
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Scale, Streaming
-from oocdl.ops.nominal import NOMINAL
 from oocdl.ops.registry import RULES
+from oocdl.planning.nominal import NOMINAL
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "oocdl"

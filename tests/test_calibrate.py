@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oocdl import calibrate, cli
-from oocdl.calibrate import (
+from oocdl import cli
+from oocdl.engines.engine import get_engine
+from oocdl.errors import ResourceError
+from oocdl.ops import RULES
+from oocdl.planning import calibrate
+from oocdl.planning.calibrate import (
     cache_path,
     disk_rates,
     load_rates,
@@ -17,12 +21,9 @@ from oocdl.calibrate import (
     rates_for,
     store_rates,
 )
-from oocdl.engines.engine import get_engine
-from oocdl.errors import ResourceError
-from oocdl.graph.rates import LOW, Rates, program_seconds
-from oocdl.ops import RULES
-from oocdl.ops.nominal import NOMINAL
-from oocdl.probes import overhead
+from oocdl.planning.cost_model import LOW, Rates, program_seconds
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.probes import overhead
 
 ENGINES = ("torch", "onnxruntime")
 TINY = {"scale": 1e-4, "disk_bytes": 1 << 16}

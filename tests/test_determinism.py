@@ -17,7 +17,7 @@ import zarr
 import oocdl
 from oocdl import schedule
 from oocdl.host.limits import anonymous_bytes
-from oocdl.planning import machine_for
+from oocdl.planning.budget import machine_for
 from tests.models import ResNet, UNet3d, export
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -112,8 +112,12 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     reference = _reference(bench, engine)
     roomy = oocdl.plan(bench.model, bench.data, **_plan_options(engine))
     unit = roomy.compiled.plan.peak_unit_bytes
-    monkeypatch.setattr("oocdl.planning.TASK_BYTES", 0)  # of the process, of which nothing is counted here
-    monkeypatch.setattr("oocdl.planning.WORTH", 0.0)  # the same units, however fast smaller ones would be
+    monkeypatch.setattr(
+        "oocdl.planning.budget.TASK_BYTES", 0
+    )  # of the process, of which nothing is counted here
+    monkeypatch.setattr(
+        "oocdl.planning.budget.WORTH", 0.0
+    )  # the same units, however fast smaller ones would be
     monkeypatch.setattr("oocdl.train.machine_for", functools.partial(_small, 3 * unit))
     bits, run = bench.train(engine)
     assert differing(reference, bits) == []

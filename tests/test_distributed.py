@@ -17,10 +17,10 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.index import Region
-from oocdl.graph.placement import largest_crossing, place
-from oocdl.graph.step import Key, UnitCall
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
+from oocdl.planning.placement import largest_crossing, place
+from oocdl.planning.task_graph import Key, UnitCall
 from oocdl.zoo import write_unet3d
 from tests import nets
 

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from oocdl.bind import bind
 from oocdl.config import make_settings
 from oocdl.errors import InputError
-from oocdl.graph import lanes
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.passes import Course, compile_passes
-from oocdl.planning import Machine
+from oocdl.planning import partial_sums
+from oocdl.planning.binding import bind
+from oocdl.planning.budget import Machine
+from oocdl.planning.passes import Course, compile_passes
 from oocdl.preview import Plan
 from oocdl.printer.notation import key_text, name_text
 from oocdl.printer.show import What, pass_text
@@ -104,7 +104,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Plan]:
     """All networks' plans; at most two partial sums of a value are kept, so that units share them."""
     folder = tmp_path_factory.mktemp("golden")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "LANE_BYTES", 0)
+        patch.setattr(partial_sums, "LANE_BYTES", 0)
         return {name: make_plan(name, folder) for name in NETWORKS}
 
 

@@ -15,7 +15,7 @@ import oocdl
 from oocdl import picture
 from oocdl.errors import InputError, StoreError
 from oocdl.picture import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
-from oocdl.timeline import Moment, Ran, Simulated
+from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.zoo import write_unet3d
 from tests import nets
 

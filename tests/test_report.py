@@ -14,9 +14,9 @@ import oocdl
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.measured import Measured, Spent
-from oocdl.ops.nominal import NOMINAL
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report import WIDTH, computing_seconds, make_report, read_report
-from oocdl.timeline import Ran, Simulated
 from oocdl.zoo import write_unet3d
 from tests import nets
 
@@ -47,7 +47,7 @@ def run(job: tuple[Path, Path]) -> oocdl.Run:
 def test_the_plan_shows_seconds_and_the_budget(
     job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oocdl.planning.load_rates", lambda engine: None)
+    monkeypatch.setattr("oocdl.planning.budget.load_rates", lambda engine: None)
     plan = oocdl.plan(*job, **QUICK)
     text = str(plan)
     lines = text.splitlines()
@@ -76,7 +76,7 @@ def test_the_plan_shows_seconds_and_the_budget(
 
 
 def test_measured_rates_are_called_so(job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oocdl.planning.load_rates", lambda engine: replace(NOMINAL))
+    monkeypatch.setattr("oocdl.planning.budget.load_rates", lambda engine: replace(NOMINAL))
     summary = oocdl.plan(*job, **QUICK).summary()
     assert "measured on this machine" in summary and "nominal" not in summary
 

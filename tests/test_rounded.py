@@ -14,9 +14,9 @@ import zarr
 import oocdl
 from oocdl import schedule
 from oocdl.errors import InputError
-from oocdl.graph.rates import Rates
-from oocdl.ops.nominal import NOMINAL
-from oocdl.planning import Machine, machine_for
+from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.cost_model import Rates
+from oocdl.planning.nominal import NOMINAL
 from tests.models import UNet3d, export
 
 Job = tuple[Path, Path]
@@ -45,7 +45,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(settings: Any, dataset: Any) -> Machine:
         return replace(machine_for(settings, dataset), capacity_bytes=5 << 19)
 
-    monkeypatch.setattr("oocdl.planning.rates_of", rates)
+    monkeypatch.setattr("oocdl.planning.budget.rates_of", rates)
     monkeypatch.setattr("oocdl.train.machine_for", small)
 
 

@@ -11,8 +11,8 @@ import zarr
 
 import oocdl
 from oocdl.ops import RULES
-from oocdl.ops.nominal import NOMINAL
-from oocdl.simulate import simulate
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.simulate import simulate
 from tests.models import GPT, UNet3d, export
 
 

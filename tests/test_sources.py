@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from oocdl.passes import StepInfo
-from oocdl.planning import KEPT_BYTES
+from oocdl.planning.budget import KEPT_BYTES
+from oocdl.planning.passes import StepInfo
 from oocdl.sources import Kept, own_regions, uniform
 
 

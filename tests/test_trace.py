@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl import cli
 from oocdl.errors import InputError, StoreError
-from oocdl.graph.step import CombineCall, UnitCall
+from oocdl.planning.task_graph import CombineCall, UnitCall
 from oocdl.trace import COMBINE_PHASES, UNIT_PHASES
 from oocdl.zoo import write_unet3d
 from tests import nets
@@ -158,7 +158,7 @@ def test_the_spill_has_tracks_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     """In memory for two units most of a step is spilled. The process is counted as if it were small."""
     model = write_unet3d(tmp_path / "unet.onnx", base=8, depth=1, classes=2)
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 32))
-    monkeypatch.setattr("oocdl.planning.anonymous_bytes", lambda: 300 << 20)
+    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
     options = QUICK | {"threads": 1, "steps": 3, "parallel": {"space": (16,)}}
     roomy = oocdl.plan(model, data, **options)
     options["memory"] = roomy.machine.base_bytes + 2 * roomy.compiled.plan.peak_unit_bytes

@@ -19,7 +19,7 @@ from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
-from oocdl.planning import Machine, machine_for
+from oocdl.planning.budget import Machine, machine_for
 from oocdl.zoo import write_unet3d
 from tests import nets
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from oocdl.graph.ir.graph import Node
-from oocdl.graph.plan import LayerPlan
 from oocdl.graph.transforms.factorize import Factored
+from oocdl.planning.step_plan import LayerPlan
 from oocdl.printer.notation import (
     MOST_NUMBERS,
     aligned,

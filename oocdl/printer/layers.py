@@ -7,7 +7,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from oocdl.graph.ir.index import Region, region_shape, region_size
-from oocdl.graph.plan import LayerPlan, StepPlan
+from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.printer.notation import (
     INDENT,
     aligned,

@@ -17,8 +17,8 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.ir.program import Operand
-from oocdl.graph.lanes import Key
-from oocdl.graph.plan import LayerPlan
+from oocdl.planning.partial_sums import Key
+from oocdl.planning.step_plan import LayerPlan
 
 INDENT = "    "
 WIDEST = 48

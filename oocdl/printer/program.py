@@ -8,7 +8,7 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.partition.tiling import Unit
-from oocdl.graph.plan import LayerPlan
+from oocdl.planning.step_plan import LayerPlan
 from oocdl.printer.notation import (
     aligned,
     attributes_text,

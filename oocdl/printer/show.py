@@ -6,8 +6,8 @@ import difflib
 from typing import Literal, get_args
 
 from oocdl.errors import InputError
-from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.step import StepGraph
+from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.task_graph import StepGraph
 from oocdl.printer.graph import graph_lines, layer_graph_lines
 from oocdl.printer.layers import layer_lines
 from oocdl.printer.program import program_lines

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region
-from oocdl.graph.lanes import Key
 from oocdl.graph.partition.tiling import Unit
-from oocdl.graph.plan import LayerPlan, StepPlan
-from oocdl.graph.step import CombineCall, PickCall, StepGraph, UnitCall
+from oocdl.planning.partial_sums import Key
+from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.task_graph import CombineCall, PickCall, StepGraph, UnitCall
 from oocdl.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
 from oocdl.printer.program import programs_of
 

@@ -13,7 +13,7 @@ from oocdl.graph.ir.operands import empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Scale
 from oocdl.ops import RULES
-from oocdl.probes import heavy, probe_program, streams
+from oocdl.planning.probes import heavy, probe_program, streams
 
 SCALE = 1 / 16
 SLACK_BYTES = 1 << 16

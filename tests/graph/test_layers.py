@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from oocdl.errors import BudgetError
-from oocdl.graph.fitting import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.partition.cut_classes import find_classes
-from oocdl.graph.plan import StepPlan, frozen_cuts, plan_step, replan_step
 from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates
+from oocdl.planning.step_plan import StepPlan, frozen_cuts, plan_step, replan_step
+from oocdl.planning.tile_search import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
 from oocdl.zoo import write_unet3d
 from tests import models
 

@@ -12,12 +12,12 @@ import pytest
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Computing, Heavy, Points, Scale
-from oocdl.graph.rates import LOW, Rates, heavy_kind, interpolate, program_seconds
 from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
-from oocdl.ops.nominal import NOMINAL
 from oocdl.ops.pointwise import Row, elementwise
-from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, streams
+from oocdl.planning.cost_model import LOW, Rates, heavy_kind, interpolate, program_seconds
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.probes import heavy, in_bfloat16, overhead, probe_program, streams
 from tests.engines.programs import operand, single
 
 LARGE = Scale(thin_slab_elements=THIN_SLAB_ELEMENTS)

@@ -17,7 +17,7 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Probe:
-    """One operator on arrays of given shapes, to be measured (``oocdl.probes``)."""
+    """One operator on arrays of given shapes, to be measured (``oocdl.planning.probes``)."""
 
     op: str
     inputs: tuple[Given, ...]

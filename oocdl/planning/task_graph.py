@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oocdl.graph.cost import combine_buffer_bytes, unit_buffer_bytes
 from oocdl.graph.ir.array_layout import Order, footprint, itemsize
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region, intersect, is_empty, region_shape, region_size
 from oocdl.graph.ir.program import Operand, make_program
-from oocdl.graph.lanes import Key, Lanes
 from oocdl.graph.partition.tiling import Unit
-from oocdl.graph.plan import LayerPlan, StepPlan
 from oocdl.graph.transforms.factorize import Cell
+from oocdl.planning.partial_sums import Key, Lanes
+from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.unit_cost import combine_buffer_bytes, unit_buffer_bytes
 
 Piece = tuple[Region, Key]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import region_size
-from oocdl.graph.lanes import Key
-from oocdl.graph.step import CombineCall, UnitCall
+from oocdl.planning.partial_sums import Key
+from oocdl.planning.task_graph import CombineCall, UnitCall
 
 
 def made_of(call: UnitCall | CombineCall) -> list[tuple[Key, int, tuple[int, ...]]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,25 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from oocdl.calibrate import load_rates
-from oocdl.compile import Compiled, Draft, Frozen
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
-from oocdl.graph.fitting import Limits
-from oocdl.graph.plan import StepPlan
-from oocdl.graph.rates import Rates
-from oocdl.graph.step import StepGraph
 from oocdl.graph.transforms.bfloat16 import roundable
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES
-from oocdl.ops.nominal import NOMINAL
-from oocdl.simulate import simulate
+from oocdl.planning.calibrate import load_rates
+from oocdl.planning.compiler import Compiled, Draft, Frozen
+from oocdl.planning.cost_model import Rates
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.simulate import simulate
+from oocdl.planning.step_plan import StepPlan
+from oocdl.planning.task_graph import StepGraph
+from oocdl.planning.tile_search import Limits
+from oocdl.planning.timeline import Simulated
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
 from oocdl.storage.cache.memory_tier import IO_THREADS
 from oocdl.storage.dataset.dataset import Dataset
-from oocdl.timeline import Simulated
 
 OVERHEAD_BYTES = 72 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the

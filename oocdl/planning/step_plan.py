@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from oocdl.errors import BudgetError, InputError
-from oocdl.graph.cost import made_bytes, read_bytes
-from oocdl.graph.fitting import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.program_cost import Needs, program_flops
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter, Unit
 from oocdl.graph.transforms.factorize import Factored
+from oocdl.planning.tile_search import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
+from oocdl.planning.unit_cost import made_bytes, read_bytes
 
 LANE_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""

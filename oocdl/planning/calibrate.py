@@ -34,11 +34,11 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, Points, Scale
-from oocdl.graph.rates import FREE_BYTES_PER_SECOND, Rates, moved_bytes
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES
-from oocdl.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
+from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, Rates, moved_bytes
+from oocdl.planning.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
 from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.files import write_text

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from oocdl.graph.calls import made_of, parts_of
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.rates import Rates, program_seconds
-from oocdl.graph.step import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+from oocdl.planning.calls import made_of, parts_of
+from oocdl.planning.cost_model import Rates, program_seconds
+from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.storage.cache.eviction import Ledger
-from oocdl.timeline import Moment, Ran, Simulated
 
 TASK_SECONDS = 3e-4
 """Of Python and Dask, for each task."""

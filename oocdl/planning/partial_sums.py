@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.graph.plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.planning.step_plan import LANE_BYTES, LayerPlan, StepPlan
 
 Key = tuple[str, int]
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from oocdl.bind import Binding
 from oocdl.config import Settings
 from oocdl.engines.engine import resolve
 from oocdl.engines.registry import ranks_last
@@ -29,6 +28,7 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
+from oocdl.planning.binding import Binding
 
 
 class Part(Enum):

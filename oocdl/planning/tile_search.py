@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
-from oocdl.graph.cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program_cost import NeedsOf, most_needs, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
@@ -20,6 +19,7 @@ from oocdl.graph.partition.layers import group
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter, Unit
 from oocdl.graph.transforms.factorize import Factored
+from oocdl.planning.unit_cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
 
 THIN_SLAB = 4
 """A slab thinner than this reads as much halo as body: another axis is cut first."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oocdl.bind import Binding
-from oocdl.compile import Compiled, draft_pass, going_on
 from oocdl.config import Settings
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
-from oocdl.planning import Machine, compile_within
-from oocdl.recipe import Part, Request
+from oocdl.planning.binding import Binding
+from oocdl.planning.budget import Machine, compile_within
+from oocdl.planning.compiler import Compiled, draft_pass, going_on
+from oocdl.planning.recipe import Part, Request
 from oocdl.storage.dataset.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"

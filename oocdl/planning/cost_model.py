@@ -1,7 +1,7 @@
 """How fast a machine is, and the seconds that a program takes on it.
 
 Rates are those of one thread while every compute thread of the machine does the same:
-that is how units run. They are measured once (``oocdl.calibrate``) and kept as plain data.
+that is how units run. They are measured once (``oocdl.planning.calibrate``) and kept as plain data.
 
 An instruction takes the time of its arithmetic or of its bytes, whichever is longer, and
 a little overhead. Heavy operators have a table of rates by their kind and one size that

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from oocdl.engines.engine import get_engine
-from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.partition.storage_cut import Layer
-from oocdl.graph.plan import StepPlan, look_at_step, plan_step, replan_step
-from oocdl.graph.step import StepGraph, expand_step, versioned_pieces
 from oocdl.graph.transforms.bfloat16 import roundable, twin_of
-from oocdl.recipe import FACTORS, GRAPH, Network, Part, Request, apply, import_model
+from oocdl.planning.recipe import FACTORS, GRAPH, Network, Part, Request, apply, import_model
+from oocdl.planning.step_plan import StepPlan, look_at_step, plan_step, replan_step
+from oocdl.planning.task_graph import StepGraph, expand_step, versioned_pieces
+from oocdl.planning.tile_search import Layering, Limits
 
 Frozen = Mapping[str, Any]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from oocdl.graph.fitting import Layering, Limits
 from oocdl.graph.ir.graph import Graph, Role, Shape, Value
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale, Streaming
-from oocdl.graph.plan import plan_step
-from oocdl.graph.rates import LOW
 from oocdl.graph.transforms.bfloat16 import STORED
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
+from oocdl.planning.cost_model import LOW
+from oocdl.planning.step_plan import plan_step
+from oocdl.planning.tile_search import Layering, Limits
 
 BEHIND = "Neg"
 """The operator that is put behind others."""

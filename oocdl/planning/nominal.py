@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Computing, Points, Streaming
-from oocdl.graph.rates import LOW, Rates
 from oocdl.ops.registry import RULES
+from oocdl.planning.cost_model import LOW, Rates
 
 
 def _tables(rules: Rules) -> Iterator[tuple[str, Points]]:
@@ -40,5 +40,5 @@ NOMINAL = Rates(
     disk_write_bytes_per_second=3.6e9,
     thin_slab_elements=THIN_SLAB_ELEMENTS,
 )
-"""What ``oocdl.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
+"""What ``oocdl.planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
 virtual machine and its virtual disk, rounded to two digits. Rates of operators stand in their rules."""
