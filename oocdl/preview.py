@@ -24,7 +24,7 @@ from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.planning.timeline import Simulated, layer_of
 from oocdl.printer.show import What, pass_text
 from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
-from oocdl.session import Session, step_delayed
+from oocdl.runtime.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
 BLOCK_BYTES = 4096

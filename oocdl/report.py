@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.measured import Measured, PassSums, Spent
 from oocdl.planning.timeline import Simulated, combines, layer_of
+from oocdl.runtime.measured import Measured, PassSums, Spent
 from oocdl.storage.files import write_text
 
 FILE = "report.json"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl import weights
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError
@@ -28,8 +27,9 @@ from oocdl.planning.compiler import Compiled, draft_pass
 from oocdl.planning.passes import StepInfo
 from oocdl.planning.recipe import Part, Request
 from oocdl.report import Report, read_report
-from oocdl.session import Session
-from oocdl.sources import own_regions
+from oocdl.runtime import weight_io
+from oocdl.runtime.inputs import own_regions
+from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import TensorSpec
@@ -155,7 +155,7 @@ class Run:
                 output,
                 shape=(inference.binding.samples, *value.shape[1:]),
                 dtype=value.dtype,
-                chunks=(1, *weights.chunks_of(compiled, name, regions)[1:]),
+                chunks=(1, *weight_io.chunks_of(compiled, name, regions)[1:]),
                 config={"write_empty_chunks": True},
             )
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from dask._task_spec import DataNode
 
-from oocdl import execute
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape
@@ -31,8 +30,9 @@ from oocdl.planning.passes import StepInfo
 from oocdl.planning.step_plan import StepPlan, plan_step
 from oocdl.planning.task_graph import expand_step, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
-from oocdl.schedule import get
-from oocdl.sources import Feed, Sources, own_regions
+from oocdl.runtime import execute
+from oocdl.runtime.inputs import Feed, Sources, own_regions
+from oocdl.runtime.scheduler import get
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore

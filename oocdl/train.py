@@ -17,7 +17,6 @@ import numpy as np
 import zarr
 
 from oocdl import resume as resuming
-from oocdl import weights
 from oocdl.config import Settings, make_settings
 from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
@@ -35,12 +34,13 @@ from oocdl.preview import Plan
 from oocdl.progress import show_progress
 from oocdl.report import write_report
 from oocdl.run import Run
-from oocdl.session import Held, Moved, Session
-from oocdl.sources import own_regions
+from oocdl.runtime import weight_io
+from oocdl.runtime.inputs import own_regions
+from oocdl.runtime.session import Held, Moved, Session
+from oocdl.runtime.trace import StepTrace, checked_path
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
-from oocdl.trace import StepTrace, checked_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def _job(model: str | Path, dataset: Any, options: Mapping[str, Any], client: An
 
 def _cluster() -> Any:
     # distributed takes 16 MiB, which a run in one process can use better.
-    return importlib.import_module("oocdl.cluster")
+    return importlib.import_module("oocdl.runtime.cluster")
 
 
 def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
@@ -249,7 +249,7 @@ class Trainer:
         if done < total or manifest is None:
             with self._session() as session:
                 main = self.compiled[MAIN]
-                session.load(MAIN, self.store.read if manifest else weights.initial(main))
+                session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
                 if manifest is None:
                     self._commit(session, 0)
                 try:
@@ -354,7 +354,7 @@ class Trainer:
         for title, name in compiled.kept.items():
             value = factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
-            chunks = weights.chunks_of(compiled, name, regions)
+            chunks = weight_io.chunks_of(compiled, name, regions)
             with reporting(self.store.path / "kept"):
                 self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
 

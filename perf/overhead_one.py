@@ -20,13 +20,13 @@ from typing import Any
 import dask.threaded
 from one_run import cluster, train
 
-from oocdl import execute, session
 from oocdl.events import Event, RunStarted, StepDone
-from oocdl.schedule import get
+from oocdl.runtime import execute, session
+from oocdl.runtime.scheduler import get
 
 TASKS = ("run_unit", "run_combine", "pick")
 CLOCKS = {"_gather": "gather", "combine": "kernels", **dict.fromkeys(TASKS, "task")}
-"""Functions of ``oocdl.execute``, and as what their seconds count; a task's are those within it, too."""
+"""Functions of ``oocdl.runtime.execute``, and as what their seconds count; a task's are those within it, too."""
 
 
 class Clock:

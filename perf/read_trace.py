@@ -18,7 +18,7 @@ from typing import Any
 from table import markdown
 
 PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
-"""Of a unit, as ``oocdl.trace`` names them."""
+"""Of a unit, as ``oocdl.runtime.trace`` names them."""
 COMBINE = "read and combine"
 """Of a task that adds up what units have made."""
 COLORS = {

@@ -18,12 +18,12 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import oocdl
-from oocdl import schedule
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
 from oocdl.planning.budget import Machine, machine_for
 from oocdl.planning.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
+from oocdl.runtime import scheduler
 from tests import nets
 from tests.models import export
 
@@ -273,7 +273,7 @@ class Interrupting:
         self.calls += 1
         if self.calls == self.at:
             raise KeyboardInterrupt
-        return schedule.get(graph, keys, **options)
+        return scheduler.get(graph, keys, **options)
 
 
 @pytest.mark.parametrize("at", [4, 5, 6], ids=["first pass", "middle pass", "last pass"])

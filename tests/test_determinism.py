@@ -15,9 +15,9 @@ import torch
 import zarr
 
 import oocdl
-from oocdl import schedule
 from oocdl.host.limits import anonymous_bytes
 from oocdl.planning.budget import machine_for
+from oocdl.runtime import scheduler
 from tests.models import ResNet, UNet3d, export
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -84,7 +84,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @functools.cache
 def _reference(bench: Bench, engine: str) -> Bits:
-    return bench.train(engine, scheduler=functools.partial(schedule.get, workers=1))[0]
+    return bench.train(engine, scheduler=functools.partial(scheduler.get, workers=1))[0]
 
 
 def differing(bits: Bits, other: Bits) -> list[str]:
@@ -94,8 +94,8 @@ def differing(bits: Bits, other: Bits) -> list[str]:
 
 WAYS: dict[str, dict[str, Any]] = {
     "own get": {},  # three workers
-    "4 workers": {"scheduler": functools.partial(schedule.get, workers=4)},
-    "window of 1": {"scheduler": functools.partial(schedule.get, workers=4, window=1)},
+    "4 workers": {"scheduler": functools.partial(scheduler.get, workers=4)},
+    "window of 1": {"scheduler": functools.partial(scheduler.get, workers=4, window=1)},
     "dask.threaded": {"scheduler": functools.partial(dask.threaded.get, num_workers=4)},
 }
 

@@ -146,7 +146,7 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
 
 def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     def left() -> tuple[int, int]:
-        from oocdl import execute
+        from oocdl.runtime import execute
         from oocdl.storage.cache import memory_tier
 
         return len(execute._contexts), int(memory_tier.current() is not None)

@@ -12,11 +12,11 @@ import torch
 import zarr
 
 import oocdl
-from oocdl import schedule
 from oocdl.errors import InputError
 from oocdl.planning.budget import Machine, machine_for
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.nominal import NOMINAL
+from oocdl.runtime import scheduler
 from tests.models import UNet3d, export
 
 Job = tuple[Path, Path]
@@ -76,7 +76,10 @@ def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path
     runs = [
         fit(job, tmp_path / "a", spill_dtype="bfloat16"),
         fit(
-            job, tmp_path / "b", spill_dtype="bfloat16", scheduler=lambda *a, **k: schedule.get(*a, workers=1)
+            job,
+            tmp_path / "b",
+            spill_dtype="bfloat16",
+            scheduler=lambda *a, **k: scheduler.get(*a, workers=1),
         ),
     ]
     fit(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from dask._task_spec import Task, TaskRef
 
-from oocdl.schedule import get
+from oocdl.runtime.scheduler import get
 
 
 def test_results_by_key_and_by_nested_lists() -> None:

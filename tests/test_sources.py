@@ -9,7 +9,7 @@ import pytest
 
 from oocdl.planning.budget import KEPT_BYTES
 from oocdl.planning.passes import StepInfo
-from oocdl.sources import Kept, own_regions, uniform
+from oocdl.runtime.inputs import Kept, own_regions, uniform
 
 
 def test_random_numbers_do_not_depend_on_the_region() -> None:

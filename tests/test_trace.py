@@ -15,7 +15,7 @@ import oocdl
 from oocdl import cli
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.task_graph import CombineCall, UnitCall
-from oocdl.trace import COMBINE_PHASES, UNIT_PHASES
+from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
 from oocdl.zoo import write_unet3d
 from tests import nets
 

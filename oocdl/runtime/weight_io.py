@@ -14,7 +14,7 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, w
 from oocdl.graph.transforms.factorize import Factors
 from oocdl.planning.compiler import Compiled
 from oocdl.planning.task_graph import Key
-from oocdl.sources import own_regions
+from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.run.manifest import Kind, TensorSpec

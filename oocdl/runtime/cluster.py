@@ -21,7 +21,6 @@ from dask._task_spec import Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Future, Worker, WorkerPlugin, wait
 
-from oocdl import execute, weights
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
@@ -35,15 +34,16 @@ from oocdl.planning.passes import StepInfo
 from oocdl.planning.placement import Placed, largest_crossing, place
 from oocdl.planning.step_plan import StepPlan
 from oocdl.planning.task_graph import CombineCall, Key, PickCall, StepGraph
-from oocdl.session import Held, Moved, scalar_outputs
-from oocdl.sources import Feed, Kept, Sources, own_regions
+from oocdl.runtime import execute, weight_io
+from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions
+from oocdl.runtime.session import Held, Moved, scalar_outputs
+from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk, home
 from oocdl.storage.cache.memory_tier import Tier, use
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.storage.run.commit import Writer
 from oocdl.storage.run.run_store import RunStore
-from oocdl.trace import Recording
 
 TRAVELLING = 3
 """Times the largest chunk that travels: one arrives, and two at most are on their way to others."""
@@ -153,7 +153,7 @@ def _write(
     with execute.context_of(run_id).tier.reserve(0, [chunk]):
         array = chunk.array()[place].reshape(region_shape(box))
         if trained:
-            weights.check_finite(name, array)
+            weight_io.check_finite(name, array)
         written = writer.write(name, box, array)
         del array
     return written
@@ -199,9 +199,9 @@ class ClusterSession(Held[Future[Chunk]]):
         self.held.clear()
         self.client.unregister_worker_plugin(self.plugin.name)
 
-    def load(self, plan_id: str, read: weights.Read) -> None:
+    def load(self, plan_id: str, read: weight_io.Read) -> None:
         """Send weights and state to the workers, a piece at a time."""
-        for key, array, region in weights.pieces(self.compiled[plan_id], read):
+        for key, array, region in weight_io.pieces(self.compiled[plan_id], read):
             chunk = home().adopt(array, region, ())
             self.held[key] = self.client.scatter(chunk, hash=False)
 
@@ -219,7 +219,7 @@ class ClusterSession(Held[Future[Chunk]]):
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(list(made.values()))  # type: ignore[no-untyped-call]
         scalars = {key: self.client.gather(made[key]) for key in _scalar_keys(compiled)}
-        self.held = weights.after_step(compiled, made, self.held)
+        self.held = weight_io.after_step(compiled, made, self.held)
         return scalar_outputs(compiled, scalars)
 
     def _tasks(self, plan_id: str, info: StepInfo, placed: Placed, suffix: str) -> dict[Any, Any]:
@@ -246,14 +246,14 @@ class ClusterSession(Held[Future[Chunk]]):
         factored = compiled.plan.factored
         step = meta["step"]
         assert isinstance(step, int)
-        tensors = weights.specs(compiled)
+        tensors = weight_io.specs(compiled)
         writing = store.begin(step, tensors)
         writer = writing.writer()
         jobs: list[tuple[str, Future[Any]]] = []
         for spec in tensors:
             regions, trained = compiled.pieces[spec.name], spec.name in factored.graph.updates
             futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]
-            if weights.by_piece(spec, regions):
+            if weight_io.by_piece(spec, regions):
                 for future, region in zip(futures, regions, strict=True):
                     ((box, part),) = own_regions(factored.factors[spec.name], region)
                     job = self.client.submit(
@@ -263,9 +263,9 @@ class ClusterSession(Held[Future[Chunk]]):
                 continue
             full = np.empty(spec.shape, spec.dtype)
             for chunk, region in zip(self.client.gather(futures), regions, strict=True):
-                weights.fill(full, factored.factors[spec.name], region, chunk.copy())
+                weight_io.fill(full, factored.factors[spec.name], region, chunk.copy())
             if trained:
-                weights.check_finite(spec.name, full)
+                weight_io.check_finite(spec.name, full)
             writing.write(spec.name, whole(spec.shape), full)
         for name, job in jobs:
             writing.record(name, job.result())

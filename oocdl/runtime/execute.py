@@ -22,14 +22,14 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
-from oocdl.measured import Measured, Spent
 from oocdl.planning.passes import StepInfo
 from oocdl.planning.task_graph import CombineCall, PickCall, Read, StepGraph, UnitCall
 from oocdl.planning.timeline import layer_of
-from oocdl.sources import Sources
+from oocdl.runtime.inputs import Sources
+from oocdl.runtime.measured import Measured, Spent
+from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Reservation, Tier
-from oocdl.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 
 
 @dataclass(eq=False)

@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 from dask._task_spec import List, Task, TaskRef
 from dask.delayed import Delayed
 
-from oocdl import execute, weights
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
@@ -29,14 +28,15 @@ from oocdl.planning.budget import Machine, gives_up
 from oocdl.planning.compiler import Compiled
 from oocdl.planning.passes import StepInfo
 from oocdl.planning.task_graph import Key
-from oocdl.schedule import get
-from oocdl.sources import Feed, Kept, Reader, Sources
+from oocdl.runtime import execute, weight_io
+from oocdl.runtime.inputs import Feed, Kept, Reader, Sources
+from oocdl.runtime.scheduler import get
+from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier, current, use
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
-from oocdl.trace import Recording
 
 Deliver = Callable[[str, str, Region, Array, StepInfo], None]
 Scheduler = Callable[..., Any]
@@ -84,7 +84,7 @@ class Held(ABC, Generic[T]):
     def __exit__(self, *_: object) -> None: ...
 
     @abstractmethod
-    def load(self, plan_id: str, read: weights.Read) -> None:
+    def load(self, plan_id: str, read: weight_io.Read) -> None:
         """Weights and state, as ``read`` gives them."""
 
     @abstractmethod
@@ -161,9 +161,9 @@ class Session(Held[Chunk]):
             feeds[value] = Feed(reader, self.scale.get(array))
         return Sources(compiled.plan.factored, feeds, kept)
 
-    def load(self, plan_id: str, read: weights.Read) -> None:
+    def load(self, plan_id: str, read: weight_io.Read) -> None:
         """Take weights and state from ``read``."""
-        self.held = weights.load(self.compiled[plan_id], read, self.tier)
+        self.held = weight_io.load(self.compiled[plan_id], read, self.tier)
         trim()  # what was read from files went through the heap
 
     def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
@@ -187,12 +187,12 @@ class Session(Held[Chunk]):
         read, written = now.read_bytes - stats.read_bytes, now.written_bytes - stats.written_bytes
         self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
-        self.held = weights.after_step(compiled, made, self.held)
+        self.held = weight_io.after_step(compiled, made, self.held)
         return scalar_outputs(compiled, made)
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
         """Write all weights and state as a new version of the run."""
-        weights.commit(store, self.compiled[plan_id], self.held, self.tier, meta)
+        weight_io.commit(store, self.compiled[plan_id], self.held, self.tier, meta)
 
     def moved(self) -> Moved:
         """Totals since the session began."""
@@ -247,7 +247,7 @@ def step_delayed(
         assert loss is not None
         ((_, key),) = compiled.graph.pieces[compiled.plan.factored.stored(loss)]
         losses.append(names[key])
-        held = weights.after_step(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
+        held = weight_io.after_step(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
     value = ("loss", 0)
     references = [List(*(TaskRef(key) for key in keys)) for keys in (losses, held.values())]
     tasks[value] = Task(value, _finish, TaskRef(opened), *references)
@@ -262,7 +262,7 @@ def _load_piece(run_id: str, key: Key) -> Chunk:
     """A piece of the initial weights; the task of a Delayed's inputs."""
     session, _ = _alone[run_id]
     if not session.held:
-        session.load("main", weights.initial(session.compiled["main"]))
+        session.load("main", weight_io.initial(session.compiled["main"]))
     return session.held[key]
 
 
