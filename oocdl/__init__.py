@@ -5,7 +5,7 @@
 """
 
 from oocdl import errors, events, losses, optim
-from oocdl.preview import Plan
+from oocdl.report.plan_view import Plan
 from oocdl.run import Run
 from oocdl.train import fit, open, plan
 

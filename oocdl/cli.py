@@ -20,8 +20,8 @@ from oocdl.demo import run_demo
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.info import machine_tables, shape_text, size_text, tables_of
-from oocdl.printer.show import What
-from oocdl.progress import counted, show_progress
+from oocdl.report.printer.show import What
+from oocdl.report.progress import counted, show_progress
 from oocdl.train import fit as fit_run
 from oocdl.train import open as open_run
 from oocdl.train import plan as plan_run

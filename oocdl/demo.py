@@ -23,7 +23,7 @@ from oocdl.config import parse_bytes
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import Adam
 from oocdl.ops.schedules import Polynomial
-from oocdl.progress import show_progress
+from oocdl.report.progress import show_progress
 from oocdl.train import fit, plan
 from oocdl.zoo import write_unet3d
 

@@ -26,7 +26,7 @@ from oocdl.planning.budget import Machine, check_device, machine_for
 from oocdl.planning.compiler import Compiled, draft_pass
 from oocdl.planning.passes import StepInfo
 from oocdl.planning.recipe import Part, Request
-from oocdl.report import Report, read_report
+from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.session import Session

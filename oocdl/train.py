@@ -18,7 +18,6 @@ import zarr
 
 from oocdl import resume as resuming
 from oocdl.config import Settings, make_settings
-from oocdl.disk import check_commit, check_start
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
 from oocdl.graph.ir.graph import Array
@@ -30,9 +29,10 @@ from oocdl.planning.binding import Binding, bind
 from oocdl.planning.budget import Machine, machine_for
 from oocdl.planning.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
 from oocdl.planning.step_plan import frozen_cuts
-from oocdl.preview import Plan
-from oocdl.progress import show_progress
-from oocdl.report import write_report
+from oocdl.report.disk_check import check_commit, check_start
+from oocdl.report.plan_view import Plan
+from oocdl.report.progress import show_progress
+from oocdl.report.run_report import write_report
 from oocdl.run import Run
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl import cli, disk
+from oocdl import cli
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
+from oocdl.report import disk_check
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.spill_store import own_folders
@@ -132,7 +133,7 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
     def watch() -> None:
         stored = [tmp_path / "run" / "weights", tmp_path / "run" / "state"]
         for name, found in {"spill": own_folders(tmp_path / "run" / "spill"), "store": stored}.items():
-            most[name] = max(most[name], sum(disk._bytes_in(folder) for folder in found))
+            most[name] = max(most[name], sum(disk_check._bytes_in(folder) for folder in found))
 
     def watched(real: Callable[..., None]) -> Callable[..., None]:
         def write(*args: Any, **options: Any) -> None:
@@ -189,7 +190,9 @@ def test_each_file_system_is_checked_on_its_own(
     (tmp_path / "fast").mkdir()
     free = {"both": plan.disk_bytes - 1, "run": plan.store_bytes - 1, "spill": plan.spill_bytes - 1}[short]
     where = {"both": tmp_path, "run": run, "spill": spill}[short]
-    monkeypatch.setattr(disk, "free_bytes", lambda path: free if path.is_relative_to(where) else 1 << 60)
+    monkeypatch.setattr(
+        disk_check, "free_bytes", lambda path: free if path.is_relative_to(where) else 1 << 60
+    )
     if short != "both":  # two file systems
         real = os.stat
 
@@ -197,7 +200,7 @@ def test_each_file_system_is_checked_on_its_own(
             found = real(path, **options)
             return os.stat_result((*found[:2], found.st_dev + ("fast" in str(path)), *found[3:10]))
 
-        monkeypatch.setattr(disk.os, "stat", stat)
+        monkeypatch.setattr(disk_check.os, "stat", stat)
     with pytest.raises(ResourceError, match="not enough disk") as caught:
         oocdl.fit(*job, workdir=run, spill=spill, **tight)
     text = one_line(caught.value)
@@ -210,7 +213,7 @@ def test_a_resumed_run_needs_only_what_is_not_there_yet(
 ) -> None:
     options = {**OPTIONS, "steps": 2}
     plan = oocdl.fit(*job, workdir=tmp_path / "run", **options).plan
-    monkeypatch.setattr(disk, "free_bytes", lambda path: plan.store_bytes * 6 // 10)
+    monkeypatch.setattr(disk_check, "free_bytes", lambda path: plan.store_bytes * 6 // 10)
     with pytest.raises(ResourceError, match="weights and state"):
         oocdl.fit(*job, workdir=tmp_path / "other", **options)
     assert oocdl.fit(*job, workdir=tmp_path / "run", **{**options, "steps": 3}).steps == 3
@@ -307,7 +310,7 @@ def test_a_full_disk_at_a_commit(
     )
     with pytest.MonkeyPatch.context() as patch:
         if not seen:
-            patch.setattr(disk, "free_bytes", lambda path: 1 << 60)
+            patch.setattr(disk_check, "free_bytes", lambda path: 1 << 60)
         with pytest.raises(ResourceError, match="not enough disk" if seen else "no space left") as caught:
             oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
     one_line(caught.value)

@@ -20,9 +20,9 @@ from oocdl.planning import partial_sums
 from oocdl.planning.binding import bind
 from oocdl.planning.budget import Machine
 from oocdl.planning.passes import Course, compile_passes
-from oocdl.preview import Plan
-from oocdl.printer.notation import key_text, name_text
-from oocdl.printer.show import What, pass_text
+from oocdl.report.plan_view import Plan
+from oocdl.report.printer.notation import key_text, name_text
+from oocdl.report.printer.show import What, pass_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.zoo import write_unet3d
 from tests.nets import Array, write_data

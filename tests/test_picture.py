@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import oocdl
-from oocdl import picture
 from oocdl.errors import InputError, StoreError
-from oocdl.picture import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
 from oocdl.planning.timeline import Moment, Ran, Simulated
+from oocdl.report import figure as picture
+from oocdl.report.figure import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
 from oocdl.zoo import write_unet3d
 from tests import nets
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
-from oocdl.progress import Progress, clock_time, show_progress
+from oocdl.report.progress import Progress, clock_time, show_progress
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.timeline import Ran, Simulated
-from oocdl.report import WIDTH, computing_seconds, make_report, read_report
+from oocdl.report.run_report import WIDTH, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.zoo import write_unet3d
 from tests import nets

@@ -9,7 +9,7 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.partition.tiling import Unit
 from oocdl.planning.step_plan import LayerPlan
-from oocdl.printer.notation import (
+from oocdl.report.printer.notation import (
     aligned,
     attributes_text,
     counted,

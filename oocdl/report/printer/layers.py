@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from oocdl.graph.ir.index import Region, region_shape, region_size
 from oocdl.planning.step_plan import LayerPlan, StepPlan
-from oocdl.printer.notation import (
+from oocdl.report.printer.notation import (
     INDENT,
     aligned,
     counted,
@@ -18,7 +18,7 @@ from oocdl.printer.notation import (
     title_text,
     type_text,
 )
-from oocdl.printer.program import programs_of
+from oocdl.report.printer.program import programs_of
 
 WIDTH = 110
 

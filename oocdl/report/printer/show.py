@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from oocdl.errors import InputError
 from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.planning.task_graph import StepGraph
-from oocdl.printer.graph import graph_lines, layer_graph_lines
-from oocdl.printer.layers import layer_lines
-from oocdl.printer.program import program_lines
-from oocdl.printer.tasks import layer_task_lines, task_lines
+from oocdl.report.printer.graph import graph_lines, layer_graph_lines
+from oocdl.report.printer.layers import layer_lines
+from oocdl.report.printer.program import program_lines
+from oocdl.report.printer.tasks import layer_task_lines, task_lines
 
 What = Literal["graph", "layers", "program", "tasks"]
 """What can be shown."""

@@ -15,15 +15,15 @@ from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
-from oocdl.picture import Scene, draw
 from oocdl.planning.budget import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
 from oocdl.planning.compiler import Compiled
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.planning.timeline import Simulated, layer_of
-from oocdl.printer.show import What, pass_text
-from oocdl.report import Report, computing_seconds, make_report, table_of, text_of
+from oocdl.report.figure import Scene, draw
+from oocdl.report.printer.show import What, pass_text
+from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.runtime.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 

@@ -10,8 +10,8 @@ from oocdl.graph.partition.tiling import Unit
 from oocdl.planning.partial_sums import Key
 from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.planning.task_graph import CombineCall, PickCall, StepGraph, UnitCall
-from oocdl.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
-from oocdl.printer.program import programs_of
+from oocdl.report.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
+from oocdl.report.printer.program import programs_of
 
 Row = tuple[str, ...]
 

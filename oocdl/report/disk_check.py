@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.errors import ResourceError
-from oocdl.preview import Plan
+from oocdl.report.plan_view import Plan
 from oocdl.storage.cache.spill_store import own_folders, refuse_memory, remove_dead
 from oocdl.storage.files import existing, free_bytes
 
