@@ -6,8 +6,8 @@
 
 from oocdl import errors, events, losses, optim
 from oocdl.report.plan_view import Plan
-from oocdl.run import Run
-from oocdl.train import fit, open, plan
+from oocdl.training.run import Run
+from oocdl.training.trainer import fit, open, plan
 
 __version__ = "0.1.0"
 

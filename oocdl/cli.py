@@ -22,9 +22,9 @@ from oocdl.host.limits import default_budget_bytes
 from oocdl.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.report.printer.show import What
 from oocdl.report.progress import counted, show_progress
-from oocdl.train import fit as fit_run
-from oocdl.train import open as open_run
-from oocdl.train import plan as plan_run
+from oocdl.training.trainer import fit as fit_run
+from oocdl.training.trainer import open as open_run
+from oocdl.training.trainer import plan as plan_run
 
 INTERRUPTED = 130
 app = typer.Typer(

@@ -24,7 +24,7 @@ from oocdl.errors import InputError
 from oocdl.ops.optimizers import Adam
 from oocdl.ops.schedules import Polynomial
 from oocdl.report.progress import show_progress
-from oocdl.train import fit, plan
+from oocdl.training.trainer import fit, plan
 from oocdl.zoo import write_unet3d
 
 Array = npt.NDArray[Any]

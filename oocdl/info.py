@@ -22,9 +22,9 @@ from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, measured_again, rates_for
 from oocdl.report.progress import counted, duration
-from oocdl.run import Run
 from oocdl.storage.dataset.dataset import open_dataset
-from oocdl.train import open as open_run
+from oocdl.training.run import Run
+from oocdl.training.trainer import open as open_run
 
 
 def tables_of(what: str) -> list[Table]:

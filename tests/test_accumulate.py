@@ -195,7 +195,7 @@ def test_out_of_core(k: int, clip: float | None, tmp_path: Path, monkeypatch: py
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
     model = nets.write_mlp(tmp_path / "mlp.onnx", sizes)
     ours = OPTIMIZERS["adam"][0](clip_norm=clip)
-    monkeypatch.setattr("oocdl.train.machine_for", functools.partial(small, 120_000))
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(small, 120_000))
     options = {**EXACT, "threads": 1, "batch_size": 16, "optimizer": ours, "epochs": 2}
     run = oocdl.fit(model, data, accumulate=k, **options)
     calls = run.plan.kinds[RAGGED].graph.calls

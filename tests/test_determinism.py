@@ -118,7 +118,7 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     monkeypatch.setattr(
         "oocdl.planning.budget.WORTH", 0.0
     )  # the same units, however fast smaller ones would be
-    monkeypatch.setattr("oocdl.train.machine_for", functools.partial(_small, 3 * unit))
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(_small, 3 * unit))
     bits, run = bench.train(engine)
     assert differing(reference, bits) == []
     rows = run.history

@@ -17,8 +17,8 @@ from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, Stor
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine
-from oocdl.resume import plan_facts, read_plan, write_plan
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training.resume import plan_facts, read_plan, write_plan
 from tests import nets
 
 QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}

@@ -46,7 +46,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(machine_for(settings, dataset), capacity_bytes=5 << 19)
 
     monkeypatch.setattr("oocdl.planning.budget.rates_of", rates)
-    monkeypatch.setattr("oocdl.train.machine_for", small)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
 
 
 def fit(job: Job, workdir: Path, **options: Any) -> oocdl.Run:

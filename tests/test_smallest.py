@@ -36,7 +36,7 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
     def machine(*args: Any) -> Machine:
         return replace(machine_for(*args), capacity_bytes=capacity_bytes)
 
-    monkeypatch.setattr("oocdl.train.machine_for", machine)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
 
 
 def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
@@ -48,7 +48,7 @@ def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options:
         bases.append(found.base_bytes)
         return found
 
-    monkeypatch.setattr("oocdl.train.machine_for", machine)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
     monkeypatch.setattr(budget, "LARGEST_TRIED_BYTES", 1 << 20)
     with pytest.raises(BudgetError) as refused:
         job.fit(folder / "refused", **options)

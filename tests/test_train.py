@@ -374,7 +374,7 @@ def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest
     def small(settings: Any, dataset: Any) -> Machine:
         return replace(machine_for(settings, dataset), capacity_bytes=120_000)
 
-    monkeypatch.setattr("oocdl.train.machine_for", small)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
     run = oocdl.fit(model, data, workdir=tmp_path / "small", **exact)
     assert any("as stored" in call.key[0] for call in run.plan.ragged.graph.calls)
     for name in run.weights:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import oocdl
-from oocdl import cli, resume
+from oocdl import cli
 from oocdl.engines.engine import get_engine, model_of, resolve
 from oocdl.engines.torch import device as torch_device
 from oocdl.engines.torch import transfer
@@ -33,6 +33,7 @@ from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.nominal import NOMINAL
+from oocdl.training import resume
 from tests.engines.cases import noise
 from tests.engines.programs import program, single
 from tests.engines.test_contract import CASES, block, error

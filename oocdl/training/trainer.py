@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl import resume as resuming
 from oocdl.config import Settings, make_settings
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
@@ -33,7 +32,6 @@ from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import show_progress
 from oocdl.report.run_report import write_report
-from oocdl.run import Run
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.session import Held, Moved, Session
@@ -41,6 +39,8 @@ from oocdl.runtime.trace import StepTrace, checked_path
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training import resume as resuming
+from oocdl.training.run import Run
 
 
 @dataclass(frozen=True, eq=False)
