@@ -28,8 +28,8 @@ import zarr
 from PIL import Image
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.losses import CrossEntropy, DiceCE
-from oocdl.zoo import write_unet3d
 
 FOLDERS = ("/usr/share/mricron/templates", "/usr/share/mricron")
 FILES = ("ch2.nii.gz", "ch2bet.nii.gz", "aal.nii.gz", "aal.nii.txt")

@@ -12,7 +12,7 @@ import torch
 import zarr
 from models import GPT, ResNet, export, write_mlp
 
-from oocdl.zoo import write_unet3d
+from oocdl.cli.zoo import write_unet3d
 
 SLAB_BYTES = 16 << 20
 """At most so much of a dataset is in memory while it is written."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oocdl import cli
+from oocdl.cli import app
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
 from oocdl.ops import RULES
@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be_written(cache: Path) -> None:
 
 def test_info_shows_the_machine(measured: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--engine", "torch"], [], ["--again"]):
-        assert cli.run_command(["info", "--machine", *arguments], debug=True) == 0
+        assert app.run_command(["info", "--machine", *arguments], debug=True) == 0
         out = capsys.readouterr().out
         assert all(word in out for word in ("cores", "memory", "disk reads", "Conv 3d window", "GiB/s"))
     assert measured == ["torch", "torch"], "once, and again"
@@ -130,5 +130,5 @@ def test_info_shows_the_machine(measured: list[str], capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("arguments", [[], ["x.onnx", "--machine"], ["x.onnx", "--again"]])
 def test_info_takes_a_path_or_the_machine(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["info", *arguments], debug=False) == 2
+    assert app.run_command(["info", *arguments], debug=False) == 2
     assert capsys.readouterr().err.count("\n") == 1

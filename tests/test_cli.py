@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 import oocdl
-from oocdl import cli
-from oocdl.demo import CLASSES, write_volumes
+from oocdl.cli import app
+from oocdl.cli.demo import CLASSES, write_volumes
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
-from oocdl.zoo import write_unet3d
 
 SIZE = 16
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
@@ -32,14 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_unet3d(root / "net.onnx", classes=len(CLASSES), base=2, depth=1)
     write_volumes(root / "data.zarr", samples=3, size=SIZE, seed=0)
     arguments = ["fit", str(root / "net.onnx"), str(root / "data.zarr"), "--steps", "3", "--no-progress"]
-    assert cli.run_command([*arguments, *TINY], debug=True) == 0
+    assert app.run_command([*arguments, *TINY], debug=True) == 0
     return root
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object, debug: bool = False) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
     capsys.readouterr()
-    code = cli.run_command([str(argument) for argument in arguments], debug)
+    code = app.run_command([str(argument) for argument in arguments], debug)
     found = capsys.readouterr()
     return code, found.out, found.err
 
@@ -61,14 +61,14 @@ def in_process(code: str, *arguments: object, where: Path) -> subprocess.Complet
 
 
 def test_help_names_every_verb() -> None:
-    shown = CliRunner().invoke(cli.app, ["--help"]).output
+    shown = CliRunner().invoke(app.app, ["--help"]).output
     for verb in ("fit", "plan", "predict", "evaluate", "export", "info", "demo"):
         assert re.search(rf"^\W*{verb}\b", shown, re.MULTILINE), verb
 
 
 def test_nothing_at_all_is_a_request_for_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        cli.main([])
+        app.main([])
     assert left.value.code == 0
     assert "Usage: oocdl" in capsys.readouterr().out
 
@@ -221,7 +221,7 @@ def test_errors_are_one_line_with_an_exit_code(
 
 def test_debug_shows_the_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        cli.main(["export", str(folder / "none.run"), str(folder / "o.onnx"), "--debug"])
+        app.main(["export", str(folder / "none.run"), str(folder / "o.onnx"), "--debug"])
     err = capsys.readouterr().err
     assert left.value.code == StoreError.exit_code
     assert "Traceback" in err and err.splitlines()[-1].startswith("oocdl: ")
@@ -233,7 +233,7 @@ def test_an_unforeseen_error_is_one_line_too(
     def fail(path: Path) -> None:
         raise ZeroDivisionError("of\nall things")
 
-    monkeypatch.setattr(cli, "open_run", fail)
+    monkeypatch.setattr(app, "open_run", fail)
     code, line = refused(capsys, "export", "a.run", "b.onnx")
     assert code == 1
     assert line == "oocdl: internal error: ZeroDivisionError: of all things; --debug shows where"
@@ -245,19 +245,19 @@ def test_ctrl_c_exits_130(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "fit_run", stop)
+    monkeypatch.setattr(app, "fit_run", stop)
     code, line = refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr")
     assert code == 130 and "last commit" in line
 
 
 def test_several_losses() -> None:
-    assert cli.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
+    assert app.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
     with pytest.raises(InputError, match="output=loss:weight"):
-        cli.parse_loss("a=dice:heavy")
+        app.parse_loss("a=dice:heavy")
 
 
 def test_the_demo_needs_no_framework(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from oocdl.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from oocdl.cli.app import main; main()"
     demo = ("demo", "--folder", tmp_path / "demo", "--size", 16, "--steps", 3, "--memory", "1GiB")
     done = in_process(code, *demo, where=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -278,6 +278,6 @@ def test_the_demo_leaves_a_folder_of_others_alone(tmp_path: Path, capsys: pytest
 
 
 def test_the_script_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
-    done = in_process("from oocdl.cli import main; main()", "info", "gone", where=tmp_path)
+    done = in_process("from oocdl.cli.app import main; main()", "info", "gone", where=tmp_path)
     assert done.returncode == InputError.exit_code
     assert done.stdout == "" and done.stderr.startswith("oocdl: ") and "Traceback" not in done.stderr

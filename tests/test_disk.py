@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl import cli
+from oocdl.cli import app
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
 from oocdl.report import disk_check
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.spill_store import own_folders
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -176,7 +176,7 @@ def test_disk_is_a_word_of_the_command_line(
         "--workdir",
         str(tmp_path / "run"),
     ]
-    assert cli.run_command(words, False) == 4
+    assert app.run_command(words, False) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "disk= allows 1 MiB" in line and "workdir= on another disk" in line
 
@@ -317,7 +317,7 @@ def test_a_full_disk_at_a_commit(
     words = ["fit", *map(str, job), "--loss", "dice_ce", "--steps", str(STEPS), "--engine", "onnxruntime",
              "--seed", "5", "--threads", "1", "--parallel", "space=16", "--workdir", str(run),
              "--spill", str(tmp_path / "spill"), "--memory", str(tight["memory"])]  # fmt: skip
-    assert cli.run_command(words, False) == 4  # there is no room for the resume either
+    assert app.run_command(words, False) == 4  # there is no room for the resume either
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     filler.make_room()
     go_on(job, run, options, whole, committed=2)

@@ -15,13 +15,13 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
 from oocdl.planning.placement import largest_crossing, place
 from oocdl.planning.task_graph import Key, UnitCall
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")

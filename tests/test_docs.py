@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from oocdl.cli import app
-from oocdl.demo import write_volumes
+from oocdl.cli.app import app
+from oocdl.cli.demo import write_volumes
 from oocdl.graph.onnx.reader import lowerings, supported
 from oocdl.ops import RULES
 

@@ -14,6 +14,7 @@ import zarr
 from onnx import helper
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.config import parse_bytes
 from oocdl.errors import (
     BudgetError,
@@ -26,7 +27,6 @@ from oocdl.errors import (
     UnsupportedError,
 )
 from oocdl.optim import SGD, Adam
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 QUICK: dict[str, Any] = {

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from oocdl.cli.zoo import write_unet3d
 from oocdl.config import make_settings
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
@@ -24,7 +25,6 @@ from oocdl.report.plan_view import Plan
 from oocdl.report.printer.notation import key_text, name_text
 from oocdl.report.printer.show import What, pass_text
 from oocdl.storage.dataset.dataset import open_dataset
-from oocdl.zoo import write_unet3d
 from tests.nets import Array, write_data
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.events import RunStarted, StepDone
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 KILLS, STEPS = 20, 30

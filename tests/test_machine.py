@@ -132,7 +132,7 @@ def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with cage(700 << 20) as folder:
             nbytes, _, name = run(ask, folder=folder).stdout.strip().partition(" ")
-            done = run(f"from oocdl.cli import main; main({words})", folder=folder)
+            done = run(f"from oocdl.cli.app import main; main({words})", folder=folder)
     except NoCage as error:
         pytest.skip(str(error))
     assert int(nbytes) == 700 << 20 and name.startswith(f"memory cgroup {folder}")

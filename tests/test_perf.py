@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 ROOT = Path(__file__).parents[1]

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.report import figure as picture
 from oocdl.report.figure import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 MIB = 1 << 20

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report.run_report import WIDTH, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 QUICK: dict[str, Any] = {

@@ -12,11 +12,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl import cli
+from oocdl.cli import app
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.task_graph import CombineCall, UnitCall
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -201,7 +201,7 @@ def test_the_command_line_takes_it(job: tuple[Path, Path], tmp_path: Path) -> No
         "--steps=1",
         "--no-progress",
     )
-    assert cli.run_command([*map(str, words), f"--workdir={work}", f"--trace={out}"], debug=True) == 0
+    assert app.run_command([*map(str, words), f"--workdir={work}", f"--trace={out}"], debug=True) == 0
     assert len(spans(out, "unit")) > 10
     assert read(out)["otherData"] == oocdl.open(work).history[0]
 

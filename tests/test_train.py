@@ -15,12 +15,12 @@ import zarr
 from onnx import numpy_helper
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
 from oocdl.planning.budget import Machine, machine_for
-from oocdl.zoo import write_unet3d
 from tests import nets
 
 QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}

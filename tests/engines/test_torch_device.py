@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import oocdl
-from oocdl import cli
+from oocdl.cli import app
 from oocdl.engines.engine import get_engine, model_of, resolve
 from oocdl.engines.torch import device as torch_device
 from oocdl.engines.torch import transfer
@@ -298,7 +298,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_run(
             ask()
     words = ["fit", str(job.model), str(job.data), "--workdir", str(tmp_path / "run"), "--engine", missing]
     with pytest.raises(SystemExit, match="^2$"):
-        cli.main(words)
+        app.main(words)
     assert f"'{missing}'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

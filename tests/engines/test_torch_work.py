@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import oocdl
+from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
-from oocdl.zoo import write_unet3d
 from tests import models, nets
 
 torch = pytest.importorskip("torch")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
@@ -20,7 +21,6 @@ from oocdl.ops.losses import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates
 from oocdl.planning.step_plan import StepPlan, frozen_cuts, plan_step, replan_step
 from oocdl.planning.tile_search import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
-from oocdl.zoo import write_unet3d
 from tests import models
 
 CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}

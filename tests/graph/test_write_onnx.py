@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 import torch
 
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import ModelError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
-from oocdl.zoo import write_unet3d
 from tests.graph.onnx_kit import F, conv_model, error, external, run
 from tests.models import GPT, UNet3d, export
 

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from oocdl.cli.demo import run_demo
+from oocdl.cli.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.config import parse_bytes
-from oocdl.demo import run_demo
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import default_budget_bytes
-from oocdl.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.report.printer.show import What
 from oocdl.report.progress import counted, show_progress
 from oocdl.training.trainer import fit as fit_run

@@ -19,13 +19,13 @@ import zarr
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
+from oocdl.cli.zoo import write_unet3d
 from oocdl.config import parse_bytes
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import Adam
 from oocdl.ops.schedules import Polynomial
 from oocdl.report.progress import show_progress
 from oocdl.training.trainer import fit, plan
-from oocdl.zoo import write_unet3d
 
 Array = npt.NDArray[Any]
 Stored = zarr.Array[Any]
