@@ -21,10 +21,10 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.verify import verify, verify_factored
 from oocdl.graph.transforms import channels_last as layout
 from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.factorize import Factored, factorize
+from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.host.heap import Heap
 from oocdl.planning.passes import StepInfo
 from oocdl.planning.step_plan import StepPlan, plan_step

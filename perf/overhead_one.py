@@ -26,7 +26,7 @@ from oocdl.runtime.scheduler import get
 
 TASKS = ("run_unit", "run_combine", "pick")
 CLOCKS = {"_gather": "gather", "combine": "kernels", **dict.fromkeys(TASKS, "task")}
-"""Functions of ``oocdl.runtime.execute``, and as what their seconds count; a task's are those within it, too."""
+"""Functions of ``runtime.execute``, and as what their seconds count; a task's are those within it, too."""
 
 
 class Clock:

@@ -16,7 +16,7 @@ import pytest
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
-from tests import nets
+from tests.kit import nets
 
 ROOT = Path(__file__).parents[1]
 

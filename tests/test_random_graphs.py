@@ -24,8 +24,8 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.testing import run_graph
-from tests.ops.cases import AS_CONVOLUTIONS
-from tests.ops.interpret import evaluate
+from tests.kit.interpret import evaluate
+from tests.kit.op_cases import AS_CONVOLUTIONS
 
 SEARCH = "OOCDL_EXAMPLES" in os.environ
 """Look for so many, other ones each time; else always the same hundred."""

@@ -40,5 +40,5 @@ NOMINAL = Rates(
     disk_write_bytes_per_second=3.6e9,
     thin_slab_elements=THIN_SLAB_ELEMENTS,
 )
-"""What ``oocdl.planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
+"""What ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
 virtual machine and its virtual disk, rounded to two digits. Rates of operators stand in their rules."""

@@ -19,13 +19,13 @@ from oocdl.engines.registry import ranks_last
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
-from oocdl.graph.ir.verify import verify, verify_factored
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.transforms.bfloat16 import rounded
 from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
+from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding

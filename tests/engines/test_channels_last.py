@@ -19,9 +19,9 @@ from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.conv import dispatch, im2col
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
-from tests.engines.cases import around, padded
-from tests.engines.programs import single
 from tests.engines.test_contract import error, turned
+from tests.kit.kernel_cases import around, padded
+from tests.kit.programs import single
 
 Pads = Sequence[tuple[int, int]]
 ONES = (1, 1, 1)

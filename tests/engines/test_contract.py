@@ -17,16 +17,16 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
-from tests.engines import cases
-from tests.engines.cases import Case, noise
-from tests.engines.linear_cases import contractions, long_reductions, reductions, resamples
-from tests.engines.programs import operand, program, single
-from tests.engines.window_cases import convolutions, pools
+from tests.kit import kernel_cases
+from tests.kit.kernel_cases import Case, noise
+from tests.kit.linear_cases import contractions, long_reductions, reductions, resamples
+from tests.kit.programs import operand, program, single
+from tests.kit.window_cases import convolutions, pools
 
 _BY_HAND = [
-    *cases.pointwise(),
-    *cases.structure(),
-    *cases.lookups(),
+    *kernel_cases.pointwise(),
+    *kernel_cases.structure(),
+    *kernel_cases.lookups(),
     *reductions(),
     *long_reductions(),
     *contractions(),
@@ -34,7 +34,7 @@ _BY_HAND = [
     *convolutions(),
     *pools(),
 ]
-CASES = [*_BY_HAND, *cases.others({case.op for case in _BY_HAND})]
+CASES = [*_BY_HAND, *kernel_cases.others({case.op for case in _BY_HAND})]
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
 ENGINES = (*registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
 WIDE = [name for name, entry in registry.ENGINES.items() if "float64" in entry.precisions]

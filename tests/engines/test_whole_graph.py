@@ -12,8 +12,8 @@ from oocdl.graph.ir.graph import Array, Graph, Node, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.registry import RULES
 from oocdl.ops.resample import matrix
-from tests.engines.cases import noise
-from tests.engines.programs import whole_program
+from tests.kit.kernel_cases import noise
+from tests.kit.programs import whole_program
 
 SPATIAL = (7, 6)
 

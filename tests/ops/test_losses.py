@@ -30,7 +30,7 @@ from oocdl.ops.losses import (
     add_losses,
     class_axis,
 )
-from tests.ops.interpret import evaluate
+from tests.kit.interpret import evaluate
 
 Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

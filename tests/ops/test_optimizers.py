@@ -16,7 +16,7 @@ from oocdl.graph.transforms.canonicalize import expand
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
-from tests.ops.interpret import evaluate
+from tests.kit.interpret import evaluate
 
 SHAPES = {"w": (3, 4), "b": (4,), "s": ()}
 

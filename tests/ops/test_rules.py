@@ -17,8 +17,8 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.resample import matrix
-from tests.ops.cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
-from tests.ops.interpret import OPS, evaluate, run
+from tests.kit.interpret import OPS, evaluate, run
+from tests.kit.op_cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
 
 TORCH_FLOATS = (torch.float32, torch.float64)
 

@@ -1,0 +1,131 @@
+"""Values that are made where they belong: convolutions into the arrays of results, chains over inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.engines.engine import get_engine
+from oocdl.engines.torch.engine import TorchEngine
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program import Instruction, Program, make_program
+from oocdl.ops import RULES
+from tests.kit.programs import Pads, operand
+
+torch = pytest.importorskip("torch")
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+CHANNELS, SPACE = 16, (9, 24, 28)
+SHAPE = (1, CHANNELS, *SPACE)
+ROW = (1, CHANNELS, 1, 1, 1)
+LAST = (0, 2, 3, 4, 1)
+ATTRS = {"strides": (1,) * 3, "dilations": (1,) * 3, "kernel_shape": (3,) * 3}
+
+
+def step(op: str, reads: Any, made: int, shape: Shape = SHAPE, **attrs: Any) -> Instruction:
+    return Instruction(op, tuple(reads), (made,), (shape,), (shape,), ("float32",), attrs)
+
+
+def block(pads: Pads, shape: Shape) -> Program:
+    """What a layer does: normalize and rectify (0), convolve with 1, add 2."""
+    whole = (*SHAPE[:2], *(n + sum(p) for n, p in zip(SPACE, pads[2:], strict=True)))
+    assert tuple(n - 2 for n in whole[2:]) == shape[2:]
+    instructions = (
+        step("Mul", [operand(0, SHAPE), operand(3, ROW)], 4),
+        step("LeakyRelu", [operand(4, SHAPE)], 5, alpha=0.1),
+        step(
+            "Conv",
+            [operand(5, SHAPE, pads=pads), operand(1, (CHANNELS, CHANNELS, 3, 3, 3))],
+            6,
+            shape,
+            **ATTRS,
+        ),
+        step("Add", [operand(6, shape), operand(2, ROW)], 7, shape),
+    )
+    shapes = (SHAPE, (CHANNELS, CHANNELS, 3, 3, 3), ROW, ROW)
+    orders = tuple((slot, LAST) for slot in (0, 4, 5, 6, 7))
+    return make_program((0, 1, 2, 3), shapes, ("float32",) * 4, instructions, (operand(7, shape),), orders)
+
+
+def arrays_of(program: Program) -> list[Array]:
+    orders = dict(program.orders)
+    arrays = []
+    for slot, shape in zip(program.inputs, program.input_shapes, strict=True):
+        array = ordered(np.empty, shape, "float32", orders.get(slot, ()))
+        array[...] = np.random.default_rng(slot).standard_normal(shape)
+        arrays.append(array)
+    return arrays
+
+
+def expected(arrays: list[Array], pads: Pads) -> Array:
+    x, w, bias, scale = (torch.from_numpy(np.ascontiguousarray(array)).double() for array in arrays)
+    x = torch.nn.functional.leaky_relu(x * scale, 0.1)
+    x = torch.nn.functional.pad(x, [n for pair in reversed(pads) for n in pair])
+    return np.asarray(torch.nn.functional.conv3d(x, w) + bias)
+
+
+INNER: Pads = ((0, 0),) * 3 + ((1, 1),) * 2
+FIRST: Pads = ((0, 0),) * 2 + ((1, 0),) + ((1, 1),) * 2
+ALL: Pads = ((0, 0),) * 2 + ((1, 1),) * 3
+
+
+@pytest.mark.parametrize("pads", [INNER, FIRST, ALL], ids=["inner", "first", "all"])
+def test_a_block_takes_next_to_nothing(pads: Pads) -> None:
+    """Its first chain writes over the input, its convolution makes the result where it belongs."""
+    shape = (*SHAPE[:2], *(n + sum(p) - 2 for n, p in zip(SPACE, pads[2:], strict=True)))
+    program = block(pads, shape)
+    engine = get_engine("torch")
+    needs = engine.needs(program, RULES)
+    assert needs.own == {0}
+    arrays = arrays_of(program)
+    wanted, before = expected(arrays, pads), [array.copy() for array in arrays]
+    out = ordered(np.empty, shape, "float32", LAST)
+    run = engine.compile(program)
+    run([arrays[0].copy(order="K"), *arrays[1:]], [out])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(arrays, [out])
+    sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
+    assert max(sizes) < out.nbytes // 2 and needs.work_bytes < out.nbytes
+    assert not np.array_equal(arrays[0], before[0])
+    assert all(np.array_equal(a, b) for a, b in zip(arrays[1:], before[1:], strict=True))
+
+
+def test_what_may_only_be_read_is_not_written_over() -> None:
+    program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
+    arrays = arrays_of(program)
+    arrays[0].flags.writeable = False
+    with pytest.raises(ValueError, match="input 0 is written over"):
+        get_engine("torch").compile(program)(arrays)
+
+
+def test_an_input_that_is_read_again_is_left_alone() -> None:
+    """By a later chain, or as a result."""
+    first = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
+    again = step("Sub", [operand(0, SHAPE), operand(3, ROW)], 8)
+    outputs = (first.outputs[0], operand(8, SHAPE))
+    kinds = (first.input_shapes, first.input_dtypes)
+    program = make_program(
+        first.inputs, *kinds, (*first.instructions, again), outputs, (*first.orders, (8, LAST))
+    )
+    assert get_engine("torch").needs(program, RULES).own == frozenset()
+    kept = make_program(
+        first.inputs, *kinds, first.instructions, (first.outputs[0], operand(0, SHAPE)), first.orders
+    )
+    assert get_engine("torch").needs(kept, RULES).own == frozenset()
+
+
+def test_double_precision_goes_another_way() -> None:
+    """oneDNN has none of it: the result is copied to its place."""
+    program = block(ALL, SHAPE)
+    double = tuple(
+        Instruction(i.op, i.operands, i.outputs, i.kernel_shapes, i.shapes, ("float64",), i.attrs)
+        for i in program.instructions
+    )
+    wide = make_program(program.inputs, program.input_shapes, ("float64",) * 4, double, program.outputs)
+    arrays = [array.astype("float64") for array in arrays_of(program)]
+    wanted = expected(arrays, ALL)
+    np.testing.assert_allclose(TorchEngine().compile(wide)(arrays)[0], wanted, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,114 @@
+"""What programs take of the heap is what ``TorchEngine.needs`` says, as PyTorch's profiler counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.program import Program
+from oocdl.ops import RULES
+from tests.kit import models, nets
+
+torch = pytest.importorskip("torch")
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+SIZE = 40
+IMAGES, EDGE = 8, 128
+LEAST_BYTES = 1 << 20
+"""Of programs that count: chains of one block or two are of no matter to a plan."""
+
+
+def planned(model: Path, data: Path, cuts: Iterable[dict[str, Any]], **options: Any) -> list[Program]:
+    """All programs of a step, cut in each of these ways."""
+    found = {}
+    for parallel in cuts:
+        plan = oocdl.plan(
+            model, data, engine="torch", memory="2GiB", loss="cross_entropy", parallel=parallel, **options
+        )
+        for layer in plan.compiled.plan.layers:
+            found |= {unit.program.key: unit.program for unit in layer.units}
+    return list(found.values())
+
+
+def unet(folder: Path) -> list[Program]:
+    """Of a U-Net's step, whole and in thin slabs: ends of the volume, and what lies between."""
+    model = folder / "unet.onnx"
+    write_unet3d(model, base=16, depth=2, classes=3)
+    random = np.random.default_rng(0)
+    shape = (1, 1, SIZE, SIZE, SIZE)
+    arrays = {"image": random.random(shape, np.float32), "labels": random.integers(0, 3, (1, *shape[2:]))}
+    data = nets.write_data(folder / "data.zarr", arrays)
+    return planned(model, data, ({"space": (slabs, 1, 1)} for slabs in (2, 10)))
+
+
+def resnet(folder: Path) -> list[Program]:
+    """Of a bottleneck network's step, cut by images alone and in strips of them."""
+    random = np.random.default_rng(0)
+    shape = (IMAGES, 3, EDGE, EDGE)
+    network = models.ResNet((2, 2), 32, bottleneck=True, stem="imagenet")
+    model = models.export(network, (torch.zeros(shape),), folder / "resnet.onnx")
+    arrays = {"x": random.random(shape, np.float32), "labels": random.integers(0, 10, IMAGES)}
+    data = nets.write_data(folder / "data.zarr", arrays)
+    cuts: list[dict[str, Any]] = [{"batch": 2}, {"batch": IMAGES}, {"batch": 2, "space": (2, 1)}]
+    return planned(model, data, cuts, batch_size=IMAGES)
+
+
+@pytest.fixture(scope="module", params=[unet, resnet], ids=["unet", "resnet"])
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
+    """Of all layers of a step."""
+    made: list[Program] = request.param(tmp_path_factory.mktemp("work"))
+    return made
+
+
+def arrays_of(program: Program) -> Iterator[Any]:
+    orders = dict(program.orders)
+    for slot, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
+        array = ordered(np.empty, shape, dtype, orders.get(slot, ()))
+        array[...] = np.random.default_rng(0).random(shape) * 3
+        yield array
+
+
+def peak_bytes(program: Program, engine: str = "torch") -> int:
+    """The most that PyTorch has allocated at once while the program runs."""
+    run, arrays = get_engine(engine).compile(program), list(arrays_of(program))
+    outs = run(arrays)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(arrays, outs)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program]) -> None:
+    engine = get_engine("torch")
+    said = {program.key: engine.needs(program, RULES).work_bytes for program in programs}
+    taken = {program.key: peak_bytes(program) for program in programs}
+    large = [program for program in programs if taken[program.key] > LEAST_BYTES]
+    assert len(large) > 20
+    over = {
+        str([step.op for step in program.instructions]): (taken[program.key], said[program.key])
+        for program in large
+        if taken[program.key] > said[program.key]
+    }
+    assert not over
+    assert sum(said[p.key] for p in large) < 1.7 * sum(taken[p.key] for p in large)
+
+
+def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]) -> None:
+    engine, over = get_engine("torch:cpu"), {}
+    for program in programs:
+        said, taken = engine.needs(program, RULES).work_bytes, peak_bytes(program, "torch:cpu")
+        if taken > max(said, LEAST_BYTES):
+            over[str([step.op for step in program.instructions])] = taken, said
+    assert not over

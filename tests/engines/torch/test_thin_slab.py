@@ -1,0 +1,77 @@
+"""Thin slabs of large volumes go to oneDNN: PyTorch alone would take im2col, 27 times their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.program_cost import program_work_bytes
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.ops.registry import RULES
+from tests.kit.programs import single
+
+SLAB: Shape = (1, 4, 3, 40, 64)
+ONES = (1, 1, 1)
+
+
+def noise(shape: Shape, seed: int) -> Array:
+    """Normal numbers."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def weight_grad(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Of a convolution of 4 to 2 channels, padded along the height and width."""
+    w = torch.zeros(2, 4, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(functional.conv3d(x, w, None, 1, (0, 1, 1)), w, dy)
+    return grad
+
+
+def attrs(**more: Any) -> dict[str, Any]:
+    """Attributes of a window of 3."""
+    return {"kernel_shape": (3, 3, 3), "strides": ONES, "pads": (0,) * 6, "dilations": ONES, **more}
+
+
+Around = ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1))
+CASES = {
+    "Conv": (
+        [noise(SLAB, 0), noise((2, 4, 3, 3, 3), 1)], attrs(), [Around, None],
+        lambda x, w: functional.conv3d(x, w, None, 1, (0, 1, 1)),
+    ),
+    "ConvTranspose": (
+        [noise(SLAB, 0), noise((4, 2, 2, 2, 2), 1)],
+        attrs(kernel_shape=(2, 2, 2), strides=(2, 2, 2)), None,
+        lambda x, w: functional.conv_transpose3d(x, w, None, 2),
+    ),
+    "ConvWeightGrad": (
+        [noise(SLAB, 0), noise((1, 2, 1, 40, 64), 1)], attrs(), [Around, None], weight_grad,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_thin_slab_is_right_and_takes_no_im2col(op: str) -> None:
+    assert np.prod(SLAB[:4]) <= THIN_SLAB_ELEMENTS < np.prod(SLAB)
+    arrays, attributes, pads, truth = CASES[op]
+    wanted = truth(*(torch.from_numpy(array).double() for array in arrays)).numpy()
+    program = single(op, arrays, [(wanted.shape, "float32")], attributes, pads)
+    run = get_engine("torch").compile(program)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        (found,) = run(arrays)
+    names = {event.name for event in profile.events()}
+    assert any("mkldnn" in name for name in names)
+    assert not any("slow_conv" in name for name in names)
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_work_space_counts_the_copies_of_thin_slabs() -> None:
+    arrays, attributes, pads, _ = CASES["ConvWeightGrad"]
+    program = single("ConvWeightGrad", arrays, [((2, 4, 3, 3, 3), "float32")], attributes, pads)
+    # Each operand twice, once of them with channels rounded up to 16 by oneDNN.
+    operands = arrays[0].size * (1 + 16 / 4) + arrays[1].size * (1 + 16 / 2)
+    assert program_work_bytes(program, RULES) >= 4 * operands

@@ -1,0 +1,296 @@
+"""Chains as one compiled loop: what members do, sums in every order of axes, gaps, and values made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oocdl.engines.engine import Engine
+from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
+from oocdl.engines.ort.engine import OnnxRuntimeEngine
+from oocdl.engines.ort.lowerings import BLOCKWISE
+from oocdl.engines.torch.engine import TorchEngine
+from oocdl.fusion.grouping import Chain, arrange
+from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC
+from oocdl.fusion.recompute import recomputed
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import slot_dtypes
+from oocdl.graph.ir.program import Instruction, Program
+from tests.kit.op_cases import CASES
+from tests.kit.programs import operand, program
+
+ENGINES: list[Callable[[], Engine]] = [
+    lambda: TorchEngine(block_elements=16),
+    lambda: OnnxRuntimeEngine(block_elements=16),
+]
+CASE_OF = {case.op: case for case in CASES}
+"""Attributes and count of operands."""
+ALPHA = CASE_OF["LeakyRelu"].attrs["alpha"]
+
+
+def expected(op: str, *values: Array) -> Array:
+    """What an elementwise operator makes of float64 numbers or bools."""
+    shape = np.broadcast_shapes(*(value.shape for value in values))
+    item = Instruction(op, (), (0,), (shape,), (shape,), ("float64",), CASE_OF[op].attrs)
+    return np.asarray(NUMPY_KERNELS[op].run(values, item)[0])
+
+
+def noise(shape: Shape, dtype: str, seed: int = 0) -> Array:
+    """Numbers that all operators are defined on; some are equal."""
+    values = np.random.default_rng([seed, *shape]).standard_normal(shape)
+    return np.asarray(np.abs(np.round(values, 1)) + 0.1, dtype)
+
+
+def step(op: str, reads: Sequence[Any], made: int, shape: Shape, dtype: str, **attrs: Any) -> Instruction:
+    """An elementwise instruction; ``reads``: (slot, shape) or operands."""
+    operands = tuple(operand(*one) if isinstance(one, tuple) else one for one in reads)
+    return Instruction(op, operands, (made,), (shape,), (shape,), (dtype,), {**CASE_OF[op].attrs, **attrs})
+
+
+def chains(made: Program) -> list[Chain]:
+    groups = arrange(made, 16, BLOCKWISE)
+    return [group for group in groups if isinstance(group, Chain)]
+
+
+def assert_is_a_loop(made: Program) -> None:
+    (chain,) = chains(made)
+    assert is_loop(chain, slot_dtypes(made)), "runs block by block"
+
+
+def close(found: Array, wanted: Array, dtype: str) -> None:
+    tolerance = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 8e-3, "bool": 0}[dtype]
+    wide = [np.asarray(array, np.float64) for array in (found, wanted)]
+    np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("op", sorted([*FLOATS, *COMPARE, *LOGIC]))
+def test_every_operator(op: str, dtype: str) -> None:
+    shape = (3, 37)
+    first = Instruction("Cast", (operand(0, shape),), (3,), (shape,), (shape,), (dtype,))
+    arrays = [noise(shape, "float32", seed) for seed in range(3)]
+    count = len(CASE_OF[op].operands)
+    arrays = arrays[:count]
+    steps, seen, kind = [], [], "bool" if op in LOGIC else dtype
+    for slot in range(count):
+        made = 10 + slot
+        steps.append(replace(first, operands=(operand(slot, shape),), outputs=(made,)))
+        seen.append(made)
+        if kind == "bool":
+            steps.append(
+                step("Greater", [(made, shape), (made - made % 10, shape)], 20 + slot, shape, "bool")
+            )
+            seen[-1] = 20 + slot
+    last = dtype if op in FLOATS else "bool"
+    steps.append(step(op, [(slot, shape) for slot in seen], 30, shape, last))
+    made_program = program(arrays, steps, [(30, shape)], f"fused {op} {dtype}")
+    assert_is_a_loop(made_program)
+    kinds = {"bfloat16": ml_dtypes.bfloat16}.get(dtype, dtype)
+    values = [np.asarray(array, kinds).astype(np.float64) for array in arrays]
+    if kind == "bool":
+        values = [value > values[0] for value in values]
+    for make in ENGINES[: 2 if dtype == "float32" else 1]:
+        found = make().compile(made_program)(arrays)[0]
+        close(found, expected(op, *values), last)
+
+
+def sums_of(
+    shape: Shape, axes: tuple[int, ...], dtype: str, key: str
+) -> tuple[Program, list[Array], list[Array]]:
+    """A value scaled by channels, its sum and its moments over ``axes``."""
+    row = tuple(1 if axis != 1 else n for axis, n in enumerate(shape))
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    arrays = [noise(shape, dtype) * 3, noise(row, dtype, 1)]
+    arrays[0][..., ::2] += 40  # moments by sums of squares alone would lose digits
+    steps = [
+        step("Mul", [(0, shape), (1, row)], 2, shape, dtype),
+        Instruction("ReduceSum", (operand(2, shape),), (3,), (kept,), (kept,), (dtype,), {"axes": axes}),
+        Instruction(
+            "Moments", (operand(2, shape),), (4, 5), (kept,) * 2, (kept,) * 2, (dtype,) * 2, {"axes": axes}
+        ),
+    ]
+    value = arrays[0].astype(np.float64) * arrays[1]
+    wanted = [value, *(f(value, axes, keepdims=True) for f in (np.sum, np.mean, np.var))]
+    outputs = [(2, shape), (3, kept), (4, kept), (5, kept)]
+    return program(arrays, steps, outputs, key), arrays, wanted
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(ENGINES[0], "float64"), (ENGINES[0], "float32"), (ENGINES[1], "float32")]
+)
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((1, 16, 3, 5, 7), (0, 2, 3, 4)),
+        ((2, 5, 7, 9), (0, 2, 3)),
+        ((3, 4, 50, 41), (2, 3)),
+        ((600, 40), (0,)),
+        ((600, 40), (1,)),
+        ((2, 3, 1500), (0, 1, 2)),
+        ((2, 3000), (0,)),
+        ((300, 2, 3), (0, 2)),
+    ],
+)
+def test_sums_and_moments(
+    shape: Shape, axes: tuple[int, ...], dtype: str, make: Callable[[], Engine]
+) -> None:
+    made, arrays, wanted = sums_of(shape, axes, dtype, f"fused sums {shape} {axes} {dtype}")
+    assert_is_a_loop(made)
+    for found, array in zip(make().compile(made)(arrays), wanted, strict=True):
+        scale = np.abs(array).max()
+        close(found / scale, array / scale, dtype)
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("channels", [4, 16, 24, 40, 200])
+def test_channels_last(channels: int, make: Callable[[], Engine]) -> None:
+    """Also where an operand is a part of a larger one, so that its rows do not follow each other."""
+    shape, large = (1, channels, 6, 5, 300), (1, channels, 8, 6, 301)
+    order = (0, 2, 3, 4, 1)
+    x, y = ordered(np.empty, large, np.float32, order), ordered(np.empty, shape, np.float32, order)
+    x[...], y[...] = noise(large, "float32"), noise(shape, "float32", 1)
+    row = (1, channels, 1, 1, 1)
+    bias = noise(row, "float32", 2)
+    part = operand(0, shape, crop=[(0, 1), (0, channels), (1, 7), (0, 5), (1, 301)])
+    axes = (0, 2, 3, 4)
+    steps = [
+        step("Add", [part, (2, row)], 3, shape, "float32"),
+        step("LeakyReluGrad", [(1, shape), (3, shape)], 4, shape, "float32"),
+        Instruction("ReduceSum", (operand(4, shape),), (5,), (row,), (row,), ("float32",), {"axes": axes}),
+    ]
+    made = program([x, y, bias], steps, [(4, shape), (5, row)], f"fused last {channels}")
+    made = replace(made, orders=((0, order), (1, order), (3, order), (4, order)))
+    assert_is_a_loop(made)
+    inner = x[:, :, 1:7, :5, 1:301].astype(np.float64) + bias
+    wide = y.astype(np.float64)
+    wanted = np.where(inner > 0, wide, wide * ALPHA)
+    found, total = make().compile(made)([x, y, bias])
+    assert found.strides[1] == found.itemsize
+    close(found, wanted, "float32")
+    close(total / total.max(), wanted.sum(axes, keepdims=True) / total.max(), "float32")
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_gaps_change_no_bit(make: Callable[[], Engine]) -> None:
+    """The order of sums is that of the chain, however an operand lies."""
+    shape = (2, 3, 40, 70)
+    made, (x, scale), _ = sums_of(shape, (0, 2, 3), "float32", "fused gaps")
+    wide = np.zeros((2, 3, 41, 140), np.float32)
+    wide[:, :, :40, ::2] = x
+    run = make().compile(made)
+    dense, gaps = run([x, scale]), run([wide[:, :, :40, ::2], scale])
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(dense, gaps, strict=True))
+
+
+def test_what_loops_do_not_know_runs_in_blocks() -> None:
+    shape = (8, 32)
+    steps = [step("Add", [(0, shape), (0, shape)], 1, shape, "float32")]
+    steps.append(step("Exp", [(1, shape)], 2, shape, "float32"))
+    x = noise(shape, "float32")
+    made = program([x], steps, [(2, shape)], "fused not")
+    (chain,) = chains(made)
+    assert not is_loop(chain, slot_dtypes(made))
+    close(TorchEngine(block_elements=16).compile(made)([x])[0], np.exp(2 * x.astype(np.float64)), "float32")
+
+
+def test_a_later_chain_makes_cheap_values_again() -> None:
+    """Normalized values and those before the activation are not kept for the gradient."""
+    shape, inner, row = (1, 16, 6, 4), (1, 16, 4, 4), (1, 16, 1, 1)
+    arrays = [noise(shape, "float64") - 0.7, noise(row, "float64", 1), noise(row, "float64", 2)]
+    box = [(0, 1), (0, 16), (1, 5), (0, 4)]
+    steps = [
+        step("Normalize", [(0, shape), (1, row), (2, row)], 3, shape, "float64"),
+        step("Mul", [(3, shape), (2, row)], 4, shape, "float64"),
+        step("LeakyRelu", [(4, shape)], 5, shape, "float64"),
+        Instruction("CumSum", (operand(5, shape),), (6,), (shape,), (shape,), ("float64",)),
+        step(
+            "LeakyReluGrad",
+            [operand(6, inner, crop=box), operand(4, inner, crop=box)],
+            7,
+            inner,
+            "float64",
+        ),
+        step("Mul", [(7, inner), operand(3, inner, crop=box)], 8, inner, "float64"),
+    ]
+    made = program(arrays, steps, [(8, inner)], "fused again")
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
+    first, _, second = groups
+    assert isinstance(first, Chain) and isinstance(second, Chain)
+    assert [item.op for item in second.members[:2]] == ["Normalize", "Mul"] and len(second.members) == 4
+    read = {operand.slot for item in second.members for operand in item.operands}
+    assert not read & {3, 4} and is_loop(second, dtypes)
+
+
+def test_one_value_is_made_again_for_each_part_that_is_read() -> None:
+    """A later chain reads two boxes of one value, and one of what that was made of."""
+    shape, inner, row = (1, 16, 6, 4), (1, 16, 4, 4), (1, 16, 1, 1)
+    arrays = [noise(shape, "float64") - 0.7, noise(row, "float64", 1)]
+    upper, lower = ([(0, 1), (0, 16), (start, start + 4), (0, 4)] for start in (0, 2))
+    turned, corner = (1, 16, 4, 6), [(0, 1), (0, 16), (0, 4), (0, 4)]
+    steps = [
+        step("Mul", [(0, shape), (1, row)], 2, shape, "float64"),
+        step("Relu", [(2, shape)], 3, shape, "float64"),
+        step("Neg", [(3, shape)], 8, shape, "float64"),
+        Instruction(
+            "Transpose",
+            (operand(8, shape),),
+            (4,),
+            (turned,),
+            (turned,),
+            ("float64",),
+            {"perm": (0, 1, 3, 2)},
+        ),
+        step("Sub", [operand(3, inner, upper), operand(3, inner, lower)], 5, inner, "float64"),
+        step("Mul", [(5, inner), operand(2, inner, lower)], 6, inner, "float64"),
+        step("Add", [(6, inner), operand(4, inner, corner)], 7, inner, "float64"),
+    ]
+    made = program(arrays, steps, [(7, inner)], "fused twice")
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
+    second = groups[-1]
+    assert isinstance(second, Chain) and is_loop(second, dtypes)
+    assert not {operand.slot for item in second.members for operand in item.operands} & {2, 3}
+    before = arrays[0] * arrays[1]
+    value = np.maximum(before, 0)
+    expected = (value[:, :, :4] - value[:, :, 2:]) * before[:, :, 2:] - value.swapaxes(2, 3)[..., :4]
+    close(ENGINES[0]().compile(made)(arrays)[0], expected, "float64")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_chains(data: st.DataObject) -> None:
+    """Any chain of arithmetic over any shape and broadcast, with sums over any axes."""
+    rank = data.draw(st.integers(1, 5))
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank)))
+    if np.prod(shape) < 5:
+        shape = (*shape[:-1], 40)
+    kinds = [
+        tuple(n if data.draw(st.booleans()) else 1 for n in shape)
+        for _ in range(data.draw(st.integers(0, 3)))
+    ]
+    arrays = [noise(one, "float64", seed) for seed, one in enumerate([shape, *kinds])]
+    slots = {slot: (array.shape, array.astype(np.float64)) for slot, array in enumerate(arrays)}
+    steps: list[Instruction] = []
+    current = 0
+    for made in range(10, 10 + data.draw(st.integers(1, 5))):
+        other = data.draw(st.sampled_from(sorted(slots)))
+        op = data.draw(st.sampled_from(["Add", "Sub", "Mul", "Max", "LeakyReluGrad"]))
+        steps.append(step(op, [(current, shape), (other, slots[other][0])], made, shape, "float64"))
+        slots[made] = (shape, expected(op, slots[current][1], slots[other][1]))
+        current = made
+    axes = tuple(axis for axis in range(rank) if data.draw(st.booleans())) or (0,)
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    total = Instruction("ReduceSum", (operand(current, shape),), (9,), (kept,), (kept,), ("float64",))
+    steps.append(replace(total, attrs={"axes": axes}))
+    made_program = program(arrays, steps, [(current, shape), (9, kept)], f"random {shape} {kinds} {steps}")
+    wanted = [slots[current][1], slots[current][1].sum(axes, keepdims=True)]
+    for found, array in zip(ENGINES[0]().compile(made_program)(arrays), wanted, strict=True):
+        np.testing.assert_allclose(found, array, rtol=1e-10, atol=1e-10 * max(np.abs(array).max(), 1))

@@ -1,0 +1,277 @@
+"""Bad files: one line, a typed error, the name of what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.onnx.model_file import field_header, shown
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops.registry import RULES
+from tests.kit.onnx_kit import F, conv_model, external
+
+
+def refused(path: Path, *parts: str, kind: type[ModelError] = ModelError) -> None:
+    """Reading fails with one line that has all ``parts``."""
+    with pytest.raises(kind) as caught:
+        inspect_onnx(path).bind(RULES, {"x": (2, 4, 8, 8)})
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in parts:
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "is empty (0 bytes)"),
+        (b"\x80\x04\x95abc", "looks like a pickle"),
+        (b"PK\x03\x04aaaa", "zip archive"),
+        (np.random.default_rng(7).bytes(3000), "onnx"),
+        (b"\x89HDF\r\n", "HDF5"),
+        (b"\x08\x08", "there is no graph"),
+    ],
+)
+def test_not_onnx(content: bytes, part: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    refused(tmp_path / "model.onnx", part)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    (tmp_path / "right.onnx").write_bytes(b"x")
+    refused(tmp_path / "wrong.onnx", "no file", "did you mean right.onnx?")
+    refused(tmp_path, "is a folder")
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    data = conv_model().SerializeToString()
+    for length in range(1, len(data), 97):
+        (tmp_path / "cut.onnx").write_bytes(data[:length])
+        refused(tmp_path / "cut.onnx")
+
+
+def change_weight(function: Callable[[onnx.TensorProto], Any]) -> onnx.ModelProto:
+    model = conv_model()
+    function(model.graph.initializer[0])
+    return model
+
+
+def set_dims(*dims: int) -> Callable[[onnx.TensorProto], None]:
+    def change(tensor: onnx.TensorProto) -> None:
+        del tensor.dims[:]
+        tensor.dims.extend(dims)
+
+    return change
+
+
+NODE = helper.make_node
+BAD: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[str, ...], type[ModelError]]] = {
+    "huge": (
+        lambda: change_weight(set_dims(2**40)),
+        ("tensor 'w'", "4 TiB", "1.125 KiB"),
+        ModelError,
+    ),
+    "negative": (
+        lambda: change_weight(set_dims(-4, 3)),
+        ("tensor 'w' has dimension -4",),
+        ModelError,
+    ),
+    "type": (
+        lambda: change_weight(lambda t: setattr(t, "data_type", 99)),
+        ("'w'", "unknown element type 99"),
+        ModelError,
+    ),
+    "string": (
+        lambda: change_weight(lambda t: setattr(t, "data_type", 8)),
+        ("'w'", "strings"),
+        UnsupportedError,
+    ),
+    "integers": (
+        lambda: conv_model(weight=numpy_helper.from_array(np.ones((8, 4, 3, 3), np.int8), "w")),
+        ("'conv'", "'w' is int8; training needs float"),
+        ModelError,
+    ),
+    "opset": (lambda: conv_model(opset=9999), ("opset 9999 is not known",), UnsupportedError),
+    "old": (lambda: conv_model(opset=3), ("opset 3 is not known",), UnsupportedError),
+    "cycle": (
+        lambda: conv_model(
+            nodes=[
+                NODE("Add", ["x", "b"], ["a"], name="p"),
+                NODE("Relu", ["a"], ["b"]),
+                NODE("Relu", ["b"], ["y"]),
+            ]
+        ),
+        ("'b'", "before it is made"),
+        ModelError,
+    ),
+    "dangling": (
+        lambda: conv_model(nodes=[NODE("Add", ["x", "b"], ["y"], name="p")]),
+        ("'b'", "made nowhere"),
+        ModelError,
+    ),
+    "twice": (
+        lambda: conv_model(nodes=[NODE("Relu", ["x"], ["y"]), NODE("Relu", ["x"], ["y"])]),
+        ("'y' is made twice",),
+        ModelError,
+    ),
+    "output": (
+        lambda: conv_model(nodes=[NODE("Relu", ["x"], ["z"])]),
+        ("output 'y' is made nowhere",),
+        ModelError,
+    ),
+    "unknown": (
+        lambda: conv_model(
+            nodes=[
+                NODE("PyOp", ["x"], ["a"], name="n7", domain="ai.onnx.contrib"),
+                NODE("Relu", ["a"], ["b"], name="n8"),
+                NODE("Conv", ["b", "w"], ["c"], name="n10", group=2),
+                NODE("Loop", ["", "", "c"], ["y"], name="n9"),
+            ]
+        ),
+        (
+            "3 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp), "
+            "'n10' (Conv with group 2), 'n9' (Loop); see",
+        ),
+        UnsupportedError,
+    ),
+    "group": (
+        lambda: conv_model(nodes=[NODE("Conv", ["x", "w"], ["y"], name="c", group=2)]),
+        ("1 node is", "'c' (Conv with group 2)"),
+        UnsupportedError,
+    ),
+    "bomb": (
+        lambda: conv_model(
+            nodes=[
+                NODE("Constant", [], ["s"], value_ints=[2**40, 1024]),
+                NODE("ConstantOfShape", ["s"], ["c"], name="c"),
+                NODE("Add", ["x", "c"], ["y"]),
+            ]
+        ),
+        ("'c' (ConstantOfShape)", "4 PiB"),
+        ModelError,
+    ),
+    "newline": (
+        lambda: conv_model(nodes=[NODE("Foo", ["x"], ["y"], name="a\n<b>" + "c" * 300)]),
+        ("'a\\n\\x3cb>ccc", "..."),
+        UnsupportedError,
+    ),
+    "channels": (
+        lambda: change_weight(set_dims(8, 3, 3, 4)),
+        ("conv", "4 input channels"),
+        ModelError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_model(case: str, tmp_path: Path) -> None:
+    make, parts, kind = BAD[case]
+    (tmp_path / "model.onnx").write_bytes(make().SerializeToString())
+    refused(tmp_path / "model.onnx", *parts, kind=kind)
+
+
+def test_deep_nesting(tmp_path: Path) -> None:
+    graph = b""
+    for _ in range(60):
+        for field in (6, 5, 1):  # graph in attribute in node in graph
+            graph = field_header(field, len(graph)) + graph
+    (tmp_path / "model.onnx").write_bytes(field_header(7, len(graph)) + graph)
+    refused(tmp_path / "model.onnx", "cannot be parsed")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bad_numbers_in_a_weight(value: float, tmp_path: Path) -> None:
+    array = np.ones((8, 4, 3, 3), F)
+    array[0, 1, 2, 0] = value
+    (tmp_path / "m.onnx").write_bytes(
+        conv_model(weight=numpy_helper.from_array(array, "w")).SerializeToString()
+    )
+    source = inspect_onnx(tmp_path / "m.onnx").bind(RULES, {"x": (1, 4, 8, 8)}).weights["w"]
+    with pytest.raises(ModelError, match=r"'w' has 1 NaN or infinite numbers, first at \[0, 1, 2, 0\]"):
+        source.read()
+    assert source.read(((1, 3), (0, 4), (0, 3), (0, 3))).shape == (2, 4, 3, 3)
+
+
+def test_external_data_is_read_by_region(tmp_path: Path) -> None:
+    path = external(tmp_path, offset=0)
+    data = np.arange(8 * 4 * 9, dtype=F).reshape(8, 4, 3, 3)
+    (tmp_path / "weights.bin").write_bytes(data.tobytes())
+    source = inspect_onnx(path).bind(RULES, {"x": (1, 4, 8, 8)}).weights["w"]
+    assert (source.read() == data).all()
+    assert (source.read(((2, 5), (1, 3), (0, 3), (0, 3))) == data[2:5, 1:3]).all()
+    assert (source.read(((2, 3), (1, 3), (1, 2), (0, 2))) == data[2:3, 1:3, 1:2, :2]).all()
+    (tmp_path / "weights.bin").write_bytes(data.tobytes() + b"x")
+    with pytest.raises(ModelError, match="has changed since"):
+        source.read()
+
+
+@pytest.mark.parametrize(
+    ("entries", "part"),
+    [
+        ({"location": "../../etc/passwd"}, "outside the model's folder"),
+        ({"location": "/etc/passwd"}, "absolute"),
+        ({"location": "a/../weights.bin"}, "outside"),
+        ({"location": "other.bin"}, "not found"),
+        ({"location": ""}, "names no file"),
+        ({"location": "C:\\weights.bin"}, "absolute"),
+        ({"length": 2**60}, "the file has 1.125 KiB"),
+        ({"length": -1}, "the file has"),
+        ({"offset": -8}, "the file has"),
+        ({"offset": 4}, "at offset 4"),
+        ({"length": 8}, "declares 1.125 KiB, but its external data is 8 bytes"),
+        ({"offset": "abc"}, "no number"),
+    ],
+)
+def test_hostile_external_data(entries: dict[str, Any], part: str, tmp_path: Path) -> None:
+    refused(external(tmp_path, **entries), "tensor 'w'", part)
+
+
+def test_external_links_and_pipes(tmp_path: Path) -> None:
+    path, file = external(tmp_path), tmp_path / "weights.bin"
+    real = tmp_path.parent / f"{tmp_path.name}-real"
+    file.rename(real)
+    file.symlink_to(real)
+    refused(path, "symbolic link")
+    file.unlink()
+    os.link(real, file)
+    refused(path, "hard link")
+    file.unlink()
+    os.mkfifo(file)
+    refused(path, "FIFO")
+    file.unlink()
+    file.mkdir()
+    refused(path, "folder")
+    file.rmdir()
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    refused(external(tmp_path, location=f"link/{real.name}"), "symbolic link")
+    refused(external(tmp_path, location="/dev/zero"), "absolute")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "part"),
+    [
+        ({}, "dim 'n' of input 'x' has no size; pass dims={'n': ...}"),
+        ({"z": (1,)}, "no input 'z'; its inputs are 'x'"),
+        ({"x": (1, 4, 8)}, "has 4 axes"),
+        ({"x": (0, 4, 8, 8)}, "positive"),
+        ({"x": (1, 5, 8, 8)}, "5 input channels"),
+    ],
+)
+def test_bad_shapes(shapes: dict[str, tuple[int, ...]], part: str, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(conv_model().SerializeToString())
+    with pytest.raises(ModelError) as caught:
+        inspect_onnx(tmp_path / "m.onnx").bind(RULES, shapes)
+    assert part in str(caught.value)
+
+
+def test_names_are_shown_harmlessly() -> None:
+    assert shown("a\nb<script>") == "'a\\nb\\x3cscript>'"
+    assert len(shown("x" * 300)) == 82

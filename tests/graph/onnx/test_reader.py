@@ -1,0 +1,240 @@
+"""Reading ONNX: the graph computes what PyTorch computes, and bad files get one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.lower_shape import rebound
+from oocdl.graph.onnx.model_file import load
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.writer import export_onnx
+from oocdl.ops.registry import RULES
+from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families
+from tests.kit.onnx_kit import F, conv_model, error, perturbed, run
+
+BOTH = ("torchscript", "dynamo")
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+@pytest.mark.parametrize("family", families())
+def test_equals_pytorch(family: str, exporter: str, tmp_path: Path) -> None:
+    make, example = families()[family]
+    model, inputs = perturbed(make()), example()
+    outputs = ("map", "class") if family == "two-heads" else ("y",)
+    path = export(model, inputs, tmp_path / "model.onnx", exporter, outputs=outputs)
+    imported = inspect_onnx(path).bind(RULES, precision="float64")
+    values = run(imported, *inputs)
+    tolerance = 1e-7 if family.startswith("gpt") else 1e-13  # sqrt(2) and the like are float32 in the file
+    assert [name for name, _ in imported.outputs] == list(outputs)
+    for (_, value), wanted in zip(imported.outputs, exact(model, *inputs), strict=True):
+        assert error(values[value], wanted) < tolerance
+    state = model.state_dict()  # ``exact`` ran one training-mode forward pass
+    trained = {name for name, _ in model.named_parameters()}
+    assert {value.name for value in imported.graph.of_role(Role.WEIGHT)} >= trained - {
+        "head.weight",
+        "wte.weight",
+    }
+    assert len(imported.graph.of_role(Role.WEIGHT)) == len(trained)
+    for old, new in imported.graph.updates.items():
+        assert imported.graph.values[old].role is Role.STATE
+        assert error(values[new], state[old]) < 1e-13
+    assert len(imported.graph.updates) == sum(name.endswith(("_mean", "_var")) for name in state)
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+@pytest.mark.parametrize("norm", ["instance", "batch", "group"])
+@pytest.mark.parametrize("dynamic", [(), (0, 2, 3, 4)])
+def test_volume_of_another_size(norm: str, dynamic: tuple[int, ...], exporter: str, tmp_path: Path) -> None:
+    model = perturbed(UNet3d(norm=norm, base=2, up="trilinear" if norm == "group" else "transpose"))
+    first = torch.randn(2 if dynamic else 1, 1, 32, 32, 32)
+    path = export(model, (first,), tmp_path / "model.onnx", exporter, dynamic=dynamic)
+    x = torch.randn(3, 1, 24, 20, 28)
+    imported = inspect_onnx(path).bind(RULES, {"x": tuple(x.shape)}, precision="float64")
+    assert error(run(imported, x)[imported.outputs[0][1]], exact(model, x)[0]) < 1e-13
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+def test_large_volume_has_the_right_shapes(exporter: str, tmp_path: Path) -> None:
+    path = export(UNet3d(norm="group"), (torch.randn(1, 1, 32, 32, 32),), tmp_path / "model.onnx", exporter)
+    imported = inspect_onnx(path).bind(RULES, {"x": (2, 1, 48, 40, 56)})
+    assert imported.graph.values[imported.outputs[0][1]].shape == (2, 3, 48, 40, 56)
+    space = 48 * 40 * 56  # group norms must leave the axes of space alone, so that they can be cut
+    assert all(space not in value.shape for value in imported.graph.values.values())
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+@pytest.mark.parametrize("dynamic", [(), (0, 1)])
+def test_gpt_with_another_batch(dynamic: tuple[int, ...], exporter: str, tmp_path: Path) -> None:
+    model = perturbed(GPT())
+    path = export(
+        model,
+        (torch.randint(0, 50, (2 if dynamic else 1, 12)),),
+        tmp_path / "m.onnx",
+        exporter,
+        dynamic=dynamic,
+    )
+    ids = torch.randint(0, 50, (3, 9 if dynamic else 12))
+    imported = inspect_onnx(path).bind(RULES, {"x": tuple(ids.shape)}, precision="float64")
+    assert error(run(imported, ids)[imported.outputs[0][1]], exact(model, ids)[0]) < 1e-7
+    if not dynamic:
+        with pytest.raises(ModelError, match=r"^node '"):
+            inspect_onnx(path).bind(RULES, {"x": (1, 9)})
+
+
+def test_float32_and_inference_agree_with_onnxruntime(tmp_path: Path) -> None:
+    model = perturbed(ResNet())
+    x = torch.randn(4, 3, 16, 16)
+    model.train()(x)  # running statistics other than 0 and 1
+    path = export(model, (x,), tmp_path / "model.onnx", training=True)
+    imported = inspect_onnx(path).bind(RULES, training=False)
+    assert not imported.graph.updates and len(imported.graph.of_role(Role.STATE)) == 12
+    quiet = export_onnx(path, tmp_path / "quiet.onnx", {})
+    wanted = onnxruntime.InferenceSession(quiet).run(None, {"x": x.numpy()})[0]
+    assert error(run(imported, x)[imported.outputs[0][1]], torch.as_tensor(wanted)) < 1e-5
+
+
+def test_freeze(tmp_path: Path) -> None:
+    model = perturbed(ResNet())
+    x = torch.randn(4, 3, 16, 16)
+    path = export(model, (x,), tmp_path / "model.onnx")
+    imported = inspect_onnx(path).bind(RULES, precision="float64", freeze=("bn1.*", "layers.0.*"))
+    assert "bn1.running_mean" in imported.frozen and "layers.0.convs.0.weight" in imported.frozen
+    assert not any(name.startswith(("bn1", "layers.0")) for name in imported.graph.updates)
+    assert "layers.1.norms.0.running_var" in imported.graph.updates
+    model.double().train()
+    for part in ("bn1", "layers.0"):
+        model.get_submodule(part).eval()
+    with torch.no_grad():
+        wanted = model(x.double())
+    assert error(run(imported, x)[imported.outputs[0][1]], wanted) < 1e-13
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+def test_dropout_is_active_in_training_only(exporter: str, tmp_path: Path) -> None:
+    path = export(MLP(dropout=0.25), (torch.randn(5, 8),), tmp_path / "model.onnx", exporter)
+    graph = inspect_onnx(path).bind(RULES).graph
+    (node,) = (node for node in graph.nodes if node.op == "Dropout")
+    assert node.attrs == {"ratio": 0.25}
+    (uniform,) = graph.of_role(Role.RANDOM)
+    assert uniform.name == f"{node.name}/uniform" and uniform.shape == (5, 16)
+    assert not inspect_onnx(path).bind(RULES, training=False).graph.of_role(Role.RANDOM)
+
+
+@pytest.mark.parametrize(("final", "op"), [("softmax", "Softmax"), ("sigmoid", "Sigmoid"), ("", None)])
+def test_final_activation(final: str, op: str | None, tmp_path: Path) -> None:
+    path = export(MLP(final=final), (torch.randn(5, 8),), tmp_path / "model.onnx")
+    imported = inspect_onnx(path).bind(RULES)
+    assert imported.final_activation.get("y") == op
+    assert imported.logits.get("y") == (None if op is None else "layers.1/Gemm/add")
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+def test_exported_for_inference(exporter: str, tmp_path: Path) -> None:
+    """Weights lose their names, numbers become initializers, equal tensors are merged."""
+    model = GPT()
+    ids = torch.randint(0, 50, (2, 12))
+    path = export(model, (ids,), tmp_path / "model.onnx", exporter, training=False)
+    imported = inspect_onnx(path).bind(RULES, precision="float64")
+    assert error(run(imported, ids)[imported.outputs[0][1]], exact(model, ids)[0]) < 1e-7
+    assert all(value.shape for value in imported.graph.of_role(Role.WEIGHT))
+    assert bool(imported.notes) == (exporter == "dynamo")  # all its LayerNorms share one weight
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "now", "batch", "wanted"),
+    [
+        ((1, 32, 8, 8, 8), (1, 4, 4096), (3, 32, 8, 8, 8), (1, 3), (3, 4, 4096)),
+        ((1, 4, 4, 4), (1, 64), (2, 4, 6, 6), None, (2, 144)),
+        ((2, 12, 64), (2, 12, 4, 16), (5, 12, 64), (2, 5), (5, 12, 4, 16)),
+        ((17, 1, 16), (17, 16), (17, 5, 16), (1, 5), (85, 16)),
+        ((17, 16), (17, 1, 16), (85, 16), (1, 5), (17, 5, 16)),
+        ((12, 9, 8), (1, 12, 9, 8), (60, 9, 8), (1, 5), (5, 12, 9, 8)),
+        ((64,), (8, 8), (144,), None, None),
+    ],
+)
+def test_rebound(before: Any, after: Any, now: Any, batch: Any, wanted: Any) -> None:
+    found = rebound(before, after, now, batch)
+    assert (None if found is None else found[0]) == wanted
+
+
+def test_two_heads_names(tmp_path: Path) -> None:
+    path = export(TwoHeads(), (torch.randn(2, 1, 6, 6),), tmp_path / "model.onnx", outputs=("map", "class"))
+    model = inspect_onnx(path)
+    assert [(port.name, port.dims, port.dtype) for port in model.inputs] == [("x", (2, 1, 6, 6), "float32")]
+    assert [port.name for port in model.outputs] == ["map", "class"]
+
+
+def numeric_model(path: Path, nodes: list[onnx.NodeProto], **arrays: Any) -> Path:
+    """x [2, 3] -> y, without the name of a producer."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(data), name) for name, data in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_numbers_and_masks_are_no_weights(tmp_path: Path) -> None:
+    path = numeric_model(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Mul", ["x", "scale"], ["a"]),
+            helper.make_node("Add", ["a", "val_3"], ["b"]),
+            helper.make_node("Mul", ["b", "gain"], ["y"]),
+        ],
+        scale=np.array(0.5, F),
+        val_3=np.array([0, -np.inf, 0], F),
+        gain=np.ones(3, F),
+        unused=np.ones(3, F),
+    )
+    imported = inspect_onnx(path).bind(RULES)
+    assert tuple(imported.weights) == ("gain",)
+    assert imported.fixed == ("scale", "val_3")
+
+
+def test_half_precision_is_read_as_the_precision(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("MatMul", ["h", "weight"], ["g"]),
+        helper.make_node("Cast", ["g"], ["y"], to=TensorProto.FLOAT),
+    ]
+    path = numeric_model(tmp_path / "m.onnx", nodes, weight=np.full((3, 4), 0.1, np.float16))
+    for precision in ("float32", "float64"):
+        imported = inspect_onnx(path).bind(RULES, precision=precision)
+        assert {value.dtype for value in imported.graph.values.values()} == {precision}
+        assert imported.weights["weight"].read().dtype == precision
+        assert [node.op for node in imported.graph.nodes] == ["Einsum"]
+
+
+def test_weights_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    weight = np.arange(300_000, dtype=F).reshape(100, 3000)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    numeric_model(path, nodes, w=weight[:3])
+    assert load(path)[0].ByteSize() < 1000 < path.stat().st_size
+    source = inspect_onnx(path).bind(RULES).weights["w"]
+    assert source.data is None and source.path == path
+    assert (source.read(((1, 3), (7, 2000))) == weight[1:3, 7:2000]).all()
+
+
+def test_fingerprint_follows_the_contents(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(conv_model().SerializeToString())
+    first = inspect_onnx(path).fingerprint()
+    assert inspect_onnx(path).fingerprint() == first
+    path.write_bytes(conv_model(opset=18).SerializeToString())
+    assert inspect_onnx(path).fingerprint() != first

@@ -1,0 +1,68 @@
+"""Every operator, planned, cut into pieces and run by the engine, against the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.transforms import channels_last
+from oocdl.ops import RULES
+from oocdl.ops._broadcast import is_float
+from oocdl.testing import run_graph
+from tests.kit.interpret import evaluate
+from tests.kit.op_cases import AS_CONVOLUTIONS, CASES, Case, params
+
+
+def finished(build: Builder, outputs: tuple[str, ...]) -> None:
+    """Declare the outputs; an operator that only renames gets a node behind it, to have a layer."""
+    build.outputs = [build("Neg", name) if is_float(build.dtype(name)) else name for name in outputs]
+    build.values = {
+        name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
+        for name, value in build.values.items()
+    }
+
+
+def run_cut(graph: Any, given: dict[str, Any], count: int, last: bool = False) -> Any:
+    """Cut every class of axes that there is into ``count``."""
+    rules = AS_CONVOLUTIONS if last else RULES
+    return run_graph(graph, rules, given, cuts=dict.fromkeys(range(20), count), channels_last=last)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", params(CASES))
+def test_cut_is_whole(case: Case, count: int) -> None:
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    finished(build, outputs)
+    graph = build.graph()
+    given = {name: array for name, array in zip(inputs, arrays, strict=True) if name not in graph.constants}
+    expected = evaluate(graph, given)
+    found = run_cut(graph, given, count).outputs
+    for name, result in zip(graph.outputs, found.values(), strict=True):
+        np.testing.assert_allclose(result, expected[name], rtol=1e-10, atol=1e-11)
+
+
+def _has_space(case: Case) -> bool:
+    return any(array.ndim in (4, 5) for array in case.arrays())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", params([case for case in CASES if _has_space(case)]))
+def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is with everything that has axes of space, and not convolutions alone."""
+    monkeypatch.setattr(channels_last, "LEAST", 1)
+    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    finished(build, outputs)
+    graph = build.graph()
+    given = {name: array for name, array in zip(inputs, arrays, strict=True) if name not in graph.constants}
+    ran = run_cut(graph, given, count, last=True)
+    whole = run_cut(graph, given, count)
+    for name, result in whole.outputs.items():
+        np.testing.assert_allclose(ran.outputs[name], result, rtol=1e-10, atol=1e-11)

@@ -1,0 +1,217 @@
+"""Cases of operators with sliding windows: convolutions, their gradients, pooling."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oocdl.graph.ir.graph import Array
+from tests.kit.kernel_cases import INF, Case, around, box, noise, padded
+
+CONV = (F.conv1d, F.conv2d, F.conv3d)
+TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+
+
+def geometries() -> list[tuple[str, dict[str, Any]]]:
+    """Batch, channels, windows: (name, what a convolution needs)."""
+    table = [
+        # spatial, kernel, stride, dilation, pads
+        ("1d", (9,), (3,), (1,), (1,), ((1, 1),)),
+        ("1d-stride", (11,), (4,), (3,), (2,), ((2, 1),)),
+        ("2d", (6, 7), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
+        ("2d-border", (5, 7), (3, 3), (1, 1), (1, 1), ((1, 0), (1, 1))),
+        ("2d-wide-pads", (5, 4), (2, 2), (1, 1), (1, 1), ((3, 2), (0, 2))),
+        ("2d-stride", (7, 9), (3, 2), (2, 3), (1, 1), ((1, 1), (0, 0))),
+        ("2d-dilated", (9, 8), (3, 2), (1, 2), (2, 3), ((2, 2), (0, 1))),
+        ("2d-1x1", (5, 4), (1, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
+        ("2d-1x1-stride", (5, 7), (1, 1), (2, 3), (1, 1), ((0, 0), (0, 0))),
+        ("3d", (5, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((1, 1), (1, 1), (1, 1))),
+        ("3d-slab", (4, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((0, 1), (1, 1), (1, 1))),
+        ("3d-stride", (5, 6, 4), (3, 2, 2), (2, 2, 2), (1, 1, 1), ((1, 1), (0, 0), (0, 0))),
+        ("3d-dilated", (6, 5, 6), (2, 3, 2), (1, 1, 1), (2, 1, 3), ((1, 1), (1, 1), (0, 2))),
+    ]
+    found = []
+    for (name, *spec), (channels, filters) in itertools.product(table, ((3, 4), (5, 2))):
+        keys = ("spatial", "kernel", "strides", "dilations", "pads")
+        geometry = dict(zip(keys, spec, strict=True), channels=channels, filters=filters, batch=2)
+        found.append((f"{name}-{channels}to{filters}", trimmed(geometry)))
+    found.append(("2d-batch1", trimmed(dict(found[4][1], batch=1))))
+    return found
+
+
+def trimmed(geometry: dict[str, Any]) -> dict[str, Any]:
+    """The input made exactly as long as the windows, as the cutter does."""
+    spatial, outs = [], []
+    axes = ("spatial", "kernel", "strides", "dilations", "pads")
+    for extent, k, s, d, (b, a) in zip(*(geometry[axis] for axis in axes), strict=True):
+        out = (extent + b + a - d * (k - 1) - 1) // s + 1
+        outs.append(out)
+        spatial.append((out - 1) * s + d * (k - 1) + 1 - b - a)
+    return dict(geometry, spatial=tuple(spatial), out=tuple(outs))
+
+
+def convolutions() -> list[Case]:
+    """Conv, its weight gradient, ConvTranspose with crops."""
+    cases = []
+    for name, g in geometries():
+        rank = len(g["kernel"])
+        attrs = {"strides": g["strides"], "dilations": g["dilations"], "pads": (99,) * (2 * rank)}
+        pads = around(g["pads"])
+        x = noise(g["batch"], g["channels"], *g["spatial"])
+        w = noise(g["filters"], g["channels"], *g["kernel"], seed=1)
+        dy = noise(g["batch"], g["filters"], *g["out"], seed=2)
+
+        def forward(a: Tensor, b: Tensor, g: Any = g, pads: Any = pads) -> Tensor:
+            conv = CONV[len(g["kernel"]) - 1]
+            return conv(padded(a, pads), b, None, g["strides"], 0, g["dilations"])
+
+        def weights(a: Tensor, b: Tensor, g: Any = g, forward: Any = forward) -> Tensor:
+            shape = (g["filters"], g["channels"], *g["kernel"])
+            kernel = torch.zeros(shape, dtype=a.dtype, requires_grad=True)
+            return torch.autograd.grad(forward(a, kernel), kernel, b)[0]
+
+        cases.append(Case(f"Conv-{name}", "Conv", [x, w], forward, attrs, [pads, None]))
+        cases.append(
+            Case(
+                f"ConvWeightGrad-{name}",
+                "ConvWeightGrad",
+                [x, dy],
+                weights,
+                dict(attrs, kernel_shape=g["kernel"]),
+                [pads, None],
+                tolerance=1e-4,
+            )
+        )
+        cases += transposed(name, g, dy, w)
+    empty = noise(2, 3, 0, 5)
+    cases.append(
+        Case(
+            "Conv-empty",
+            "Conv",
+            [empty, noise(4, 3, 2, 2)],
+            lambda a, b: torch.zeros(2, 4, 1, 5, dtype=a.dtype),
+            {"strides": (1, 1)},
+            [around([(0, 2), (1, 0)]), None],
+        )
+    )
+    cases.append(
+        Case(
+            "ConvTranspose-empty",
+            "ConvTranspose",
+            [empty, noise(3, 4, 2, 2)],
+            lambda a, b: torch.zeros(2, 4, 2, 6, dtype=a.dtype),
+            {"strides": (1, 1), "crop": (0, 0, 0, 0)},
+            [around([(0, 1), (0, 0)]), None],
+        )
+    )
+    return cases
+
+
+def transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
+    """The full transposed convolution, cropped: as a data gradient, then in odd ways."""
+    rank = len(g["kernel"])
+    attrs = {"strides": g["strides"], "dilations": g["dilations"], "spatial": g["spatial"]}
+    first = [b for b, _ in g["pads"]]
+    variants = {
+        "whole": ([(0, 0)] * rank, first, g["spatial"]),
+        "padded": (
+            [(1, 2)] * rank,
+            [b + s for b, s in zip(first, g["strides"], strict=True)],
+            g["spatial"],
+        ),
+        "outside": ([(0, 0)] * rank, [-2] * rank, [n + 9 for n in g["spatial"]]),
+        "inside": ([(0, 1)] * rank, [3] * rank, [2] * rank),
+    }
+    cases = []
+    for label, (pads, crop, spatial) in variants.items():
+        shape = (g["batch"], g["channels"], *spatial)
+        where = (0, 0, *crop)
+
+        def reference(
+            a: Tensor,
+            b: Tensor,
+            g: Any = g,
+            pads: Any = pads,
+            where: Any = where,
+            shape: Any = shape,
+        ) -> Tensor:
+            kernel = TRANSPOSED[len(g["kernel"]) - 1]
+            full = kernel(padded(a, around(pads)), b, stride=g["strides"], dilation=g["dilations"])
+            return box(full, where, shape)
+
+        cases.append(
+            Case(
+                f"ConvTranspose-{name}-{label}",
+                "ConvTranspose",
+                [x, w],
+                reference,
+                dict(attrs, crop=where),
+                [around(pads), None],
+            )
+        )
+    return cases
+
+
+def pools() -> list[Case]:
+    """Max pooling and its gradient, with ties, overlaps, borders and crops."""
+    cases = []
+    for name, g in geometries():
+        if g["channels"] != 3 or all(k == 1 for k in g["kernel"]):
+            continue
+        attrs = {"kernel_shape": g["kernel"], "strides": g["strides"], "dilations": g["dilations"]}
+        pads = around(g["pads"])
+        x = np.round(noise(2, 3, *g["spatial"]) * 2) / 2
+        dy = noise(2, 3, *g["out"], seed=2)
+
+        def forward(a: Tensor, g: Any = g, pads: Any = pads) -> Tensor:
+            pool = POOL[len(g["kernel"]) - 1]
+            wide = padded(a, pads, -INF)
+            return pool(wide, g["kernel"], g["strides"], 0, g["dilations"])
+
+        if all(max(pair) < k for pair, k in zip(g["pads"], g["kernel"], strict=True)):
+            cases.append(Case(f"MaxPool-{name}", "MaxPool", [x], forward, attrs, [pads], -INF))
+        cases += pool_gradients(name, g, x, dy, attrs)
+    return cases
+
+
+def pool_gradients(name: str, g: dict[str, Any], x: Array, dy: Array, attrs: dict[str, Any]) -> list[Case]:
+    """The gradient over all windows, and with windows around that do not exist."""
+    cases = []
+    for label, extra in (("whole", 0), ("border", 1)):
+        # `extra` more windows on either side: their inputs are -inf, their gradient is zero.
+        pads = [(b + extra * s, a + extra * s) for (b, a), s in zip(g["pads"], g["strides"], strict=True)]
+        crop = (0, 0, *(b - 1 for b, _ in pads))
+        shape = (2, 3, *(n + 2 for n in g["spatial"]))
+
+        def reference(
+            a: Tensor,
+            b: Tensor,
+            g: Any = g,
+            pads: Any = pads,
+            crop: Any = crop,
+            shape: Any = shape,
+            extra: int = extra,
+        ) -> Tensor:
+            wide = padded(a, around(pads), -INF).requires_grad_()
+            pooled = POOL[len(g["kernel"]) - 1](wide, g["kernel"], g["strides"], 0, g["dilations"])
+            given = padded(b, around([(extra, extra)] * len(g["kernel"])))
+            return box(torch.autograd.grad(pooled, wide, given)[0], crop, shape)
+
+        cases.append(
+            Case(
+                f"MaxPoolGrad-{name}-{label}",
+                "MaxPoolGrad",
+                [x, dy],
+                reference,
+                dict(attrs, crop=crop),
+                [around(pads), around([(extra, extra)] * len(g["kernel"]))],
+                -INF,
+            )
+        )
+    return cases

@@ -1,0 +1,100 @@
+"""Every operator is complete, and is told apart by its facts, not by its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from oocdl.graph.ir import operands
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.speed import Scale, Streaming
+from oocdl.ops.registry import RULES
+from oocdl.planning.nominal import NOMINAL
+from tests.kit.code import modules, own_imports, room
+
+
+@pytest.mark.parametrize("op", sorted(RULES))
+def test_every_operator_is_complete(op: str) -> None:
+    rule = RULES[op]
+    assert rule.op == op
+    assert callable(rule.infer) and callable(rule.gradient) and callable(rule.flops)
+    assert (rule.axes is None) != (rule.expand is None), "exactly one of axes and expand"
+
+
+@pytest.mark.parametrize("op", sorted(RULES))
+def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
+    rule = RULES[op]
+    assert callable(rule.workspace), "it has no default: what is not reserved breaks the budget"
+    assert (rule.speed is None) == (rule.axes is None), "exactly what is cut runs, and has a speed"
+    if rule.speed is None:
+        return
+    like = RULES[rule.speed.like].speed
+    assert isinstance(like, Streaming) and like.bytes_per_second, "what it is like has a rate of its own"
+    assert like.like == rule.speed.like, "what others are like is like itself"
+    if isinstance(rule.speed, Streaming):
+        probes = list(rule.speed.probes((1, 16, 16, 8, 8)))
+    else:
+        made = list(rule.speed.probes(Scale(0.01, thin_slab_elements=THIN_SLAB_ELEMENTS)))
+        probes = [probe for _, _, probe in made]
+        assert {kind for kind, _, _ in made} == set(rule.speed.points)
+        assert set(rule.speed.bfloat16_points) == (set(rule.speed.points) if rule.product else set())
+    assert probes and {probe.op for probe in probes} == {op}
+    assert 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
+
+
+def test_engines_sort_the_data_of_convolutions() -> None:
+    products = {op: rule.product for op, rule in RULES.items() if rule.product}
+    assert {op: product.data for op, product in products.items() if product.data} == operands.DATA
+
+
+NAME_OPERATORS = {
+    "graph.transforms.canonicalize": "merges Reshapes, drops Identities and products with one",
+    "graph.ir.operands": "engines see no rules",
+    "graph.transforms.factorize": "turns Reshapes into factors",
+    "graph.partition.storage_cut": "looks through the Casts that ``transforms.bfloat16`` writes",
+    "planning.probes": "puts a Neg behind what it measures",
+}
+"""Modules that name operators, because they rewrite those very ones. Whatever holds for a class of them
+is a field of ``OpRule``. Readers and writers of ONNX, whose names these are, and engines are apart."""
+
+
+def named(tree: ast.AST) -> Iterator[tuple[int, object]]:
+    """Line and text of strings that are compared, listed, mapped from, or given a name."""
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            found = [node.left, *node.comparators]
+        elif isinstance(node, ast.Set | ast.List | ast.Tuple):
+            found = [*node.elts]
+        elif isinstance(node, ast.Dict):
+            found = [*node.keys]
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.MatchValue):
+            found = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found = [*node.args] if node.func.attr in ("startswith", "endswith", "get") else []
+        yield from ((item.lineno, item.value) for item in found if isinstance(item, ast.Constant))
+
+
+def names_operators(name: str) -> bool:
+    return room(name) in ("ops", "fusion", "engines") or name == "cli.zoo" or "onnx" in name
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if not names_operators(name)])
+def test_no_operator_is_told_apart_by_its_name(name: str) -> None:
+    wrong = [(line, text) for line, text in named(modules()[name]) if text in RULES]
+    if name in NAME_OPERATORS:
+        assert wrong, f"oocdl.{name} names no operator any more: take it from the list"
+    else:
+        assert not wrong, f"oocdl.{name} tells operators apart by name; make it a field of OpRule: {wrong}"
+
+
+def test_every_operator_file_is_registered() -> None:
+    for name, tree in modules().items():
+        makes = any(
+            isinstance(node, ast.AnnAssign | ast.Assign) and "RULES" in ast.unparse(node).split("=")[0]
+            for node in tree.body
+        )
+        if room(name) == "ops" and makes and name != "ops.registry":
+            assert name in own_imports("ops.registry"), f"oocdl.{name} is not in the registry"

@@ -1,0 +1,60 @@
+"""A simulated step comes to its end, however little room there is, and keeps to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import oocdl
+from oocdl.ops import RULES
+from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.simulate import simulate
+from tests.kit.models import GPT, UNet3d, export
+
+
+@pytest.fixture(scope="module", params=["gpt", "unet"])
+def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
+    folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
+    torch.manual_seed(0)
+    if request.param == "gpt":
+        x = random.integers(0, 64, size=(4, 32))
+        model = export(GPT(64, 32, 32, 4, 3), (torch.as_tensor(x),), folder / "net.onnx", dynamic=(0,))
+    else:
+        x = random.normal(size=(4, 1, 16, 16, 16)).astype("float32")
+        model = export(UNet3d(base=4, depth=2), (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("x", data=x)
+    group.create_array("y", data=(x if x.ndim == 2 else x[:, 0] > 0).astype("uint8"))
+    parallel = {"batch": 2, "channels": 4} if x.ndim == 2 else {"space": (4,)}
+    options = {
+        "memory": "6GiB",
+        "engine": "torch",
+        "threads": 2,
+        "parallel": parallel,
+        "loss": "cross_entropy",
+    }
+    return oocdl.plan(model, folder / "data.zarr", batch_size=4 if x.ndim == 2 else 1, **options)
+
+
+@pytest.mark.parametrize("keeps_old", [True, False])
+@pytest.mark.parametrize("times", [1.0, 1.1, 1.3, 2.0, 5.0])
+def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: bool) -> None:
+    compiled = plan.compiled
+    room = int(times * compiled.plan.peak_unit_bytes)
+    rates = replace(NOMINAL, disk_read_bytes_per_second=1e8, disk_write_bytes_per_second=1e8)
+    found = simulate(compiled.graph, room, 2, 3, rates, RULES, keeps_old)
+    assert found.seconds > 0 and found.peak_tier_bytes <= room
+    assert len(found.units) == sum(hasattr(call, "arguments") for call in compiled.graph.calls)
+
+
+def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
+    peak = plan.compiled.plan.peak_unit_bytes
+    moved = [
+        simulate(plan.compiled.graph, int(times * peak), 2, 3, NOMINAL, RULES).moved_bytes
+        for times in (1.2, 3.0, 1000.0)
+    ]
+    assert moved[0] > 0 and moved[0] >= 0.9 * moved[1] and moved[1] >= moved[2] == 0

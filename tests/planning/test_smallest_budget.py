@@ -1,0 +1,96 @@
+"""Exactness at the smallest budget: units as small as the planner makes them, nearly all of it spilled.
+
+What the process itself takes is left out, so that small networks, too, get no more than they need.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.errors import BudgetError
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops import RULES
+from oocdl.planning import budget
+from oocdl.planning.budget import SLACK_BYTES, Machine, machine_for
+from oocdl.testing import run_graph
+from tests.training.test_exact_networks import (
+    EVEN,
+    NETS,
+    OPTIMIZERS,
+    TOLERANCE,
+    Job,
+    check,
+    prepare,
+    train,
+    unet,
+)
+
+SLOW = pytest.mark.slow
+CASES = [*NETS, *(pytest.param(case, marks=SLOW) for case in EVEN[:2])]
+
+
+def _id(case: Any) -> str:
+    return case if isinstance(case, str) else f"unet-{case[0]}"
+
+
+def squeezed(monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
+    """Have runs begun from now on find so much for arrays and programs, whatever ``memory`` says."""
+
+    def machine(*args: Any) -> Machine:
+        return replace(machine_for(*args), capacity_bytes=capacity_bytes)
+
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
+
+
+def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """The capacity that a refusal names."""
+    bases: list[int] = []
+
+    def machine(*args: Any) -> Machine:
+        found = replace(machine_for(*args), capacity_bytes=1)
+        bases.append(found.base_bytes)
+        return found
+
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
+    monkeypatch.setattr(budget, "LARGEST_TRIED_BYTES", 1 << 20)
+    with pytest.raises(BudgetError) as refused:
+        job.fit(folder / "refused", **options)
+    named = re.search(r"memory='(\d+)MiB'", str(refused.value))
+    assert named is not None
+    return (int(named[1]) << 20) - bases[0] - SLACK_BYTES
+
+
+@pytest.mark.parametrize("case", CASES, ids=_id)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_network_is_exact_at_the_smallest_budget(
+    case: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    monkeypatch.setattr(budget, "anonymous_bytes", lambda: 300 << 20)
+    job = prepare(NETS[case] if isinstance(case, str) else unet(*case), tmp_path)
+    options = {"optimizer": OPTIMIZERS[optimizer][0]}
+    capacity = smallest(job, tmp_path, monkeypatch, **options)
+    squeezed(monkeypatch, capacity)
+    run = job.fit(tmp_path / "run", **options)
+    check(run, *train(job, optimizer), TOLERANCE[optimizer])
+
+
+def test_an_accepted_plan_runs_when_partial_results_are_many() -> None:
+    build = Builder(RULES)
+    x = build.value("x", (4096, 256), "float64", Role.INPUT)
+    y = build.value("y", (4096, 64), "float64", Role.INPUT)
+    build.outputs = [build("Einsum", x, y, equation="na,nb->ab")]
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(4096, 256)), "y": random.normal(size=(4096, 64))}
+    unit = 600_000
+    ran = run_graph(build.graph(), RULES, arrays, unit_bytes=unit, capacity_bytes=3 * unit)
+    found = next(iter(ran.outputs.values()))
+    np.testing.assert_allclose(found, arrays["x"].T @ arrays["y"], rtol=1e-10, atol=1e-10)
+    assert ran.peak_bytes <= 3 * unit

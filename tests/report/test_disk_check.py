@@ -1,0 +1,349 @@
+"""The disk: refused before a run that needs more, and when it is full, the last commit stays.
+
+Where the tests run as root, the disk is a small ext4 of its own; the faults are also made by hand.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oocdl
+from oocdl.cli import app
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import InputError, ResourceError, StoreError
+from oocdl.events import Committed, StepDone
+from oocdl.report import disk_check
+from oocdl.storage import files
+from oocdl.storage.cache import direct_io
+from oocdl.storage.cache.spill_store import own_folders
+from tests.kit import nets
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+
+BASE = 300 << 20
+STEPS = 3
+OPTIONS: dict[str, Any] = {
+    "engine": "onnxruntime", "threads": 1, "loss": "dice_ce", "progress": False, "steps": STEPS,
+    "seed": 5, "commit_seconds": 0, "parallel": {"space": (16,)},
+}  # fmt: skip
+Job = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A U-Net that makes 17 MB a step, of which 7 live at once."""
+    folder = tmp_path_factory.mktemp("disk")
+    model = write_unet3d(folder / "unet.onnx", base=8, depth=2, classes=2)
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 32))
+
+
+@pytest.fixture
+def tight(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options under which most of a step is spilled. The process is counted as if it were small."""
+    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: BASE)
+    plan = oocdl.plan(*job, **OPTIONS, memory="4GiB")
+    return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
+
+
+WHOLE: dict[int, dict[str, bytes]] = {}
+"""By budget: equal budgets are cut equally here."""
+
+
+@pytest.fixture
+def whole(job: Job, tight: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What comes out of the same plan where nothing is short."""
+    if tight["memory"] not in WHOLE:
+        run = oocdl.fit(*job, workdir=tmp_path_factory.mktemp("whole") / "run", **tight)
+        WHOLE[tight["memory"]] = nets.files_of(run)
+    return WHOLE[tight["memory"]]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of 128 MiB."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
+        pytest.skip("needs root and mkfs.ext4 to make a small disk")
+    image, place = tmp_path / "disk.img", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    place.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True, timeout=60)
+    mounted = subprocess.run(
+        ["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True, timeout=60
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True, timeout=60)
+
+
+class Filler:
+    """Fills a disk, but for ``left`` bytes, when a run gets to an event; makes room again."""
+
+    def __init__(self, place: Path, left: int, when: Callable[[Any], bool]) -> None:
+        self.path, self.left, self.when = place / "filler", left, when
+
+    def __call__(self, event: Any) -> None:
+        if self.when(event) and not self.path.exists():
+            with self.path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, files.free_bytes(self.path) - self.left)
+
+    def make_room(self) -> None:
+        self.path.unlink()
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def spilled(place: Path) -> list[Path]:
+    return [path for path in place.rglob("spill-*") if path.is_dir()]
+
+
+def go_on(job: Job, run: Path, options: dict[str, Any], whole: dict[str, bytes], committed: int) -> None:
+    """The run is at its last commit, has no spill, and goes on to the bits of an undisturbed one."""
+    left = oocdl.open(run)
+    assert left.steps == committed and len(left.history) == committed and not spilled(run)
+    assert all(np.isfinite(array[...]).all() for array in left.weights.values())
+    assert nets.files_of(oocdl.fit(*job, workdir=run, **options)) == whole
+    assert not list(run.rglob("*.partial"))
+
+
+# --- before the run --------------------------------------------------------------------------
+
+
+def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
+    roomy, plan = oocdl.plan(*job, **{**tight, "memory": "4GiB"}), oocdl.plan(*job, **tight)
+    assert roomy.spill_bytes == 0 and roomy.disk_bytes == roomy.store_bytes >= 3 * roomy.weight_bytes
+    assert plan.spill_bytes > 2 * plan.compiled.plan.peak_unit_bytes
+    most = {"spill": 0, "store": 0}
+
+    def watch() -> None:
+        stored = [tmp_path / "run" / "weights", tmp_path / "run" / "state"]
+        for name, found in {"spill": own_folders(tmp_path / "run" / "spill"), "store": stored}.items():
+            most[name] = max(most[name], sum(disk_check._bytes_in(folder) for folder in found))
+
+    def watched(real: Callable[..., None]) -> Callable[..., None]:
+        def write(*args: Any, **options: Any) -> None:
+            real(*args, **options)
+            watch()
+
+        return write
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oocdl.storage.cache.spill_store.write_array", watched(direct_io.write_array))
+        patch.setattr("oocdl.storage.run.commit.write_array", watched(files.write_array))
+        oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
+    assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
+
+
+def test_more_than_disk_allows_is_refused(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
+    need = oocdl.plan(*job, **tight).disk_bytes
+    with pytest.raises(
+        ResourceError, match=r"of disk \(.* of spill, .* disk= allows .* smaller batch"
+    ) as caught:
+        oocdl.fit(*job, workdir=tmp_path / "run", disk=need - 1, **tight)
+    one_line(caught.value)
+    assert not (tmp_path / "run").exists()
+    oocdl.fit(*job, workdir=tmp_path / "run", disk=need, **{**tight, "steps": 1})
+    for bad in ("much", 0, float("nan")):
+        with pytest.raises(InputError, match="size"):
+            oocdl.plan(*job, disk=bad)
+
+
+def test_disk_is_a_word_of_the_command_line(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "fit",
+        *map(str, job),
+        "--loss",
+        "dice_ce",
+        "--disk",
+        "20KiB",
+        "--workdir",
+        str(tmp_path / "run"),
+    ]
+    assert app.run_command(words, False) == 4
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "disk= allows 1 MiB" in line and "workdir= on another disk" in line
+
+
+@pytest.mark.parametrize("short", ["both", "run", "spill"])
+def test_each_file_system_is_checked_on_its_own(
+    job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    plan = oocdl.plan(*job, **tight)
+    run, spill = tmp_path / "run", tmp_path / "fast" / "spill"
+    (tmp_path / "fast").mkdir()
+    free = {"both": plan.disk_bytes - 1, "run": plan.store_bytes - 1, "spill": plan.spill_bytes - 1}[short]
+    where = {"both": tmp_path, "run": run, "spill": spill}[short]
+    monkeypatch.setattr(
+        disk_check, "free_bytes", lambda path: free if path.is_relative_to(where) else 1 << 60
+    )
+    if short != "both":  # two file systems
+        real = os.stat
+
+        def stat(path: Any, **options: Any) -> Any:
+            found = real(path, **options)
+            return os.stat_result((*found[:2], found.st_dev + ("fast" in str(path)), *found[3:10]))
+
+        monkeypatch.setattr(disk_check.os, "stat", stat)
+    with pytest.raises(ResourceError, match="not enough disk") as caught:
+        oocdl.fit(*job, workdir=run, spill=spill, **tight)
+    text = one_line(caught.value)
+    assert (str(run) in text, str(spill) in text) == (short != "spill", short != "run")
+    assert ("spill= on another disk" in text) == (short != "run") and not run.exists()
+
+
+def test_a_resumed_run_needs_only_what_is_not_there_yet(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**OPTIONS, "steps": 2}
+    plan = oocdl.fit(*job, workdir=tmp_path / "run", **options).plan
+    monkeypatch.setattr(disk_check, "free_bytes", lambda path: plan.store_bytes * 6 // 10)
+    with pytest.raises(ResourceError, match="weights and state"):
+        oocdl.fit(*job, workdir=tmp_path / "other", **options)
+    assert oocdl.fit(*job, workdir=tmp_path / "run", **{**options, "steps": 3}).steps == 3
+
+
+# --- where the spill is ----------------------------------------------------------------------
+
+
+def test_the_argument_wins_over_the_variable(
+    job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OOCDL_SPILL", str(tmp_path / "variable"))
+    run = oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 1})
+    assert run.history[0]["written_bytes"] > 0
+    assert (tmp_path / "variable" / "LOCK").is_file() and not (tmp_path / "run" / "spill").exists()
+    oocdl.fit(*job, workdir=tmp_path / "two", spill=tmp_path / "argument", **{**tight, "steps": 1})
+    assert (tmp_path / "argument" / "LOCK").is_file() and not (tmp_path / "two" / "spill").exists()
+    run.evaluate(job[1])
+    assert not spilled(tmp_path)
+
+
+@pytest.mark.skipif(files.filesystem(Path("/dev/shm")) != "tmpfs", reason="no tmpfs to refuse")
+@pytest.mark.parametrize("way", ["argument", "variable"])
+def test_a_spill_in_memory_is_refused(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    place = Path("/dev/shm") / f"oocdl-test-{os.getpid()}"
+    monkeypatch.setenv("OOCDL_SPILL", str(place) if way == "variable" else "")
+    options = {**OPTIONS, **({"spill": place} if way == "argument" else {})}
+    with pytest.raises(StoreError, match="tmpfs, which is memory; choose a folder on a disk"):
+        oocdl.fit(*job, workdir=tmp_path / "run", **options)
+    assert not place.exists() and not (tmp_path / "run").exists()
+
+
+# --- during the run --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["spill", "commit"])
+def test_a_write_that_fails_ends_the_run_at_its_last_commit(
+    job: Job, tight: dict[str, Any], tmp_path: Path, whole: dict[str, bytes], part: str
+) -> None:
+    """ENOSPC by hand, in the middle of the third step or of its commit."""
+    run, done, tore = tmp_path / "run", 0, 0
+    real, real_at = os.write, os.pwrite
+
+    def listen(event: Any) -> None:
+        nonlocal done
+        done = event.step if isinstance(event, Committed) else done
+
+    def tear(handle: int, data: Any) -> Any:
+        """What of ``data`` is written."""
+        nonlocal tore
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if done == 2 and ("/spill/" in path) == (part == "spill") and path.startswith(str(run)):
+            tore += 1
+            if tore > 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if tore == 3:
+                return data[: len(data) // 2 // 4096 * 4096]
+        return data
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError, match="no space left") as caught:
+        patch.setattr(os, "write", lambda handle, data: real(handle, tear(handle, data)))
+        patch.setattr(os, "pwrite", lambda handle, data, at: real_at(handle, tear(handle, data), at))
+        oocdl.fit(*job, workdir=run, callbacks=[listen], **tight)
+    assert tore > 3 and one_line(caught.value)
+    go_on(job, run, tight, whole, committed=2)
+
+
+def test_a_full_disk_in_a_step(
+    job: Job, tight: dict[str, Any], small_disk: Path, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """The spill has its own disk, full before the first step: later ones find their files there."""
+    run, options = tmp_path / "run", {**tight, "spill": small_disk / "spill"}
+    filler = Filler(small_disk, 1 << 20, lambda event: isinstance(event, Committed) and event.step == 0)
+    with pytest.raises(ResourceError, match=f"no space left for {small_disk}/spill") as caught:
+        oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
+    assert "free some or choose another folder" in one_line(caught.value) and not spilled(small_disk)
+    with pytest.raises(ResourceError, match="not enough disk: the run needs .* for spill"):
+        oocdl.fit(*job, workdir=run, **options)
+    filler.make_room()
+    go_on(job, run, options, whole, committed=0)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["before it", "in the middle"])
+def test_a_full_disk_at_a_commit(
+    job: Job, tight: dict[str, Any], small_disk: Path, tmp_path: Path, whole: dict[str, bytes],
+    seen: bool, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Whether it is seen before anything is written, or something else takes the room meanwhile."""
+    run, options = small_disk / "run", {**tight, "spill": tmp_path / "spill"}
+    filler = Filler(
+        small_disk, 40 << 10, lambda event: isinstance(event, StepDone) and event.row["step"] == 3
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if not seen:
+            patch.setattr(disk_check, "free_bytes", lambda path: 1 << 60)
+        with pytest.raises(ResourceError, match="not enough disk" if seen else "no space left") as caught:
+            oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
+    one_line(caught.value)
+    words = ["fit", *map(str, job), "--loss", "dice_ce", "--steps", str(STEPS), "--engine", "onnxruntime",
+             "--seed", "5", "--threads", "1", "--parallel", "space=16", "--workdir", str(run),
+             "--spill", str(tmp_path / "spill"), "--memory", str(tight["memory"])]  # fmt: skip
+    assert app.run_command(words, False) == 4  # there is no room for the resume either
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    filler.make_room()
+    go_on(job, run, options, whole, committed=2)
+
+
+def test_disk_is_watched_at_commits(
+    job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something that no plan knew of takes more than ``disk=`` allows."""
+    run, need = tmp_path / "run", oocdl.plan(*job, **tight).disk_bytes
+
+    def grow(event: Any) -> None:
+        if isinstance(event, Committed) and event.step == 1:
+            (run / "kept" / "large").write_bytes(bytes(need))
+
+    with pytest.raises(
+        ResourceError, match="the next commit would take the run to .* disk= allows"
+    ) as caught:
+        oocdl.fit(*job, workdir=run, callbacks=[grow], disk=need, **tight)
+    assert "the last commit stays" in one_line(caught.value) and oocdl.open(run).steps == 1
+
+
+def test_kept_values_on_a_full_disk(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("oocdl.storage.run.kept_values.zarr.create_array", full)
+    with pytest.raises(ResourceError, match="no space left for .*kept: the disk is full"):
+        oocdl.fit(*job, workdir=tmp_path / "run", **OPTIONS, keep="down1.conv1")

@@ -1,0 +1,149 @@
+"""The picture of a plan: what is in it, and what is said where it cannot be drawn."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import InputError, StoreError
+from oocdl.planning.timeline import Moment, Ran, Simulated
+from oocdl.report import figure as picture
+from oocdl.report.figure import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
+from tests.kit import nets
+
+MIB = 1 << 20
+
+
+def scene(layers: int = 3, passes: int = 1, workers: int = 2) -> Scene:
+    """Each layer has a unit on each worker, which waits a second and runs a second, and a combining task."""
+    units: list[Ran] = []
+    for layer in range(layers):
+        label, start = f"{layer:03d} layer{layer}", 2.0 * layer
+        for worker in range(workers):
+            units.append(Ran(len(units), label, worker, start, start + 1, start + 2))
+        units.append(Ran(len(units), f"{label} = sum", 0, start + 2, start + 2, start + 2))
+    moments = tuple(Moment(float(second), 10 * MIB, 21 * MIB, 20 * MIB) for second in range(2 * layers))
+    one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 20 * MIB, 0, 1.0, moments, tuple(units))
+    return Scene("a step", (one,) * passes, 100 * MIB, 131 * MIB, 200 * MIB)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
+    folder = tmp_path_factory.mktemp("plan")
+    model = write_unet3d(folder / "unet.onnx", base=4, depth=2, classes=2)
+    data = nets.write_data(folder / "data.zarr", nets.volumes(2, 16))
+    return oocdl.plan(
+        model, data, loss="dice_ce", memory="4GiB", engine="onnxruntime", threads=2, parallel={"space": (2,)}
+    )
+
+
+def test_a_png_of_the_figures_size(plan: oocdl.Plan, tmp_path: Path) -> None:
+    path = plan.plot(tmp_path / "plan.png")
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.width == round(11.0 * picture.DOTS_PER_INCH)
+        found = image.convert("RGB").getcolors(1 << 20)
+        assert found is not None and len(found) > 50  # not an empty page
+
+
+def test_an_svg_has_text_of_its_terms(plan: oocdl.Plan, tmp_path: Path) -> None:
+    root = ElementTree.parse(plan.plot(tmp_path / "plan.SVG")).getroot()
+    assert root.tag.endswith("svg")
+
+
+def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
+    figure = figure_of(
+        Scene("t", plan.simulated, plan.machine.base_bytes, plan.peak_bytes, plan.settings.memory_bytes)
+    )
+    above, below = figure.axes
+    assert [label.get_text() for label in below.get_yticklabels()] == [
+        picture._short(layer.layer.name) for layer in plan.layers
+    ]
+    assert above.get_xlim() == below.get_xlim()
+    assert "ms" in below.get_xlabel() and "GiB" in above.get_ylabel()
+
+
+def test_memory_is_stacked_under_the_budget() -> None:
+    above, _ = figure_of(scene()).axes
+    assert above.get_legend_handles_labels()[1] == [
+        "base process", "chunks in the RAM tier", "reserved by units", "work space of programs",
+        "predicted peak, 131 MiB", "budget, 200 MiB",
+    ]  # fmt: skip
+    tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections]
+    assert tops == [100, 110, 111, 131]
+    (budget,) = (line for line in above.lines if line.get_color() == BUDGET)
+    assert budget.get_ydata() == [200, 200]
+
+
+def bars(axes: Any) -> list[tuple[float, float, float, float]]:
+    """(left, right, top, bottom) of all units and their waiting."""
+    found = []
+    for collection in axes.collections:
+        for path in collection.get_paths():
+            (left, top), (right, bottom) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            found.append((left, right, top, bottom))
+    return found
+
+
+def test_units_that_run_side_by_side_are_below_each_other() -> None:
+    _, below = figure_of(scene(layers=1)).axes
+    working = [bar for bar in bars(below) if bar[:2] == (1.0, 2.0)]
+    waiting = [bar for bar in bars(below) if bar[:2] == (0.0, 1.0)]
+    assert len(working) == len(waiting) == 2
+    first, second = sorted(working, key=lambda bar: bar[2])
+    assert -0.5 < first[2] < first[3] <= second[2] + 1e-9 and second[3] < 0.5
+
+
+def test_passes_follow_each_other() -> None:
+    figure = figure_of(scene(layers=2, passes=3))
+    _, below = figure.axes
+    assert below.get_xlim() == (0, 12)
+    assert len(below.get_yticklabels()) == 2  # the same layers again
+    assert sum(line.get_linestyle() == ":" for line in below.lines) == 2
+    assert max(right for _, right, _, _ in bars(below)) == 12
+
+
+def test_labels_are_thinned_out_and_shortened() -> None:
+    _, below = figure_of(scene(layers=400)).axes
+    shown = below.get_yticks()
+    assert 30 < len(shown) < 80 and len(set(shown[1:] - shown[:-1])) == 1
+    assert "of 400" in below.get_ylabel()
+    assert picture._short("x" * 50) == "x" * 16 + "…" + "x" * 16 and LABEL_LETTERS > 32
+    assert picture._short("a\x1b[0m\nb") == "a?[0m?b"
+
+
+def test_many_workers_share_an_entry_of_the_legend() -> None:
+    few, many = (figure_of(scene(workers=count)).axes[1] for count in (3, 17))
+    assert [text for text in few.get_legend_handles_labels()[1] if text.startswith("worker")] == [
+        "worker 1", "worker 2", "worker 3",
+    ]  # fmt: skip
+    assert any("of 17 workers" in text for text in many.get_legend_handles_labels()[1])
+
+
+def test_no_peak_is_lost_where_moments_are_many() -> None:
+    moments = [Moment(n / 1000, (n == 123) * MIB + n, 0, 0) for n in range(1000)]
+    shown = highest(moments, 1.0, columns=10)
+    assert len(shown) == 10 and moments[123] in shown and moments[999] in shown
+    assert highest(moments[:5], 1.0, columns=1000) == moments[:5]
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"\.png or \.svg, not 'plan\.gif'"):
+        draw(scene(), tmp_path / "plan.gif")
+    with pytest.raises(StoreError, match="cannot write"):
+        draw(scene(), tmp_path / "absent" / "plan.png")
+
+    def missing(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(InputError, match=r"matplotlib.*pip install 'oocdl\[plot\]'"):
+        draw(scene(), tmp_path / "plan.png")
+    assert not list(tmp_path.iterdir())

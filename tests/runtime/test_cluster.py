@@ -1,0 +1,232 @@
+"""The same steps over two processes of a Dask client: equal bits; only strips cross between neighbours."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.threaded
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.ir.index import Region
+from oocdl.losses import CrossEntropy
+from oocdl.optim import Adam
+from oocdl.planning.placement import largest_crossing, place
+from oocdl.planning.task_graph import Key, UnitCall
+from tests.kit import nets
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+
+CUTS: dict[str, Any] = {"parallel": {"space": (4,)}}
+QUICK: dict[str, Any] = {
+    "memory": "3GiB",
+    "engine": "onnxruntime",
+    "progress": False,
+    "threads": 1,
+    "steps": 3,
+    "batch_size": 1,
+    "loss": "dice_ce",
+    "seed": 11,
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Two workers, a process and a thread each."""
+    folder = tmp_path_factory.mktemp("workers")
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=None,
+            dashboard_address=":0",
+            local_directory=str(folder),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A U-Net with pooling, and three volumes of 16³."""
+    folder = tmp_path_factory.mktemp("job")
+    model = write_unet3d(folder / "unet.onnx", base=2, depth=1, classes=2)
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(3, 16))
+
+
+@pytest.fixture(scope="module")
+def local(job: tuple[Path, Path]) -> oocdl.Run:
+    """The run in this process, by our own ``get``."""
+    return oocdl.fit(*job, **CUTS, **QUICK)
+
+
+def test_two_processes_make_the_same_bits(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+) -> None:
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **QUICK)
+    assert nets.files_of(run) == nets.files_of(local)
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in local.history]
+    # What units read and made is the plan's doing, wherever they ran.
+    for name in ("unit_read_bytes", "unit_written_bytes"):
+        assert [row[name] for row in run.history] == [row[name] for row in local.history]
+    with pytest.raises(StoreError, match="not by a Dask client's workers"):
+        run.report()
+
+
+def test_a_run_may_move_between_process_and_client(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+) -> None:
+    for steps, where in ((1, None), (2, client), (3, None)):
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=where, **CUTS, **{**QUICK, "steps": steps})
+    assert nets.files_of(run) == nets.files_of(local)
+
+
+def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    """Three passes are a step, whose sums of gradients stay on the workers."""
+    options = {**CUTS, **QUICK, "accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
+    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_dask_threaded_makes_the_same_bits(
+    job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, threads: int
+) -> None:
+    run = oocdl.fit(
+        *job, workdir=tmp_path / "run", scheduler=dask.threaded.get, **CUTS, **{**QUICK, "threads": threads}
+    )
+    assert nets.files_of(run) == nets.files_of(local)
+
+
+def test_two_threads_make_the_same_bits(job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path) -> None:
+    run = oocdl.fit(*job, workdir=tmp_path / "run", **CUTS, **{**QUICK, "threads": 2})
+    assert nets.files_of(run) == nets.files_of(local)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) -> None:
+    """Whatever a unit reads of another worker is a strip of just that, or a chunk that it needs whole."""
+    graph = local.plan.compiled.graph
+    placed = place(graph, workers)
+    regions: dict[Key, Region] = {key: region for pieces in graph.pieces.values() for region, key in pieces}
+    strips = {strip.key: strip for strip in placed.strips}
+    assert strips and {placed.worker_of[key] for key in strips} == set(range(workers))
+    assert all(strip.region != regions[strip.source] for strip in strips.values())
+    crossing = {"strip": 0, "whole": 0}
+    for _, call in placed.calls:
+        if not isinstance(call, UnitCall):
+            continue
+        mine = placed.worker_of[call.key]
+        for read in call.reads:
+            for number, part in read.chunks:
+                source = call.arguments[number]
+                if placed.worker_of.get(source, mine) == mine:
+                    continue
+                whole = strips[source].region if source in strips else regions[source]
+                assert part == whole, (call.key, source, part, whole)
+                crossing["strip" if source in strips else "whole"] += 1
+    assert crossing["strip"] > 0
+    halo = sum(np.prod([b - a for a, b in strip.region]) for strip in strips.values())
+    full = sum(np.prod([b - a for a, b in regions[strip.source]]) for strip in strips.values())
+    assert halo < full / 2  # slabs of four planes, halos of one or two
+
+
+def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    def left() -> tuple[int, int]:
+        from oocdl.runtime import execute
+        from oocdl.storage.cache import memory_tier
+
+        return len(execute._contexts), int(memory_tier.current() is not None)
+
+    oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
+    assert set(client.run(left).values()) == {(0, 0)}
+
+
+def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="keep is not available with a client"):
+        oocdl.fit(*job, workdir=tmp_path / "kept", client=client, keep="head", **QUICK)
+    labels = nets.volumes(3, 16)
+    labels["y"][1] = 9
+    bad = nets.write_data(tmp_path / "bad.zarr", labels)
+    with pytest.raises(oocdl.errors.NonFiniteError, match="is nan"):
+        oocdl.fit(
+            job[0],
+            bad,
+            workdir=tmp_path / "bad",
+            client=client,
+            **{**QUICK, "loss": CrossEntropy(), "batch_size": 2},
+        )
+    with pytest.raises(oocdl.errors.NonFiniteError, match="has become NaN or infinite"):
+        oocdl.fit(
+            *job, workdir=tmp_path / "wild", client=client, optimizer=Adam(lr=3e38), **{**QUICK, "steps": 1}
+        )
+    assert oocdl.open(tmp_path / "wild").steps == 0
+    # And the client is as good as before.
+    assert oocdl.fit(*job, workdir=tmp_path / "good", client=client, **{**QUICK, "steps": 1}).steps == 1
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A U-Net whose layers are worth cutting for threads, and a volume of 64³."""
+    folder = tmp_path_factory.mktemp("larger")
+    model = write_unet3d(folder / "unet.onnx", base=4, depth=1, classes=2)
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 64))
+
+
+def test_a_plan_has_work_for_every_worker(client: Client, larger: tuple[Path, Path], tmp_path: Path) -> None:
+    run = oocdl.fit(*larger, workdir=tmp_path / "run", client=client, **{**QUICK, "steps": 1})
+    assert run.plan.machine.workers == 2
+    graph = run.plan.compiled.graph
+    placed = place(graph, 2)
+    units = [call for call in graph.calls if isinstance(call, UnitCall)]
+    shares = [sum(placed.worker_of[call.key] == worker for call in units) for worker in (0, 1)]
+    assert shares[1] > shares[0] / 2  # layers too small to be cut are all on the first
+
+
+def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl.Run) -> None:
+    """Units are numbered there and back again; a worker has the same part of space in all layers."""
+    graph = local.plan.compiled.graph
+    placed = place(graph, 2)
+    for call in graph.calls:
+        if isinstance(call, UnitCall) and call.unit.shard == (0,) and len(call.unit.makes) == 1:
+            assert placed.worker_of[call.key] == 0
+    largest = max(np.prod([b - a for a, b in region]) for ps in graph.pieces.values() for region, _ in ps)
+    assert largest_crossing(graph, placed) < 4 * largest
+
+
+@pytest.mark.parametrize("spare", [100 << 20, 250 << 20])
+def test_workers_keep_their_budget(
+    tmp_path: Path, client: Client, larger: tuple[Path, Path], spare: int
+) -> None:
+    """Anonymous memory of both, sampled while they work."""
+    # Who plans has to fit the budget as well, and after other tests it is large itself.
+    budget = oocdl.plan(*larger, **QUICK).machine.base_bytes + spare
+    pids, peaks, over = client.run(os.getpid).values(), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            for pid in pids:
+                resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+                peaks[0] = max(peaks[0], (resident - shared) * resource.getpagesize())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        oocdl.fit(*larger, workdir=tmp_path / "run", client=client, **{**QUICK, "memory": budget})
+    finally:
+        over.set()
+        watcher.join()
+    assert 0 < peaks[0] <= budget

@@ -1,0 +1,202 @@
+"""The spill: Zarr on disk, boxes read by strips, clearing up, refusals."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oocdl.errors import StoreError
+from oocdl.graph.ir.array_layout import PAGE_BYTES, SMALL_BYTES
+from oocdl.graph.ir.index import region_shape, whole
+from oocdl.storage import files
+from oocdl.storage.cache import direct_io
+from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.cache.spill_store import SpillStore
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5)])
+def test_any_zarr_reader_opens_a_spilled_chunk(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array)
+        opened = zarr.open_array(file.folder, mode="r")
+        assert opened.dtype == array.dtype
+        assert np.array_equal(opened[file.index], array)
+        out = np.empty(shape, dtype)
+        assert spill.read(file, whole(shape), out) == array.nbytes
+        assert np.array_equal(out, array)
+        spill.remove(file)
+        assert spill.write(array).data == file.data, "blocks that are there are used again"
+    assert list(tmp_path.glob("spill-*")) == []
+
+
+def paged(shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers in page-aligned memory, as chunks have it."""
+    array = Pool(1 << 30).empty(shape, np.float32)
+    array[...] = np.arange(array.size).reshape(shape)
+    return array
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 32, 64]), st.just(32)),
+    outer=st.integers(0, 3),
+    corner=st.tuples(*[st.tuples(st.integers(0, 63), st.integers(1, 64))] * 4),
+    owned=st.booleans(),
+    runs=st.sampled_from([3, 1024]),
+)
+def test_any_axis_may_be_outermost(
+    tmp_path: Path,
+    shape: tuple[int, ...],
+    outer: int,
+    corner: tuple[tuple[int, int], ...],
+    owned: bool,
+    runs: int,
+) -> None:
+    array = paged(shape)
+    lows = [min(low, extent - 1) for (low, _), extent in zip(corner, shape, strict=True)]
+    box = tuple(
+        (low, min(low + size, extent)) for low, (_, size), extent in zip(lows, corner, shape, strict=True)
+    )
+    # Part of a larger array, as a strip of a slab is; or one of its own.
+    whole_out = paged(shape) if not owned else paged(region_shape(box))
+    out = whole_out if owned else whole_out[tuple(slice(0, n) for n in region_shape(box))]
+    with pytest.MonkeyPatch.context() as patch, SpillStore(tmp_path) as spill:
+        patch.setattr(direct_io, "MOST_RUNS", runs)
+        file = spill.write(array, outer)
+        out[...] = -1
+        assert spill.read(file, box, out) >= out.nbytes
+        assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+        assert np.array_equal(zarr.open_array(file.folder, mode="r")[file.index], array)
+        pages = int(np.prod(shape[outer + 1 :])) * 4 % PAGE_BYTES == 0 and array.nbytes >= SMALL_BYTES
+        assert file.outer == (outer if pages else 0)
+
+
+def test_a_strip_along_the_outermost_axis_is_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, real = list[int](), os.preadv
+    array, out = paged((8, 16, 64, 64)), paged((8, 20, 64, 64))
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array, 1)
+
+        def preadv(handle: int, buffers: list[memoryview], start: int) -> int:
+            calls.append(len(buffers))
+            return real(handle, buffers, start)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        spill.read(file, ((0, 8), (3, 7), (0, 64), (0, 64)), out[:, 10:14])
+    assert calls == [32] and np.array_equal(out[:, 10:14], array[:, 3:7])
+
+
+def test_a_read_that_gives_a_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives at most 2 GiB at once."""
+    array, real = paged((8, 16, 64, 64)), os.preadv
+    out = paged((8, 20, 64, 64))[:, 10:14]
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array, 1)
+        monkeypatch.setattr(os, "preadv", lambda handle, buffers, start: real(handle, buffers[:3], start))
+        spill.read(file, ((0, 8), (3, 7), (0, 64), (0, 64)), out)
+        assert np.array_equal(out, array[:, 3:7])
+        os.truncate(file.data, array.nbytes // 2)
+        with pytest.raises(StoreError, match="shorter than it was written"):
+            spill.read(file, ((0, 8), (7, 11), (0, 64), (0, 64)), out)
+
+
+def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
+    array = np.arange(6).astype(ml_dtypes.bfloat16)
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array)
+        out = np.empty(3, ml_dtypes.bfloat16)
+        spill.read(file, ((2, 5),), out)
+        assert out.tolist() == [2, 3, 4]
+        opened = zarr.open_array(file.folder, mode="r")
+        assert opened.dtype == np.uint16
+        assert opened.attrs["dtype"] == "bfloat16"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    axes=st.lists(st.tuples(st.integers(1, 19), st.integers(0, 18), st.integers(1, 19)), max_size=4),
+    bounce=st.sampled_from([3 * PAGE_BYTES, 1 << 16, 1 << 20]),
+    long=st.sampled_from([1, 16, 1 << 14]),
+    strided=st.booleans(),
+    past_cache=st.booleans(),
+)
+def test_any_box_is_read(
+    tmp_path: Path, axes: list[tuple[int, int, int]], bounce: int, long: int, strided: bool, past_cache: bool
+) -> None:
+    shape = tuple(extent for extent, _, _ in axes)
+    box = tuple(
+        (min(start, extent - 1), min(min(start, extent - 1) + size, extent)) for extent, start, size in axes
+    )
+    array = np.random.default_rng(0).random(shape)
+    path, flag = tmp_path / "box", direct_io.direct_flag(tmp_path) * past_cache
+    direct_io.write_array(path, array, flag)
+    base = np.full([2 * n if strided else n for n in region_shape(box)], np.nan)
+    out = base[(..., *(slice(None, None, 2 if strided else 1) for _ in box))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct_io, "BOUNCE_BYTES", bounce)
+        patch.setattr(direct_io, "LONG_BYTES", long)
+        patch.setattr(direct_io, "_local", threading.local())
+        count = direct_io.read_box(path, shape, box, out, flag)
+    assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+    assert out.nbytes <= count <= array.nbytes
+
+
+def test_only_touched_bytes_are_read(tmp_path: Path) -> None:
+    array = np.zeros((64, 64, 64), np.float32)
+    path = tmp_path / "box"
+    direct_io.write_array(path, array, 0)
+    slab = ((10, 12), (0, 64), (0, 64))
+    assert direct_io.read_box(path, array.shape, slab, np.empty((2, 64, 64), np.float32), 0) == 32768
+    far = ((0, 64), (0, 64), (0, 64))
+    assert direct_io.read_box(path, array.shape, far, np.empty((64, 64, 64), np.float32), 0) == array.nbytes
+
+
+def test_a_short_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"1234")
+    with pytest.raises(StoreError, match="shorter"):
+        direct_io.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32), 0)
+    with pytest.raises(StoreError, match="cannot read"):
+        direct_io.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32), 0)
+
+
+def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, numpy as np\n"
+        "from oocdl.storage.cache.spill_store import SpillStore\n"
+        "SpillStore(sys.argv[1]).write(np.zeros(1000))\n"
+        "os._exit(9)\n"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60, cwd=root)
+    dead = list(tmp_path.glob("spill-*"))
+    assert len(dead) == 1
+    with SpillStore(tmp_path) as first, SpillStore(tmp_path) as second:
+        assert not dead[0].exists()
+        assert first.folder.exists()
+        assert second.folder.exists()
+
+
+@pytest.mark.skipif(files.filesystem(Path("/dev/shm")) != "tmpfs", reason="no tmpfs to refuse")
+def test_memory_file_systems_are_refused() -> None:
+    with pytest.raises(StoreError, match=r"/dev/shm.*tmpfs, which is memory"):
+        SpillStore("/dev/shm/oocdl-test-spill")
+    assert not Path("/dev/shm/oocdl-test-spill").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another folder"):
+        SpillStore(tmp_path / "file" / "below")

@@ -1,0 +1,379 @@
+"""The run on disk: commit, reopen, kill, damage, locks, history, kept values."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from oocdl.errors import CorruptError, StoreError
+from oocdl.graph.ir.index import whole
+from oocdl.storage.run.commit import Commit
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
+
+ROOT = Path(__file__).parents[3]
+
+W = TensorSpec("model/../w\n", "weights", (5, 6), "float32", (2, 3))
+M = TensorSpec("model/../w\n.m", "state", (7,), "float64", (4,))
+B = TensorSpec("b", "weights", (), "int64", ())
+SPECS = (W, M, B)
+
+
+def content(spec: TensorSpec, version: int) -> np.ndarray:
+    rng = np.random.default_rng([version, len(spec.shape)])
+    return np.asarray(rng.random(spec.shape) * 1000).astype(spec.dtype)
+
+
+def commit(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> Commit:
+    made = store.begin(version, specs)
+    for spec in specs:
+        made.write(spec.name, whole(spec.shape), content(spec, version))
+    return made
+
+
+def check(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> None:
+    current = store.current()
+    assert current is not None
+    assert current.version == version
+    for spec in specs:
+        assert np.array_equal(store.read(spec.name, whole(spec.shape)), content(spec, version))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A run with versions 1 and 2."""
+    root = tmp_path / "a.run"
+    with RunStore.create(root, {"seed": 7}) as store:
+        assert store.current() is None
+        commit(store, 1).finish({"step": 10})
+        commit(store, 2).finish({"step": 20, "rng": [1, 2]})
+    return root
+
+
+def folder(path: Path, spec: TensorSpec) -> Path:
+    with RunStore.open(path) as store:
+        manifest = store.current()
+        assert manifest is not None
+        return path / manifest.tensors[spec.name].folder
+
+
+def test_reopening_gives_what_was_committed(path: Path) -> None:
+    for writable in (False, True):
+        with RunStore.open(path, writable) as store:
+            check(store, 2)
+            assert store.meta == {"seed": 7}
+            manifest = store.current()
+            assert manifest is not None
+            assert manifest.meta == {"step": 20, "rng": [1, 2]}
+            assert manifest.tensors[W.name].spec == W
+            part = store.read(W.name, ((1, 5), (2, 4)))
+            assert np.array_equal(part, content(W, 2)[1:5, 2:4])
+            out = np.zeros((5, 12), np.float32)
+            store.read(W.name, whole(W.shape), out[:, ::2])
+            assert np.array_equal(out[:, ::2], content(W, 2))
+
+
+def test_any_zarr_reader_opens_the_run(path: Path) -> None:
+    group = zarr.open_group(path, mode="r")
+    ident = folder(path, W).relative_to(path)
+    array = group[str(ident)]
+    assert isinstance(array, zarr.Array)
+    assert np.array_equal(array[...], content(W, 2))
+    assert array.attrs["name"] == W.name
+    assert group[str(ident.parent)].attrs["name"] == W.name
+    with RunStore.open(path) as store:
+        assert np.array_equal(store.array("state", M.name)[...], content(M, 2))
+        with pytest.raises(StoreError, match="state, not weights"):
+            store.array("weights", M.name)
+        with pytest.raises(ValueError, match="read"):
+            store.array("weights", W.name)[0, 0] = 1
+
+
+def test_names_are_never_paths_and_ids_are_stable(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        before = {n: t.id for n, t in store.current().tensors.items()}  # type: ignore[union-attr]
+        new = TensorSpec("new", "weights", (1,), "float32", (1,))
+        commit(store, 3, (new, *reversed(SPECS))).finish({"step": 30})
+        after = {n: t.id for n, t in store.current().tensors.items()}  # type: ignore[union-attr]
+    assert before == {W.name: "t00000", M.name: "t00001", B.name: "t00002"}
+    assert after == {**before, "new": "t00003"}
+    assert sorted(p.name for p in path.glob("*/t*")) == ["t00000", "t00001", "t00002", "t00003"]
+
+
+def test_two_versions_are_kept(path: Path) -> None:
+    assert sorted(p.name for p in path.glob("weights/t00000/e*")) == ["e1-v1", "e1-v2"]
+    with RunStore.open(path, writable=True) as store:
+        assert store.epoch == 2
+        commit(store, 3).finish({"step": 30})
+    assert sorted(p.name for p in path.glob("weights/t00000/e*")) == ["e1-v2", "e2-v3"]
+    assert len(list(path.glob("manifest-*.json"))) == 2
+
+
+def test_carried_arrays_are_not_written_again(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        for version in (3, 4, 5):
+            step = store.begin(version, [M], carry=[W.name])
+            step.write(M.name, whole(M.shape), content(M, version))
+            step.finish({"step": version * 10})
+        assert np.array_equal(store.read(W.name, whole(W.shape)), content(W, 2))
+        assert np.array_equal(store.read(M.name, whole(M.shape)), content(M, 5))
+        with pytest.raises(StoreError, match="carry"):
+            store.begin(6, [], carry=["b"])
+    assert sorted(p.name for p in path.glob("weights/*/e*")) == ["e1-v2"]
+
+
+def test_unfinished_versions_are_removed(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        commit(store, 3).abort()
+        assert not list(path.glob("weights/*/e2-v3"))
+        commit(store, 3)
+    assert not list(path.glob("weights/*/e2-v3"))  # closing aborts
+    (path / "weights/t00009/e9-v9").mkdir(parents=True)
+    (path / "weights/t00000/e1-v2/c.0.0.1.2.partial").write_bytes(b"")
+    (path / "manifest-9-e9.json").write_text("{}")
+    with RunStore.open(path, writable=True) as store:
+        check(store, 2)
+    assert not (path / "weights/t00009").exists()
+    assert not list(path.rglob("*.partial"))
+    assert len(list(path.glob("manifest-*"))) == 2
+
+
+def test_writes_must_be_whole_complete_and_the_same(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        made = store.begin(3, [W])
+        data = content(W, 3)
+        for region in (((0, 1), (0, 6)), ((1, 2), (0, 6)), ((0, 6), (0, 6))):
+            shape = tuple(b - a for a, b in region)
+            with pytest.raises(StoreError, match="whole"):
+                made.write(W.name, region, np.zeros(shape, np.float32))
+        with pytest.raises(StoreError, match="float64"):
+            made.write(W.name, ((0, 2), (0, 3)), np.zeros((2, 3)))
+        made.write(W.name, ((0, 4), (0, 6)), data[:4])
+        with pytest.raises(StoreError, match="4 of 6 chunks"):
+            made.finish({})
+        made.write(W.name, ((2, 5), (3, 6)), data[2:, 3:])
+        made.write(W.name, ((4, 5), (0, 3)), data[4:, :3])
+        with pytest.raises(StoreError, match="deterministic"):
+            made.write(W.name, ((4, 5), (0, 3)), data[4:, :3] + 1)
+        with pytest.raises(StoreError, match="still being written"):
+            store.begin(4, [W])
+        made.write(W.name, ((4, 5), (0, 3)), data[4:, :3])
+        made.finish({"step": 30})
+        with pytest.raises(StoreError, match="finished"):
+            made.write(W.name, whole(W.shape), data)
+        check(store, 3, (W,))
+        with pytest.raises(StoreError, match="not after"):
+            store.begin(3, [W])
+
+
+def test_workers_write_through_a_picklable_writer(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        made = store.begin(3, [W])
+        writer = pickle.loads(pickle.dumps(made.writer()))
+        for top in (0, 2, 4):
+            region = ((top, min(top + 2, 5)), (0, 6))
+            made.record(W.name, writer.write(W.name, region, content(W, 3)[top : top + 2]))
+        made.finish({"step": 30})
+        check(store, 3, (W,))
+
+
+def test_threads_may_write_together(path: Path) -> None:
+    spec = TensorSpec("big", "weights", (64, 8), "float32", (1, 8))
+    with RunStore.open(path, writable=True) as store:
+        made, data = store.begin(3, [spec]), content(spec, 3)
+
+        def rows(first: int) -> None:
+            for row in range(first, 64, 3):  # every row is written by some twice
+                made.write("big", ((row, row + 1), (0, 8)), data[row : row + 1])
+
+        threads = [threading.Thread(target=rows, args=(n % 3,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        made.finish({"step": 1})
+        check(store, 3, (spec,))
+
+
+def test_every_flipped_bit_is_found(path: Path) -> None:
+    chunk = folder(path, M) / "c.1"
+    good = chunk.read_bytes()
+    with RunStore.open(path) as store:
+        for bit in range(0, 8 * len(good), 5):
+            bad = bytearray(good)
+            bad[bit // 8] ^= 1 << bit % 8
+            chunk.write_bytes(bad)
+            with pytest.raises(CorruptError, match=r"w\\n\.m' chunk \(1,\) of version 2"):
+                store.read(M.name, ((5, 6),))
+            store.read(M.name, ((0, 4),))
+
+
+@pytest.mark.parametrize("damage", ["delete", "swap", "stale", "truncate", "extend"])
+def test_intact_but_wrong_chunks_are_found(path: Path, damage: str) -> None:
+    here = folder(path, W)
+    chunk = here / "c.0.1"
+    data = chunk.read_bytes()
+    if damage == "delete":
+        chunk.unlink()
+    elif damage == "swap":
+        chunk.write_bytes((here / "c.0.0").read_bytes())
+        (here / "c.0.0").write_bytes(data)
+    elif damage == "stale":
+        chunk.write_bytes((here.parent / "e1-v1" / "c.0.1").read_bytes())
+    else:
+        chunk.write_bytes(data[:-4] if damage == "truncate" else data + b"\0")
+    with (
+        RunStore.open(path) as store,
+        pytest.raises(CorruptError, match=r"chunk \(0, 1\) of version 2"),
+    ):
+        store.read(W.name, ((0, 1), (4, 5)))
+
+
+def test_damaged_pointers_are_found(path: Path) -> None:
+    current = path / "CURRENT"
+    manifest = path / json.loads(current.read_text())["manifest"]
+    for file, text in (
+        (manifest, manifest.read_text().replace('"step": 20', '"step": 21')),
+        (current, current.read_text()[:-5]),
+        (current, None),
+        (manifest, None),
+    ):
+        good = file.read_text()
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        for writable in (False, True):
+            with pytest.raises(CorruptError):
+                RunStore.open(path, writable)
+        file.write_text(good)
+    with RunStore.open(path) as store:
+        check(store, 2)
+
+
+def test_one_writer_at_a_time(path: Path) -> None:
+    with RunStore.open(path, writable=True):
+        with pytest.raises(StoreError, match=rf"in use by pid {os.getpid()} on "):
+            RunStore.open(path, writable=True)
+        with RunStore.open(path) as reader:
+            check(reader, 2)
+            with pytest.raises(StoreError, match="reading only"):
+                reader.begin(3, [W])
+    code = (
+        "import os, sys\n"
+        "from oocdl.storage.run.run_store import RunStore\n"
+        "store = RunStore.open(sys.argv[1], writable=True)\n"
+        "print('open', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(StoreError, match=f"pid {other.pid} "):
+            RunStore.open(path, writable=True)
+        other.kill()
+        other.wait(20)
+    with RunStore.open(path, writable=True) as store:  # the dead one is taken over
+        check(store, 2)
+
+
+def test_a_reader_sees_new_commits(path: Path) -> None:
+    with RunStore.open(path) as reader, RunStore.open(path, writable=True) as writer:
+        commit(writer, 3).finish({"step": 30})
+        check(reader, 3)
+
+
+def test_create_refuses_folders_that_are_not_ours(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a run is in"):
+        RunStore.create(path, {})
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("")
+    with pytest.raises(StoreError, match="not empty"):
+        RunStore.create(tmp_path / "home", {})
+    for writable in (False, True):
+        with pytest.raises(StoreError, match="not a run"):
+            RunStore.open(tmp_path / "home", writable)
+    assert [p.name for p in (tmp_path / "home").iterdir()] == ["thesis.txt"]
+
+
+def test_history_is_cut_to_the_committed_step(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        store.append_history([{"step": step, "loss": 1 / step} for step in (19, 20)])
+        store.append_history([{"step": 21, "loss": 0.5}])
+        assert [row["step"] for row in store.history()] == [19, 20, 21]
+        with pytest.raises(StoreError, match="step"):
+            store.append_history([{"loss": 1.0}])
+    with (path / "history/steps.jsonl").open("a") as stream:
+        stream.write('{"step": 2')
+    with RunStore.open(path) as store:
+        assert len(store.history()) == 2  # row 21 is not committed
+    with RunStore.open(path, writable=True) as store:
+        assert store.history() == [{"step": 19, "loss": 1 / 19}, {"step": 20, "loss": 1 / 20}]
+
+
+def test_kept_values(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        for step in (19, 20):
+            array = store.keep("a/../b", (4, 4), "float32", (2, 4), step)
+            array[...] = step * (np.arange(16).reshape(4, 4) > 7)
+        store.keep("later", (2,), "float32", (2,), 21)
+        assert set(store.kept()) == {"a/../b", "later"}
+    assert len(list(path.glob("kept/k00000/**/c/*/*"))) == 2  # zeros are stored
+    with RunStore.open(path, writable=True) as store:
+        assert set(store.kept()) == {"a/../b"}
+        assert store.kept()["a/../b"][3, 0] == 20
+
+
+WRITER = """
+import sys
+from tests.storage.test_run_store import RunStore, commit
+with RunStore.open(sys.argv[1], writable=True) as store:
+    version = store.current().version if store.current() else 0
+    print("ready", flush=True)
+    while True:
+        version += 1
+        store.append_history([{"step": version}])
+        commit(store, version).finish({"step": version})
+        print(version, flush=True)
+"""
+
+
+def test_killed_anywhere_loses_no_committed_version(tmp_path: Path) -> None:
+    root = tmp_path / "a.run"
+    RunStore.create(root, {}).close()
+    rng = random.Random(1)
+    acknowledged = 0
+    for _ in range(20):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0, 0.08))
+            process.send_signal(signal.SIGKILL)
+            lines = process.stdout.read().split("\n")[:-1]
+        acknowledged = max([acknowledged, *map(int, lines)])
+        with RunStore.open(root, writable=True) as store:
+            current = store.current()
+            if current is None:
+                assert acknowledged == 0
+                continue
+            assert acknowledged <= current.version <= acknowledged + 1
+            check(store, current.version)
+            acknowledged = current.version
+            assert store.history()[-1] == {"step": current.version}
+        assert len(list(root.glob("weights/t00000/e*"))) <= 2
+    assert acknowledged > 5

@@ -1,0 +1,320 @@
+"""Gradients accumulated over several passes, and clipped, against PyTorch's own loop in float64."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.graph.ir.graph import Role
+from oocdl.optim import SGD, Adam
+from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
+from oocdl.runtime import scheduler
+from tests.kit import nets
+from tests.kit.models import export
+
+EXACT: dict[str, Any] = {
+    "memory": "6GiB",
+    "engine": "torch",
+    "precision": "float64",
+    "progress": False,
+    "threads": 2,
+    "shuffle": False,
+    "loss": "cross_entropy",
+}
+OPTIMIZERS: dict[str, tuple[Callable[..., Any], Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": (
+        functools.partial(SGD, lr=0.1, momentum=0.9),
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    ),
+    "adam": (functools.partial(Adam, lr=0.01), functools.partial(torch.optim.Adam, lr=0.01)),
+}
+
+
+class Net(nn.Module):
+    """Convolutions, a batch norm between; no bias before it, whose true gradient would be zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv3d(1, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm3d(4)
+        self.head = nn.Conv3d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.norm(self.first(x))))
+        return found
+
+
+class TwoLayers(nn.Module):
+    """``nets.write_mlp``."""
+
+    def __init__(self, weights: dict[str, Any]) -> None:
+        super().__init__()
+        for name, array in weights.items():
+            self.register_parameter(name, nn.Parameter(torch.as_tensor(array).double()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(x @ self.w1.T + self.b1)
+        found: Tensor = hidden @ self.w2.T + self.b2
+        return found
+
+
+def loop(
+    module: nn.Module, x: Tensor, y: Tensor, batch: int, k: int, optimizer: str, clip: float | None
+) -> tuple[list[float], dict[str, Any]]:
+    """Two epochs as PyTorch's users write them, ``(loss / k).backward()``; losses and state dict."""
+    optim = OPTIMIZERS[optimizer][1](module.parameters())
+    starts = range(0, len(x), batch)
+    losses = []
+    for group in 2 * [starts[first : first + k] for first in range(0, len(starts), k)]:
+        optim.zero_grad()
+        total = 0.0
+        for first in group:
+            rows = slice(first, first + batch)
+            loss = nn.functional.cross_entropy(module(x[rows]), y[rows])
+            (loss / len(group)).backward()  # type: ignore[no-untyped-call]
+            total += loss.item() / len(group)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optim.step()
+        losses.append(total)
+    return losses, {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The network on disk, and as PyTorch has it."""
+
+    folder: Path
+    module: nn.Module
+
+    def fit(self, workdir: Path, samples: int, **options: Any) -> oocdl.Run:
+        data = self.folder / f"data{samples}.zarr"
+        if not data.exists():
+            nets.write_data(data, nets.volumes(samples, 6))
+        return oocdl.fit(self.folder / "net.onnx", data, workdir=workdir, **{**EXACT, **options})
+
+    def torch(
+        self, samples: int, batch: int, k: int, optimizer: str, clip: float | None
+    ) -> tuple[list[float], dict[str, Any]]:
+        arrays = nets.volumes(samples, 6)
+        x, y = torch.as_tensor(arrays["x"]).double()[:, None], torch.as_tensor(arrays["y"]).long()
+        return loop(copy.deepcopy(self.module), x, y, batch, k, optimizer, clip)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("net")
+    torch.manual_seed(0)
+    module = Net()
+    path = export(module, (torch.zeros(1, 1, 6, 6, 6),), folder / "net.onnx", dynamic=(0, 2, 3, 4))
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    state = module.state_dict()  # the export may have moved the running statistics
+    module.load_state_dict({n: torch.as_tensor(stored[n].copy()) if n in stored else state[n] for n in state})
+    return Bench(folder, module.double().train())
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durability is tested elsewhere."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance: float = 1e-10) -> None:
+    """Losses, weights and running statistics; PyTorch's own count of batches is not in the file."""
+    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-10)
+    for name, array in state.items():
+        if not name.endswith("num_batches_tracked"):
+            assert np.abs(run.weights[name][...] - array).max() <= tolerance * np.abs(array).max(), name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "clip", "cuts"),
+    [("adam", 0.05, "auto"), ("sgd", None, {"batch": 2, "space": (2, 2), "channels": 2})],
+    ids=["adam, clipped", "sgd, cut"],
+)
+@pytest.mark.parametrize(
+    ("samples", "k", "kinds"),
+    [
+        (8, 2, {MAIN, FIRST}),
+        (9, 3, {MAIN, RAGGED, FIRST, NEXT}),  # 3 passes, then a full and a ragged one
+        (7, 3, {MAIN, RAGGED, FIRST, NEXT, ALONE}),  # 3 passes, then a ragged one alone
+        (5, 9, {MAIN, RAGGED, FIRST, NEXT}),  # an epoch is one step
+    ],
+)
+def test_steps_are_those_of_pytorchs_loop(
+    samples: int,
+    k: int,
+    kinds: set[str],
+    optimizer: str,
+    clip: float | None,
+    cuts: Any,
+    bench: Bench,
+    tmp_path: Path,
+) -> None:
+    ours = OPTIMIZERS[optimizer][0](clip_norm=clip)
+    run = bench.fit(
+        tmp_path / "run", samples, batch_size=2, accumulate=k, epochs=2, optimizer=ours, parallel=cuts
+    )
+    assert set(run.plan.kinds) == kinds
+    check(run, *bench.torch(samples, 2, k, optimizer, clip))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clipping_alone_is_pytorchs(optimizer: str, bench: Bench, tmp_path: Path) -> None:
+    ours = OPTIMIZERS[optimizer][0](clip_norm=0.05)
+    cuts = {"batch": 2, "space": (3, 2), "channels": 2}
+    run = bench.fit(tmp_path / "run", 5, batch_size=2, epochs=2, optimizer=ours, parallel=cuts)
+    check(run, *bench.torch(5, 2, 1, optimizer, 0.05))
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_out_of_core(k: int, clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in a dozen pieces and a tier of two units: sums and full gradients go through the disk.
+
+    The ragged batch of one sample is cut otherwise than the full one, so its updates are cut anew.
+    """
+    sizes = (64, 96, 32)
+    x = np.random.default_rng(0).normal(0, 0.1, (33, 64)).astype("f4")  # no class is ever quite certain
+    y = np.argmax(x[:, :32], axis=1)
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
+    model = nets.write_mlp(tmp_path / "mlp.onnx", sizes)
+    ours = OPTIMIZERS["adam"][0](clip_norm=clip)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(small, 120_000))
+    options = {**EXACT, "threads": 1, "batch_size": 16, "optimizer": ours, "epochs": 2}
+    run = oocdl.fit(model, data, accumulate=k, **options)
+    calls = run.plan.kinds[RAGGED].graph.calls
+    assert any("as stored" in call.key[0] for call in calls)
+    assert len(run.plan.compiled.pieces["w1"]) > 10
+    for row in run.history:
+        assert row["written_bytes"] > 0, "nothing was spilled"
+        assert row["peak_bytes"] <= run.plan.machine.base_bytes + 120_000
+    module = TwoLayers(nets.mlp_weights(sizes))
+    check(run, *loop(module, torch.as_tensor(x).double(), torch.as_tensor(y), 16, k, "adam", clip))
+
+
+def small(capacity: int, settings: Any, dataset: Any) -> Machine:
+    return replace(machine_for(settings, dataset), capacity_bytes=capacity)
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> tuple[Path, Path]:
+    return nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "data.zarr", nets.vectors(12))
+
+
+def test_passes_of_a_batch_are_a_batch_of_all(mlp: tuple[Path, Path], tmp_path: Path) -> None:
+    options = {**EXACT, "shuffle": True, "epochs": 3, "optimizer": SGD(lr=0.5), "keep": ["grad/w1"]}
+    one = oocdl.fit(*mlp, workdir=tmp_path / "one", batch_size=6, **options)
+    three = oocdl.fit(*mlp, workdir=tmp_path / "three", batch_size=2, accumulate=3, **options)
+    rows = [(row["step"], row["epoch"]) for row in three.history]
+    assert rows == [(row["step"], row["epoch"]) for row in one.history] == [(n + 1, n // 2) for n in range(6)]
+    np.testing.assert_allclose(
+        [row["loss"] for row in three.history], [row["loss"] for row in one.history], rtol=1e-10
+    )
+    for name in ("w1", "b1", "w2", "b2"):
+        np.testing.assert_allclose(three.weights[name][...], one.weights[name][...], rtol=1e-10, atol=1e-12)
+    # The gradient that is kept is the step's, not the last pass's.
+    np.testing.assert_allclose(three.kept["grad/w1"][...], one.kept["grad/w1"][...], rtol=1e-9, atol=1e-13)
+    assert {t.spec.name for t in three._store.current().tensors.values()} == {"w1", "b1", "w2", "b2"}
+
+
+def test_one_pass_a_step_is_as_it_was(mlp: tuple[Path, Path], tmp_path: Path) -> None:
+    """No sums, no further kinds of passes, equal bits; also where an epoch has only one batch."""
+    default = oocdl.fit(*mlp, workdir=tmp_path / "default", batch_size=5, epochs=2, progress=False)
+    one = oocdl.fit(*mlp, workdir=tmp_path / "one", batch_size=5, epochs=2, accumulate=1, progress=False)
+    assert nets.files_of(one) == nets.files_of(default)
+    whole = oocdl.plan(*mlp, batch_size=12, accumulate=4)
+    for plan, kinds in ((one.plan, {MAIN, RAGGED}), (whole, {MAIN})):
+        assert set(plan.kinds) == kinds and plan.sum_bytes == 0
+        for compiled in plan.kinds.values():
+            assert not compiled.plan.factored.graph.of_role(Role.SUM) and not compiled.sums
+
+
+def test_each_pass_draws_its_own_numbers(tmp_path: Path) -> None:
+    """A step's loss is the mean over passes whose dropout differs, although their samples are the same."""
+    model = export(
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 3)),
+        (torch.ones(1, 32),),
+        tmp_path / "net.onnx",
+        dynamic=(0,),
+    )
+    data = nets.write_data(tmp_path / "data.zarr", {"x": np.ones((4, 32), "f4"), "y": np.zeros(4, np.int64)})
+    options = {**EXACT, "optimizer": SGD(lr=0.0), "epochs": 2}
+    single = oocdl.fit(model, data, workdir=tmp_path / "single", **options)
+    double = oocdl.fit(model, data, workdir=tmp_path / "double", accumulate=2, **options)
+    losses = [row["loss"] for row in single.history]
+    assert len(set(losses)) == 8
+    means = [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]
+    np.testing.assert_allclose([row["loss"] for row in double.history], means, rtol=1e-12)
+
+
+class Interrupting:
+    """Our own ``get``, with Ctrl-C pressed in one pass."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, graph: Any, keys: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return scheduler.get(graph, keys, **options)
+
+
+@pytest.mark.parametrize("at", [4, 5, 6], ids=["first pass", "middle pass", "last pass"])
+def test_a_step_that_is_stopped_half_way_leaves_no_trace(at: int, bench: Bench, tmp_path: Path) -> None:
+    """Running statistics move with every pass; a commit has those of whole steps only."""
+    options: dict[str, Any] = {"batch_size": 1, "accumulate": 3, "steps": 4, "optimizer": Adam(lr=0.01)}
+    whole = bench.fit(tmp_path / "whole", 7, **options)
+    with pytest.raises(KeyboardInterrupt):
+        bench.fit(tmp_path / "run", 7, scheduler=Interrupting(at), **options)
+    assert oocdl.open(tmp_path / "run").steps == 1
+    run = bench.fit(tmp_path / "run", 7, **options)
+    assert nets.files_of(run) == nets.files_of(whole)
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history]
+
+
+def test_a_run_goes_on_to_the_same_bits_or_refuses(bench: Bench, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "accumulate": 2, "shuffle": True, "seed": 3}
+    whole = bench.fit(tmp_path / "whole", 7, steps=5, **options)
+    for steps in (1, 3, 5):  # in the middle of an epoch, and of the next
+        run = bench.fit(tmp_path / "run", 7, steps=steps, **options)
+    assert nets.files_of(run) == nets.files_of(whole)
+    with pytest.raises(InputError, match="accumulate was 2, is 1"):
+        bench.fit(tmp_path / "run", 7, steps=6, **{**options, "accumulate": 1})
+    with pytest.raises(InputError, match="accumulate must be at least 1"):
+        bench.fit(tmp_path / "run", 7, **{**options, "accumulate": 0})
+
+
+def test_the_plan_counts_all_passes(bench: Bench, tmp_path: Path) -> None:
+    run = bench.fit(tmp_path / "run", 8, batch_size=2, accumulate=4, parallel={"space": (2,)})
+    plan = run.plan
+    first, main = plan.kinds[FIRST].plan, plan.kinds[MAIN].plan
+    assert plan.read_bytes == 3 * first.read_bytes + main.read_bytes
+    assert plan.tasks == 3 * first.tasks + main.tasks
+    assert plan.sum_bytes == sum(array.nbytes for name, array in run.weights.items() if "running" not in name)
+    (row,) = run.history
+    assert row["unit_read_bytes"] == plan.read_bytes and row["unit_written_bytes"] == plan.written_bytes
+    assert row["peak_bytes"] <= plan.peak_bytes
+    assert "batch 2 x 4 passes" in str(plan)
+
+
+def test_a_step_of_several_passes_as_a_delayed(bench: Bench, tmp_path: Path) -> None:
+    run = bench.fit(tmp_path / "run", 7, batch_size=2, accumulate=3)
+    lazy = run.plan.delayed(0)
+    assert lazy.compute(scheduler="threads") == pytest.approx(run.history[0]["loss"], rel=1e-12)

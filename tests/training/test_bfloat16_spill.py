@@ -1,0 +1,101 @@
+"""16-bit storage: half the traffic, the same bits whatever is spilled, losses close to float32's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.cost_model import Rates
+from oocdl.planning.nominal import NOMINAL
+from oocdl.runtime import scheduler
+from tests.kit.models import UNet3d, export
+
+Job = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("rounded")
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).normal(size=(4, 1, 24, 16, 16)).astype("float32")
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("x", data=x, chunks=(1, *x.shape[1:]))
+    group.create_array("y", data=(x[:, 0] > 0).astype("uint8"), chunks=(1, *x.shape[2:]))
+    model = export(UNet3d(base=8, depth=1), (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
+    return model, folder / "data.zarr"
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little memory, and a disk that is worth avoiding."""
+    slow = replace(NOMINAL, disk_read_bytes_per_second=1e6, disk_write_bytes_per_second=1e6)
+
+    def rates(engine: str) -> Rates:
+        return slow
+
+    def small(settings: Any, dataset: Any) -> Machine:
+        return replace(machine_for(settings, dataset), capacity_bytes=5 << 19)
+
+    monkeypatch.setattr("oocdl.planning.budget.rates_of", rates)
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
+
+
+def fit(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
+    settings = {"engine": "torch", "steps": 4, "memory": "6GiB", "progress": False, "threads": 2, "seed": 1}
+    return oocdl.fit(*job, workdir=workdir, **{**settings, **options})
+
+
+def bits(run: oocdl.Run) -> dict[str, bytes]:
+    return {name: np.asarray(array).tobytes() for name, array in run.weights.items()}
+
+
+@pytest.mark.usefixtures("slow_disk")
+def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
+    plain, halved = fit(job, tmp_path / "a"), fit(job, tmp_path / "b", spill_dtype="bfloat16")
+    assert not plain.plan.compiled.rounded and len(halved.plan.compiled.rounded) > 5
+    moved = [
+        sum(row["read_bytes"] + row["written_bytes"] for row in run.history[1:]) for run in (plain, halved)
+    ]
+    assert moved[1] < 0.6 * moved[0]
+    losses = [[row["loss"] for row in run.history] for run in (plain, halved)]
+    np.testing.assert_allclose(*losses, rtol=1e-2)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.usefixtures("slow_disk")
+def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path: Path) -> None:
+    runs = [
+        fit(job, tmp_path / "a", spill_dtype="bfloat16"),
+        fit(
+            job,
+            tmp_path / "b",
+            spill_dtype="bfloat16",
+            scheduler=lambda *a, **k: scheduler.get(*a, workers=1),
+        ),
+    ]
+    fit(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)
+    runs.append(fit(job, tmp_path / "c", spill_dtype="bfloat16"))
+    assert all(run.plan.compiled.rounded for run in runs)
+    assert bits(runs[0]) == bits(runs[1]) == bits(runs[2])
+    with pytest.raises(InputError, match="spill_dtype"):
+        fit(job, tmp_path / "c", steps=6)
+
+
+def test_what_fits_is_not_rounded(job: Job, tmp_path: Path) -> None:
+    assert not oocdl.plan(*job, memory="6GiB", engine="torch", spill_dtype="bfloat16").compiled.rounded
+
+
+def test_refusals(job: Job) -> None:
+    with pytest.raises(InputError, match="spill_dtype must be 'bfloat16', got float16"):
+        oocdl.plan(*job, spill_dtype="float16")
+    with pytest.raises(InputError, match="spill_dtype needs engine='torch'"):
+        oocdl.plan(*job, engine="onnxruntime", spill_dtype="bfloat16")

@@ -1,0 +1,140 @@
+"""One plan, the same bits: whatever the number of workers, the scheduler, and how much is spilled."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import dask.threaded
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import oocdl
+from oocdl.host.limits import anonymous_bytes
+from oocdl.planning.budget import machine_for
+from oocdl.runtime import scheduler
+from tests.kit.models import ResNet, UNet3d, export
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+
+MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
+    "unet": (lambda: UNet3d(base=4, depth=1, dropout=0.2), (1, 16, 12, 8)),
+    "resnet": (lambda: ResNet(classes=3), (3, 12, 16)),
+}
+Bits = dict[str, bytes]
+
+
+class Bench:
+    """A network and its dataset; trains two steps in many ways on one plan."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        make, shape = MAKES[name]
+        torch.manual_seed(0)
+        random = np.random.default_rng(0)
+        x = random.normal(size=(6, *shape)).astype("float32")
+        y = (x[:, 0] > 0).astype("uint8") if len(shape) == 4 else random.integers(1, 3, size=6)
+        group = zarr.open_group(folder / "data.zarr", mode="w")
+        for title, array in (("x", x), ("y", y)):
+            group.create_array(title, data=array, chunks=(1, *array.shape[1:]))
+        self.model = export(make(), (torch.as_tensor(x[:2]),), folder / "net.onnx", dynamic=(0,))
+        self.data, self.folder, self.runs = folder / "data.zarr", folder, 0
+
+    def train(self, engine: str, **options: Any) -> tuple[Bits, oocdl.Run]:
+        """Final weights, state and losses as bytes."""
+        self.runs += 1
+        settings = {
+            "steps": 2,
+            "batch_size": 2,
+            "engine": engine,
+            "memory": "6GiB",
+            "progress": False,
+            "seed": 3,
+            "threads": 2,
+            "parallel": {"batch": 2, "space": (3,), "channels": 2},
+            "workdir": self.folder / f"run{self.runs}",
+            "optimizer": "adam",
+        }
+        run = oocdl.fit(self.model, self.data, **{**settings, **options})
+        store = run._store
+        manifest = store.current()
+        assert manifest is not None
+        bits = {
+            t.spec.name: np.asarray(store.array(t.spec.kind, t.spec.name)[...]).tobytes()
+            for t in manifest.tensors.values()
+        }
+        assert len(bits) > 20 and any(np.frombuffer(b, "float32").any() for b in bits.values())
+        return bits | {f"loss {row['step']}": np.float64(row["loss"]).tobytes() for row in run.history}, run
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durability is tested elsewhere; here it would take a fifth of the time."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="module", params=list(MAKES))
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"), request.param)
+
+
+@functools.cache
+def _reference(bench: Bench, engine: str) -> Bits:
+    return bench.train(engine, scheduler=functools.partial(scheduler.get, workers=1))[0]
+
+
+def differing(bits: Bits, other: Bits) -> list[str]:
+    assert bits.keys() == other.keys()
+    return [name for name in bits if bits[name] != other[name]]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "own get": {},  # three workers
+    "4 workers": {"scheduler": functools.partial(scheduler.get, workers=4)},
+    "window of 1": {"scheduler": functools.partial(scheduler.get, workers=4, window=1)},
+    "dask.threaded": {"scheduler": functools.partial(dask.threaded.get, num_workers=4)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+def test_the_schedule_does_not_change_a_bit(engine: str, way: str, bench: Bench) -> None:
+    assert differing(_reference(bench, engine), bench.train(engine, **WAYS[way])[0]) == []
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier just large enough for its units, so that most of what a step makes goes through the disk."""
+    reference = _reference(bench, engine)
+    roomy = oocdl.plan(bench.model, bench.data, **_plan_options(engine))
+    unit = roomy.compiled.plan.peak_unit_bytes
+    monkeypatch.setattr(
+        "oocdl.planning.budget.TASK_BYTES", 0
+    )  # of the process, of which nothing is counted here
+    monkeypatch.setattr(
+        "oocdl.planning.budget.WORTH", 0.0
+    )  # the same units, however fast smaller ones would be
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(_small, 3 * unit))
+    bits, run = bench.train(engine)
+    assert differing(reference, bits) == []
+    rows = run.history
+    assert any(row["written_bytes"] > 0 for row in rows), "nothing was spilled"
+    assert run.plan.machine.capacity_bytes == 3 * unit
+    assert rows[-1]["peak_bytes"] - run.plan.machine.base_bytes <= 3 * unit
+
+
+def _plan_options(engine: str) -> dict[str, Any]:
+    parallel = {"batch": 2, "space": (3,), "channels": 2}
+    return {"engine": engine, "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": parallel}
+
+
+def _small(capacity: int, settings: Any, dataset: Any) -> Any:
+    machine = machine_for(settings, dataset)
+    assert anonymous_bytes() < settings.memory_bytes
+    return machine.__class__(
+        machine.engine, machine.threads, machine.base_bytes, capacity, machine.reserved_bytes
+    )

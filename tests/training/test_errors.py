@@ -1,0 +1,317 @@
+"""What can be wrong with a model, a dataset, an option or a budget: one line that says it, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from onnx import helper
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.config import parse_bytes
+from oocdl.errors import (
+    BudgetError,
+    DatasetError,
+    InputError,
+    ModelError,
+    NonFiniteError,
+    OocdlError,
+    StoreError,
+    UnsupportedError,
+)
+from oocdl.optim import SGD, Adam
+from tests.kit import nets
+
+QUICK: dict[str, Any] = {
+    "memory": "4GiB",
+    "engine": "onnxruntime",
+    "progress": False,
+    "threads": 1,
+    "steps": 1,
+}
+Arrays = dict[str, np.ndarray]
+
+
+def refused(kind: type[OocdlError], match: str, call: Callable[[], Any]) -> str:
+    """It raises just this kind, in one line; returns the line."""
+    with pytest.raises(OocdlError, match=match) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert kind.exit_code in (2, 3, 4)
+    return str(caught.value)
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., oocdl.Run]:
+    """``fit`` of a small network on given arrays; nothing may be left of what is refused."""
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+
+    def call(arrays: Arrays | None = None, **options: Any) -> oocdl.Run:
+        data = nets.write_data(tmp_path / "data.zarr", nets.vectors() if arrays is None else arrays)
+        try:
+            return oocdl.fit(model, data, **{**QUICK, **options})
+        except InputError:
+            assert not model.with_suffix(".run").exists()
+            raise
+
+    return call
+
+
+def test_unsupported_operators_are_listed_at_once(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Det", ["x"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["b"], "good"),
+        helper.make_node("Hardmax", ["b"], ["c"], "second\nname"),
+        helper.make_node("Bernoulli", ["x"], ["d"], "third"),
+        helper.make_node("Add", ["c", "d"], ["y"], "sum"),
+    ]
+    model = nets.save(tmp_path / "odd.onnx", nodes, {}, ["batch", 6, 6], {"y": ["batch"]})
+    data = nets.write_data(tmp_path / "data.zarr", {"x": np.zeros((2, 6, 6), "f4"), "y": np.zeros(2, "f4")})
+    text = refused(UnsupportedError, "not supported", lambda: oocdl.fit(model, data, loss="mse", **QUICK))
+    for name in ("Det", "Hardmax", "Bernoulli", "first", "second", "third"):
+        assert name in text
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 9, b"\x80\x04}\x94."])
+def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.onnx").write_bytes(content)
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    refused(ModelError, "bad.onnx", lambda: oocdl.fit(tmp_path / "bad.onnx", data, **QUICK))
+    refused(ModelError, "nothing.onnx", lambda: oocdl.fit(tmp_path / "nothing.onnx", data, **QUICK))
+
+
+X, Y = nets.vectors()["x"], nets.vectors()["y"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X[:, :5], "y": Y}, "6|x"),
+        ({"x": X[:, :, None, None], "y": Y}, r"input 'x' has 2 axes \['batch', 6\], array 'x' has 4"),
+        ({"x": X, "y": np.stack([Y, Y], 1)}, r"labels 'target/y' have shape .* but output '.*' has"),
+        ({"x": X, "y": Y[:9]}, "differ in their number of samples: 'x' has 10, 'y' has 9"),
+        ({"x": X[:0], "y": Y[:0]}, "array 'x' has no samples"),
+        ({"x": X}, r"output 'y' of the model has no array of that name; found: x; pass targets=\{'y': ...\}"),
+        (
+            {"a": X, "b": X, "y": Y},
+            "input 'x' of the model has no array of that name; found: a, b, y; pass inputs=",
+        ),
+        ({"x": X, "y": Y.astype("f4")}, "array 'y' is float32; the loss of 'y' wants whole-number labels"),
+        ({"x": X, "y": Y.astype("M8[s]")}, "array 'y' of .* has dtype .*; only bool, integers and floats"),
+        (
+            {"x": X, "y": np.array([str(y) for y in Y])},
+            "array 'y' of .* has dtype .*; only bool, integers and floats",
+        ),
+    ],
+    ids=[
+        "shape",
+        "rank",
+        "labels",
+        "samples",
+        "none",
+        "no-target",
+        "no-input",
+        "float-labels",
+        "dates",
+        "texts",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_datasets(fit: Callable[..., oocdl.Run], arrays: Arrays, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        fit(arrays)
+    assert "\n" not in str(caught.value)
+
+
+def test_datasets_that_are_none(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    model = tmp_path / "mlp.onnx"
+    refused(
+        DatasetError,
+        "no such dataset: .*nothing.zarr",
+        lambda: oocdl.fit(model, tmp_path / "nothing.zarr", **QUICK),
+    )
+    refused(DatasetError, "neither a Zarr group nor an HDF5 file", lambda: oocdl.fit(model, model, **QUICK))
+    (tmp_path / "empty").mkdir()
+    refused(DatasetError, "not a Zarr group", lambda: oocdl.fit(model, tmp_path / "empty", **QUICK))
+    zarr.open_group(tmp_path / "empty", mode="w")
+    refused(DatasetError, "has no arrays", lambda: oocdl.fit(model, tmp_path / "empty", **QUICK))
+    (tmp_path / "bad.h5").write_bytes(b"rubbish")
+    refused(DatasetError, "not a readable HDF5 file", lambda: oocdl.fit(model, tmp_path / "bad.h5", **QUICK))
+
+
+def test_objects_are_never_read(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "objects.h5", "w") as file:
+        file["x"], file["y"] = X, Y
+        file.create_dataset("words", data=["a"] * 10, dtype=h5py.string_dtype())
+    refused(
+        DatasetError,
+        "dtype object",
+        lambda: oocdl.fit(tmp_path / "mlp.onnx", tmp_path / "objects.h5", **QUICK),
+    )
+    group = zarr.open_group(tmp_path / "objects.zarr", mode="w", zarr_format=2)
+    group.create_array("x", data=X)
+    group.create_array("y", data=Y)
+    text = (tmp_path / "objects.zarr" / "y" / ".zarray").read_text()
+    text = re.sub(r'"dtype": "<i8"', '"dtype": "|O"', text)
+    text = re.sub(r'"filters": null', '"filters": [{"id": "pickle"}]', text)
+    (tmp_path / "objects.zarr" / "y" / ".zarray").write_text(text)
+    refused(
+        DatasetError,
+        "object|pickle|dtype",
+        lambda: oocdl.fit(tmp_path / "mlp.onnx", tmp_path / "objects.zarr", **QUICK),
+    )
+
+
+def test_a_missing_chunk(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    fit()
+    (tmp_path / "data.zarr" / "x" / "c" / "3" / "0").unlink()
+
+    def again(**options: Any) -> oocdl.Run:
+        return oocdl.fit(
+            tmp_path / "mlp.onnx", tmp_path / "data.zarr", workdir=tmp_path / "again", **QUICK, **options
+        )
+
+    refused(
+        DatasetError,
+        "array 'x' of .*: 1 of 10 chunks are missing, first c/3/0.*allow_missing_chunks=True",
+        again,
+    )
+    assert again(allow_missing_chunks=True).steps == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batchsize": 1}, r"unknown option 'batchsize' \(did you mean 'batch_size'\?\)"),
+        ({"learning": 1}, "unknown option 'learning'"),
+        ({"optimizer": "adm"}, r"there is no optimizer 'adm' \(did you mean 'adam'\?\)"),
+        ({"optimizer": SGD}, "optimizer .*SGD.* is neither a name"),
+        ({"optimizer": Adam(), "lr": 0.1}, "lr goes with an optimizer given by name"),
+        ({"loss": "crossentropy"}, r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\)"),
+        ({"loss": len}, "there is no loss like <built-in function len>; choose one of"),
+        ({"loss": {}}, "loss is empty"),
+        ({"loss": {"z": "mse"}}, "loss names the output 'z'; the model has: y"),
+        (
+            {"loss": {"y": ("mse", float("nan"))}},
+            r"the weight of loss\['y'\] must be a finite number, got nan",
+        ),
+        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+        ({"lr": -1}, "lr must not be negative"),
+        ({"lr": "fast"}, "lr must be a finite number, got fast"),
+        ({"optimizer": SGD(lr=float("inf"))}, "lr must be a finite number, got inf"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 11}, r"batch_size must be 1...10 \(the number of samples\), got 11"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"epochs": -1}, "epochs must be at least 1, got -1"),
+        ({"steps": "3"}, "steps must be a whole number, got 3"),
+        ({"steps": True}, "steps must be a whole number, got True"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got no"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"memory": "much"}, "'much' is not a size; write for example '2GiB'"),
+        ({"memory": -5}, "a size must be at least one byte, got -5"),
+        ({"memory": "1.2.3G"}, "'1.2.3G' is not a size"),
+        ({"commit_seconds": float("nan")}, "commit_seconds must be a number of seconds, got nan"),
+        ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16' or 'float64', got float16"),
+        ({"logits": True}, "logits must be 'strict' or 'auto', got True"),
+        ({"engine": "jax"}, "there is no engine 'jax'; choose one of: auto, torch, onnxruntime"),
+        ({"inputs": {"image": "x"}}, "inputs names 'image', the model has: 'x'"),
+        ({"inputs": {"x": "image"}}, "input 'x' is to use array 'image', the dataset has: x, y"),
+        ({"targets": {"label": "y"}}, "targets names 'label', the model has: 'y'"),
+        ({"scale": {"image": 2}}, "scale names 'image', the dataset has: 'x', 'y'"),
+        ({"scale": {"x": float("inf")}}, r"scale\['x'\] must be a finite number, got inf"),
+        ({"scale": 2}, "scale takes a mapping by name, got 2"),
+        ({"freeze": 3}, "freeze takes names, got 3"),
+        ({"keep": ["h", "gradient/w1"]}, "keep names 'gradient/w1', which is no activation"),
+        ({"parallel": "data"}, "parallel takes 'auto' or a mapping"),
+        ({"parallel": {"batches": 2}}, r"parallel does not know 'batches' \(did you mean 'batch'\?\)"),
+        ({"parallel": {"space": (2, 0)}}, r"parallel\['space'\] must be at least 1, got 0"),
+        ({"dims": {"batch": 1.5}}, r"dims\['batch'\] must be a whole number"),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
+)
+def test_options(fit: Callable[..., oocdl.Run], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        fit(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes() -> None:
+    wanted = {
+        "2GiB": 2 << 30,
+        "1.5 MB": 1500000,
+        "3k": 3000,
+        "7": 7,
+        ".5Ki": 512,
+        2.5e3: 2500,
+        np.int64(9): 9,
+    }
+    for text, size in wanted.items():
+        assert parse_bytes(text) == size
+    for text in ("", "i", "G", "1.2.3", ".", "1 GiBs", "-1", "0", 0, float("nan"), True, None, "1e3", "1\n2"):
+        refused(InputError, "size", lambda text=text: parse_bytes(text))
+
+
+def test_several_outputs_need_a_mapping(tmp_path: Path) -> None:
+    model = nets.write_two_heads(tmp_path / "two.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": X, "kind": Y, "size": X[:, :1]})
+    message = r"the model has outputs kind, size; pass loss=\{'kind': \('cross_entropy', 1.0\), ...\}"
+    refused(InputError, message, lambda: oocdl.fit(model, data, **QUICK))
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_out_of_range(fit: Callable[..., oocdl.Run], label: int) -> None:
+    labels = Y.copy()
+    labels[7] = label
+    text = refused(
+        NonFiniteError,
+        "the loss of step 4 is nan .* labels without a class",
+        lambda: fit({"x": X, "y": labels}, shuffle=False, batch_size=2, **{"steps": 5}),
+    )
+    assert "[6, 7]" in text
+
+
+def test_an_impossible_budget_names_the_one_that_would_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the process itself takes varies by more than this network's smallest budget.
+    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
+    model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
+    random = np.random.default_rng(0)
+    image = random.normal(size=(1, 1, 16, 16, 16)).astype("f4")
+    data = nets.write_data(tmp_path / "data.zarr", {"image": image, "logits": (image[:, 0] > 0).astype("u1")})
+    plan = oocdl.plan(model, data, **QUICK)
+    base = plan.machine.base_bytes
+    given = base + (1 << 14)
+    text = refused(BudgetError, "layer|memory", lambda: oocdl.fit(model, data, **{**QUICK, "memory": given}))
+    layer = re.search(r"layer '([^']+)'", text)
+    assert layer and re.match(r"(grad/)?(down1|bottom|up1|head)", layer[1])
+    smallest = re.search(r"memory='(\d+MiB)'", text)
+    assert smallest and not (tmp_path / "unet.run").exists()
+    run = oocdl.fit(model, data, **{**QUICK, "memory": smallest[1]})
+    assert run.steps == 1 and run.history[0]["peak_bytes"] <= parse_bytes(smallest[1])
+
+
+def test_a_place_that_cannot_be_written(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file"))
+    refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file" / "run"))
+    refused(StoreError, "file", lambda: fit(workdir=tmp_path / "run", spill=tmp_path / "file"))
+
+
+def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w\n1"], ["y"], "layer\n1", transB=1)]
+    model = nets.save(
+        tmp_path / "odd.onnx", nodes, {"w\n1": np.zeros((3, 6))}, ["batch", 6], {"y": ["batch", 3]}
+    )
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    refused(InputError, "freeze pattern", lambda: oocdl.fit(model, data, freeze="a\nb", **QUICK))
+    assert oocdl.fit(model, data, **QUICK).weights["w\n1"].shape == (3, 6)

@@ -1,0 +1,448 @@
+"""Whole networks, three steps of training through ``fit``, against PyTorch in float64 on the same batches.
+
+Every network is trained uncut and cut in batch, space and channels. The second batch is ragged, the third is
+whole again: three samples in batches of two. What units move is what the plan says.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+import zarr
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.engines.registry import ENGINES
+from oocdl.graph.transforms import channels_last
+from oocdl.optim import SGD, Adam
+from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
+
+STEPS, SAMPLES, BATCH = 3, 3, 2
+CUTS: dict[str, dict[str, Any] | None] = {
+    "whole": None,
+    "batch": {"batch": 2},
+    "slabs": {"space": (3,)},
+    "bricks": {"space": (2, 2, 1)},
+    "channels": {"channels": 2},
+    "mixed": {"batch": 2, "space": (2, 1, 2), "channels": 2},
+}
+# Adam divides the gradients of biases before a norm, truly zero, by 1e-8: their rounding becomes visible.
+TOLERANCE = {"sgd": 1e-11, "adam": 1e-7}
+OPTIMIZERS: dict[str, tuple[Any, Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": (SGD(lr=0.05, momentum=0.9), lambda w: torch.optim.SGD(w, lr=0.05, momentum=0.9)),
+    "adam": (Adam(lr=0.01), lambda w: torch.optim.Adam(w, lr=0.01)),
+}
+
+
+class OddUNet3d(UNet3d):
+    """The U-Net on extents that halving does not divide: every level goes back to its skip's size."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not self.pool and options["up"] == "transpose":
+            # The inverse of a strided convolution; the inverse of pooling is there already.
+            for up in self.up:
+                old = up.conv
+                up.conv = nn.ConvTranspose3d(old.in_channels, old.out_channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for level, block in enumerate(self.down):
+            if level and self.pool:
+                x = F.max_pool3d(x, 2)
+            x = block(x)
+            skips.append(x)
+        skips.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            skip = skips.pop()
+            size = [int(extent) for extent in skip.shape[2:]]
+            if up.up == "transpose":
+                x = up.conv(x, output_size=size)
+            elif up.up == "trilinear":
+                x = up.conv(F.interpolate(x, size=size, mode="trilinear", align_corners=False))
+            else:
+                x = up.conv(F.interpolate(x, size=size, mode="nearest"))
+            x = merge(torch.cat([skip, x], dim=1))
+        result: Tensor = self.head(self.dropout(x))
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Net:
+    """A network, what it is fed, and its loss in oocdl and in PyTorch."""
+
+    make: Callable[[], nn.Module]
+    arrays: Callable[[np.random.Generator], dict[str, np.ndarray]]
+    loss: Any
+    truth: Callable[[Any, Mapping[str, Tensor]], Tensor]
+    outputs: tuple[str, ...] = ("y",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the exporter."""
+
+
+def unet(norm: str, down: str, up: str, shape: Sequence[int], depth: int = 1, odd: bool = False) -> Net:
+    """A 3D U-Net on volumes of ``shape`` with three classes."""
+    kind = OddUNet3d if odd else UNet3d
+
+    def arrays(random: np.random.Generator) -> dict[str, np.ndarray]:
+        x = random.normal(size=(SAMPLES, 1, *shape)).astype("float32")
+        y = (x[:, 0] > 0.3).astype("uint8") + (random.uniform(size=x[:, 0].shape) > 0.8)
+        return {"x": x, "y": y.astype("uint8")}
+
+    return Net(
+        lambda: kind(base=2, depth=depth, norm=norm, down=down, up=up),
+        arrays,
+        "cross_entropy",
+        lambda y, data: F.cross_entropy(y, data["y"].long()),
+    )
+
+
+def _images(random: np.random.Generator) -> dict[str, np.ndarray]:
+    x = random.normal(size=(SAMPLES, 3, 13, 11)).astype("float32")
+    return {"x": x, "y": random.integers(10, size=SAMPLES)}
+
+
+def _tokens(random: np.random.Generator) -> dict[str, np.ndarray]:
+    ids = random.integers(37, size=(SAMPLES, 13))
+    return {"x": ids[:, :-1].copy(), "y": ids[:, 1:].copy()}
+
+
+def _vectors(random: np.random.Generator) -> dict[str, np.ndarray]:
+    x = random.normal(size=(SAMPLES, 7)).astype("float32")
+    return {"x": x, "y": (x[:, :3] ** 2).astype("float32")}
+
+
+def _heads(random: np.random.Generator) -> dict[str, np.ndarray]:
+    x = random.normal(size=(SAMPLES, 1, 9, 7)).astype("float32")
+    return {"x": x, "map": (x > 0).astype("float32"), "class": random.integers(3, size=SAMPLES)}
+
+
+NETS: dict[str, Net] = {
+    "resnet": Net(ResNet, _images, "cross_entropy", lambda y, data: F.cross_entropy(y, data["y"])),
+    "gpt": Net(
+        # Heads of width 4: their scale 1/2 is exact in float32, as is what opset 20 needs for Gelu.
+        lambda: GPT(vocabulary=37, context=12, width=8, heads=2),
+        _tokens,
+        "cross_entropy",
+        lambda y, data: F.cross_entropy(y.transpose(1, 2), data["y"]),
+        options={"opset": 20},
+    ),
+    "mlp": Net(lambda: MLP((7, 11, 3)), _vectors, "mse", lambda y, data: F.mse_loss(y, data["y"])),
+    "two-heads": Net(
+        TwoHeads,
+        _heads,
+        {"map": ("bce", 0.7), "class": ("cross_entropy", 1.3)},
+        lambda y, data: (
+            0.7 * F.binary_cross_entropy_with_logits(y[0], data["map"])
+            + 1.3 * F.cross_entropy(y[1], data["class"])
+        ),
+        outputs=("map", "class"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network on disk."""
+
+    net: Net
+    model: Path
+    data: Path
+    module: nn.Module
+    arrays: Mapping[str, np.ndarray]
+
+    def fit(self, workdir: Path, **options: Any) -> oocdl.Run:
+        """All steps, in dataset order."""
+        settings = {
+            "loss": self.net.loss,
+            "steps": STEPS,
+            "batch_size": BATCH,
+            "shuffle": False,
+            "memory": "6GiB",
+            "workdir": workdir,
+            "progress": False,
+            "engine": "torch",
+            "precision": "float64",
+            "threads": 2,
+        }
+        return oocdl.fit(self.model, self.data, **{**settings, **options})
+
+
+def prepare(net: Net, folder: Path, seed: int = 0) -> Job:
+    """Export the network, write its dataset, and keep a copy with the weights that are in the file."""
+    torch.manual_seed(seed)
+    arrays = net.arrays(np.random.default_rng(seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    for name, array in arrays.items():
+        group.create_array(
+            name, data=array, chunks=(1, *array.shape[1:]), config={"write_empty_chunks": True}
+        )
+    module = net.make()
+    example = torch.as_tensor(arrays["x"][:BATCH])
+    path = export(module, (example,), folder / "net.onnx", dynamic=(0,), outputs=net.outputs, **net.options)
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    module.load_state_dict(
+        {k: torch.as_tensor(stored[k].copy()) if k in stored else v for k, v in module.state_dict().items()}
+    )
+    return Job(net, path, folder / "data.zarr", module.double().train(), arrays)
+
+
+def train(
+    job: Job, optimizer: str, dtype: torch.dtype = torch.float64
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses and final weights of PyTorch."""
+    module = copy.deepcopy(job.module).to(dtype)
+    data = {
+        k: torch.as_tensor(a).to(dtype) if a.dtype.kind == "f" else torch.as_tensor(a)
+        for k, a in job.arrays.items()
+    }
+    optim = OPTIMIZERS[optimizer][1](module.parameters())
+    losses = []
+    for step in range(STEPS):
+        first = step % -(-SAMPLES // BATCH) * BATCH
+        batch = {name: array[first : first + BATCH] for name, array in data.items()}
+        optim.zero_grad()
+        loss = job.net.truth(module(batch["x"]), batch)
+        loss.backward()
+        optim.step()
+        losses.append(loss.item())
+    return losses, {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+
+
+def losses_of(run: oocdl.Run) -> list[float]:
+    return [row["loss"] for row in run.history]
+
+
+def sized(expected: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What an error is relative to: the largest element, or 1e-3 of the network's largest."""
+    floating = {name: array for name, array in expected.items() if array.dtype.kind == "f"}
+    scale = max(np.abs(array).max() for array in floating.values())
+    return {name: max(float(np.abs(array).max()), 1e-3 * scale) for name, array in floating.items()}
+
+
+def errors_of(found: Mapping[str, Any], expected: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Relative error of every weight and running statistic, by name; all have to be there."""
+    return {
+        name: float(np.abs(found[name][...] - expected[name]).max() / size)
+        for name, size in sized(expected).items()
+    }
+
+
+def check(
+    run: oocdl.Run, losses: Sequence[float], weights: Mapping[str, np.ndarray], tolerance: float
+) -> None:
+    """Losses within 1e-9, weights and running statistics within ``tolerance``."""
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-9, atol=0)
+    errors = errors_of(dict(run.weights), weights)
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] <= tolerance, (worst, errors[worst])
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durability is tested elsewhere; here it would take a fifth of the time."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Job]:
+    """Networks on disk, each exported once."""
+    made: dict[Any, Job] = {}
+
+    def job(name: Any) -> Job:
+        if name not in made:
+            net = NETS[name] if isinstance(name, str) else unet(*name)
+            made[name] = prepare(net, tmp_path_factory.mktemp("net"))
+        return made[name]
+
+    return job
+
+
+def check_traffic(run: oocdl.Run) -> None:
+    """Units moved the bytes that the plan says; what is counted never exceeded the tier."""
+    plan, ragged = run.plan, run.plan.ragged
+    assert ragged is not None
+    for row, planned in zip(run.history, (plan, ragged.plan, plan), strict=True):
+        assert row["unit_read_bytes"] == planned.read_bytes
+        assert row["unit_written_bytes"] == planned.written_bytes
+        assert row["peak_bytes"] <= plan.peak_bytes
+        assert row["read_bytes"] == row["written_bytes"] == 0  # all of it fits
+
+
+def exact(job: Job, optimizer: str, cut: str, workdir: Path, engine: str = "torch") -> oocdl.Run:
+    """Train with PyTorch and with oocdl, and compare."""
+    if (job.net, optimizer) not in TRUTH:
+        TRUTH[job.net, optimizer] = train(job, optimizer)
+    options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
+    run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], engine=engine, **options)
+    check(run, *TRUTH[job.net, optimizer], TOLERANCE[optimizer])
+    check_traffic(run)
+    return run
+
+
+TRUTH: dict[Any, tuple[list[float], dict[str, np.ndarray]]] = {}
+Unet = tuple[Any, ...]
+EVEN: tuple[Unet, ...] = (
+    # norm, down, up, extents, depth: halved, the middle level of the first is odd
+    ("instance", "maxpool", "transpose", (18, 14, 10), 1),
+    ("batch", "stride", "trilinear", (12, 8, 16), 2),
+    ("group", "maxpool", "nearest", (10, 14, 6), 1),
+    ("batch", "maxpool", "transpose", (8, 12, 8), 2),
+)
+ODD: tuple[Unet, ...] = (
+    ("instance", "stride", "transpose", (17, 9, 11), 2, True),
+    ("group", "maxpool", "trilinear", (9, 11, 13), 1, True),
+    ("instance", "maxpool", "nearest", (17, 10, 7), 2, True),
+    ("group", "stride", "trilinear", (11, 7, 9), 1, True),
+)
+PRODUCT: tuple[Unet, ...] = tuple(
+    (norm, down, up, shape, 2, True)
+    for norm in ("instance", "batch", "group")
+    for down in ("maxpool", "stride")
+    for up in ("transpose", "trilinear", "nearest")
+    for shape in ((17, 19, 21), (18, 20, 22))
+)
+_CUT_NAMES = tuple(CUTS)
+_SOME = [
+    # Each U-Net with two of the cuts, in turn; each cut with two or three U-Nets.
+    (net, ("sgd", "adam")[(number + turn) % 2], _CUT_NAMES[(2 * number + turn) % 6])
+    for number, net in enumerate((*EVEN, *ODD))
+    for turn in range(2)
+]
+
+
+def _id(value: Any) -> str:
+    return "-".join("x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in value if v is not True)
+
+
+@pytest.mark.parametrize(
+    ("net", "optimizer", "cut"), [pytest.param(*c, id=f"{_id(c[0])}-{c[1]}-{c[2]}") for c in _SOME]
+)
+def test_unet_is_exact(net: Unet, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
+    exact(jobs(net), optimizer, cut, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("net", [pytest.param(net, id=_id(net)) for net in PRODUCT])
+def test_every_unet_is_exact(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> None:
+    exact(jobs(net), ("sgd", "adam")[PRODUCT.index(net) % 2], cut, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cut"), [*(("sgd", cut) for cut in CUTS), ("adam", "batch"), ("adam", "channels")]
+)
+@pytest.mark.parametrize("name", NETS)
+def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
+    exact(jobs(name), optimizer, cut, tmp_path / "run")
+
+
+@pytest.mark.parametrize("net", [EVEN[2], "gpt"], ids=["unet", "gpt"])
+def test_the_numpy_engine_is_exact(net: Unet | str, jobs: Any, tmp_path: Path) -> None:
+    exact(jobs(net), "sgd", "batch", tmp_path / "run", engine="numpy")
+
+
+@pytest.fixture
+def _last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels last in float64, too, and however few they are."""
+    entry = replace(ENGINES["torch"], channels_last={"float64": (4, 5)})
+    monkeypatch.setitem(ENGINES, "torch", entry)  # type: ignore[arg-type]
+    monkeypatch.setattr(channels_last, "LEAST", 1)
+    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
+
+
+@pytest.mark.usefixtures("_last")
+@pytest.mark.parametrize(
+    ("cut", "net"),
+    [("whole", EVEN[0]), ("batch", EVEN[1]), ("slabs", ODD[3]), ("channels", EVEN[0]), ("mixed", EVEN[2])],
+    ids=lambda given: given if isinstance(given, str) else _id(given),
+)
+def test_unet_is_exact_with_its_channels_last(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> None:
+    run = exact(jobs(net), "sgd", cut, tmp_path / "run")
+    programs = [unit.program for layer in run.plan.layers for unit in layer.units]
+    with_orders = [program for program in programs if program.orders]
+    assert len(with_orders) > len(programs) / 3
+    between = any(order for program in with_orders for order in program.output_orders)
+    assert between or cut == "whole"  # which is a program or two, with nothing much between them
+
+
+def test_each_head_has_its_loss(jobs: Any, tmp_path: Path) -> None:
+    run = jobs("two-heads").fit(tmp_path / "run", optimizer="sgd", parallel=CUTS["batch"])
+    for row in run.history:
+        np.testing.assert_allclose(row["loss"], 0.7 * row["loss/map"] + 1.3 * row["loss/class"], rtol=1e-12)
+
+
+def test_running_statistics_are_pytorchs(jobs: Any, tmp_path: Path) -> None:
+    """With the unbiased variance, and they are what prediction uses."""
+    job = jobs("resnet")
+    _, weights = train(job, "sgd")
+    run = job.fit(tmp_path / "run", optimizer=OPTIMIZERS["sgd"][0], parallel=CUTS["bricks"])
+    found = run.weights
+    names = [name for name in weights if name.endswith(("running_mean", "running_var"))]
+    assert set(names) <= set(found) and len(names) == 12
+    for name in names:
+        np.testing.assert_allclose(found[name][...], weights[name], rtol=1e-11, atol=1e-13)
+        assert np.abs(weights[name] - (name.endswith("var"))).max() > 1e-3  # they have moved
+    module = copy.deepcopy(job.module)
+    module.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
+    with torch.no_grad():
+        wanted = module.eval()(torch.as_tensor(job.arrays["x"]).double())
+    made = run.predict(job.data, tmp_path / "out.zarr")
+    np.testing.assert_allclose(made["y"][...], wanted.numpy(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("cut", ["whole", "mixed"])
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("name", ["resnet", "unet"])
+def test_float32_is_as_good_as_pytorchs(name: str, engine: str, cut: str, jobs: Any, tmp_path: Path) -> None:
+    """At most three times PyTorch's own error of float32 against float64 (with a floor of 1e-5)."""
+    job = jobs(EVEN[0] if name == "unet" else name)
+    losses, weights = train(job, "sgd")
+    own = errors_of(train(job, "sgd", torch.float32)[1], weights)
+    options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
+    run = job.fit(
+        tmp_path / "run", optimizer=OPTIMIZERS["sgd"][0], engine=engine, precision="float32", **options
+    )
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-4)
+    found = errors_of(dict(run.weights), weights)
+    worst = max(found, key=lambda name: found[name] / max(own[name], 1e-5 / 3))
+    assert found[worst] <= max(3 * own[worst], 1e-5), (worst, found[worst], own[worst])
+    check_traffic(run)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "unet"])
+def test_dropout_does_not_depend_on_cuts(name: str, jobs: Any, tmp_path: Path) -> None:
+    makes: dict[str, tuple[Net, Callable[[], nn.Module]]] = {
+        "mlp": (NETS["mlp"], lambda: MLP((7, 11, 3), dropout=0.3)),
+        "gpt": (NETS["gpt"], lambda: GPT(vocabulary=37, context=12, width=8, heads=2, layers=1, dropout=0.3)),
+        "unet": (unet(*EVEN[2]), lambda: UNet3d(base=2, depth=1, norm="group", up="nearest", dropout=0.3)),
+    }
+    net, make = makes[name]
+    job = prepare(replace(net, make=make), tmp_path / "net")
+    whole = losses_of(job.fit(tmp_path / "whole", threads=1))
+    for cut in ("batch", "slabs", "channels", "mixed"):
+        np.testing.assert_allclose(losses_of(job.fit(tmp_path / cut, parallel=CUTS[cut])), whole, rtol=1e-11)
+    assert losses_of(job.fit(tmp_path / "seed", threads=1, seed=1)) != whole
+    without = train(replace(job, module=_silent(job.module)), "adam")[0]
+    assert abs(without[0] - whole[0]) > 1e-6, "nothing was dropped"
+
+
+def _silent(module: nn.Module) -> nn.Module:
+    module = copy.deepcopy(module)
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return module

@@ -1,0 +1,198 @@
+"""kill -9 at random moments, twenty times and more: what comes out is what an uninterrupted run makes.
+
+The processes are forked from a server that has everything imported, so that most of their
+life is training: planning, steps, and a commit after every step.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.events import RunStarted, StepDone
+from tests.kit import nets
+
+KILLS, STEPS = 20, 30
+NOTHING: Mapping[str, str] = {}
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def train(
+    model: Path,
+    data: Path,
+    workdir: Path,
+    pipe: Connection,
+    steps: int = STEPS,
+    variables: Mapping[str, str] = NOTHING,
+    **options: Any,
+) -> None:
+    """The process that is killed: tells when it starts to train, and when it takes a step."""
+    os.environ.update(variables)
+
+    def tell(event: Any) -> None:
+        if isinstance(event, RunStarted | StepDone):
+            pipe.send(type(event).__name__)
+
+    oocdl.fit(
+        model,
+        data,
+        workdir=workdir,
+        steps=steps,
+        batch_size=2,
+        optimizer="adam",
+        loss="dice_ce",
+        seed=5,
+        parallel={"space": (2,)},
+        commit_seconds=0,
+        memory="3GiB",
+        engine="onnxruntime",
+        threads=1,
+        progress=False,
+        callbacks=[tell],
+        **options,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    FORKS.set_forkserver_preload(
+        ["oocdl", "onnxruntime", "tests.training.test_kill", "oocdl.engines.ort.engine"]
+    )
+    yield
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Convolutions with batch norms, and three volumes: the last batch of an epoch is ragged."""
+    folder = tmp_path_factory.mktemp("kill")
+    model = write_unet3d(folder / "unet.onnx", base=2, depth=0, classes=2, norm="batch")
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
+
+
+class Process:
+    """One process that trains until it is done or killed."""
+
+    def __init__(self, model: Path, data: Path, workdir: Path, **options: Any) -> None:
+        self.hears, tells = FORKS.Pipe(False)
+        self.process = FORKS.Process(target=train, args=(model, data, workdir, tells), kwargs=options)
+        self.process.start()
+        tells.close()
+
+    def wait_for(self, what: str) -> bool:
+        """Whether the process told so before it ended."""
+        try:
+            while self.hears.recv() != what:
+                pass
+        except EOFError:
+            return False
+        return True
+
+    def kill(self) -> bool:
+        """Whether it was still running."""
+        assert self.process.pid is not None
+        running = self.process.is_alive()
+        os.kill(self.process.pid, signal.SIGKILL) if running else None
+        self.process.join()
+        self.hears.close()
+        return running and self.process.exitcode == -signal.SIGKILL
+
+    def finish(self) -> None:
+        """Let it train to the end."""
+        self.process.join()
+        self.hears.close()
+        assert self.process.exitcode == 0
+
+
+def test_twenty_kills(job: tuple[Path, Path], tmp_path: Path) -> None:
+    Process(*job, tmp_path / "whole").finish()
+    whole = oocdl.open(tmp_path / "whole")
+    expected, losses = nets.files_of(whole), [row["loss"] for row in whole.history]
+    assert len(losses) == STEPS and whole.finished and len(expected) > len(whole.weights)
+    random = np.random.default_rng(int(os.environ.get("OOCDL_TEST_SEED", "0")))
+    step_seconds = float(np.median([row["seconds"] for row in whole.history])) + 0.03  # and its commit
+    kills, runs = 0, 0
+    while kills < KILLS:
+        workdir = tmp_path / f"killed{runs}"
+        runs += 1
+        reached = [0]
+        while not (workdir.exists() and (workdir / "run.json").exists() and oocdl.open(workdir).finished):
+            process = Process(*job, workdir)
+            # Every fourth is killed while it starts or plans, the others in or between steps.
+            if kills % 4 == 3 or process.wait_for("RunStarted"):
+                time.sleep(random.uniform(0, 1.0 if kills % 4 == 3 else 6 * step_seconds))
+            kills += process.kill()
+            if (workdir / "run.json").exists():
+                reached.append(oocdl.open(workdir).steps)
+                assert len(oocdl.open(workdir).history) == reached[-1] >= reached[-2]
+        Process(*job, workdir).finish()  # finds nothing to do, and clears up
+        run = oocdl.open(workdir)
+        assert nets.files_of(run) == expected
+        assert [row["step"] for row in run.history] == list(range(1, STEPS + 1))
+        assert [row["loss"] for row in run.history] == losses
+        assert not list(workdir.glob("*.partial")) and len(list(workdir.glob("manifest-*"))) <= 2
+
+
+def test_spill_of_the_dead_is_removed(job: tuple[Path, Path], tmp_path: Path) -> None:
+    folders = []
+    for _ in range(2):
+        process = Process(*job, tmp_path / "run", spill=tmp_path / "spill", steps=8)
+        assert process.wait_for("StepDone")
+        folders.append({path.name for path in (tmp_path / "spill").glob("spill-*")})
+        assert process.kill()
+    assert [len(found) for found in folders] == [1, 1] and folders[0] != folders[1]
+    Process(*job, tmp_path / "run", spill=tmp_path / "spill", steps=8).finish()
+    assert not list((tmp_path / "spill").glob("spill-*"))
+    assert oocdl.open(tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("where", ["in the run", "in the variable's folder"])
+def test_spill_of_the_dead_is_removed_by_a_run_that_spills_elsewhere(
+    job: tuple[Path, Path], tmp_path: Path, where: str
+) -> None:
+    """By the next of the same directory, and by the next, of any directory, with the same OOCDL_SPILL."""
+    variables = {"OOCDL_SPILL": str(tmp_path / "scratch")}
+    inside = where == "in the run"
+    process = Process(*job, tmp_path / "run", steps=8, variables={} if inside else variables)
+    assert process.wait_for("StepDone")
+    assert process.kill()
+    spill = tmp_path / "run/spill" if inside else tmp_path / "scratch"
+    assert len(list(spill.glob("spill-*"))) == 1
+    Process(*job, tmp_path / ("run" if inside else "other"), steps=2, variables=variables).finish()
+    assert not list(tmp_path.rglob("spill-*"))
+
+
+@pytest.mark.parametrize("left", ["nothing", "run.json", "plan.json"])
+def test_killed_before_the_first_commit(job: tuple[Path, Path], tmp_path: Path, left: str) -> None:
+    """What is there after a kill between two files of the beginning."""
+    run = tmp_path / "run"
+    Process(*job, run, steps=2).finish()
+    expected = nets.files_of(oocdl.open(run))
+    for path in [
+        run / "CURRENT",
+        *run.glob("manifest-*"),
+        *run.glob("history/*.jsonl"),
+        *run.glob("epoch-*"),
+    ]:
+        path.unlink()
+    if left != "plan.json":
+        (run / "plan.json").unlink()
+    if left == "nothing":
+        (run / "report.json").unlink()
+        for path in [run / "run.json", *run.glob("state/t*"), *run.glob("weights/t*"), run / "spill"]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    else:
+        assert repr(oocdl.open(run)) == f"Run('{run}', steps=0, unfinished)" and oocdl.open(run).history == []
+    Process(*job, run, steps=2).finish()
+    assert nets.files_of(oocdl.open(run)) == expected and len(oocdl.open(run).history) == 2

@@ -1,0 +1,307 @@
+"""Going on with a run: what is the same goes on to the same bits, what differs is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import oocdl
+from oocdl.config import make_settings
+from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, StoreError
+from oocdl.events import RunFinished, RunStarted, StepDone
+from oocdl.losses import CrossEntropy, DiceCE
+from oocdl.optim import SGD, Adam, Cosine
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.resume import plan_facts, read_plan, write_plan
+from tests.kit import nets
+
+QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
+Fit = Callable[..., oocdl.Run]
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Fit:
+    """``fit`` of a small network: five batches of two an epoch."""
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+
+    def call(workdir: str = "run", **options: Any) -> oocdl.Run:
+        return oocdl.fit(model, data, workdir=tmp_path / workdir, **{**QUICK, "batch_size": 2, **options})
+
+    return call
+
+
+def refused(kind: type[OocdlError], match: str, call: Callable[[], Any]) -> None:
+    """It raises, in one line."""
+    with pytest.raises(kind, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        SGD(lr=0.1, momentum=0.9),
+        Adam(lr=Cosine(0.1, 10), clip_norm=1.0),
+        Adam(lr=lambda step: 0.1 / (step + 1)),
+        SGD(lr=np.float32(0.1)),
+        Adam(betas=(np.float64(0.8), 0.9)),
+        SGD(lr=[0.1, 0.2, 0.3, 0.1, 0.1, 0.1, 0.1].__getitem__),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_run_goes_on_to_the_same_bits(fit: Fit, optimizer: Any) -> None:
+    whole = fit("whole", steps=7, optimizer=optimizer)
+    fit(steps=3, optimizer=optimizer)
+    run = fit(steps=7, optimizer=optimizer)
+    assert nets.files_of(run) == nets.files_of(whole)
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history]
+
+
+def test_a_finished_run_is_returned(fit: Fit) -> None:
+    seen: list[Any] = []
+    first = fit(epochs=2)
+    before = {path: path.stat().st_mtime_ns for path in (first.path / "weights").rglob("*")}
+    run = fit(epochs=2, callbacks=[seen.append])
+    assert [type(event) for event in seen] == [RunStarted, RunFinished]
+    assert (seen[0].steps, seen[0].done) == (10, 10)
+    assert {path: path.stat().st_mtime_ns for path in (run.path / "weights").rglob("*")} == before
+    assert run.history == first.history and run.plan is not None
+    assert fit(epochs=1).steps == 10  # less than is done already
+
+
+def test_epochs_and_steps_are_totals(fit: Fit) -> None:
+    done: list[int] = []
+
+    def listener(event: Any) -> None:
+        if isinstance(event, StepDone):
+            done.append(event.row["step"])
+
+    for limit in ({"epochs": 1}, {"epochs": 2}, {"steps": 12}, {"epochs": 3}):
+        fit(**limit, callbacks=[listener])
+    assert done == list(range(1, 16))
+    assert nets.files_of(fit()) == nets.files_of(fit("whole", epochs=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 5}, "batch_size was 2, is 5; choose another workdir, or resume='restart'"),
+        ({"seed": 1, "shuffle": False}, "shuffle was True, is False; seed was 0, is 1"),
+        ({"lr": 0.5}, r"optimizer\.lr was 0\.001, is 0\.5"),
+        ({"optimizer": Adam(lr=lambda step: 0.1)}, r"optimizer\.lr was 0\.001, is function of the step"),
+        ({"optimizer": "sgd"}, "optimizer was Adam, is SGD"),
+        ({"loss": DiceCE()}, r"loss\.y\.loss was CrossEntropy, is DiceCE"),
+        ({"loss": CrossEntropy(class_weights=(1, 2, 3))}, r"class_weights was nothing, is \[1, 2, 3\]"),
+        ({"loss": {"y": ("cross_entropy", 2)}}, r"loss\.y\.weight was 1\.0, is 2\.0"),
+        ({"freeze": "w1"}, r"freeze was \[\], is \['w1'\]"),
+        ({"scale": {"x": 2}}, r"scale was nothing, is \{'x': 2\.0\}"),
+        ({"precision": "float64", "engine": "torch"}, "precision was float32, is float64"),
+        ({"engine": "torch"}, "planned differently: engine was onnxruntime, is torch; pass replan=True"),
+        (
+            {"parallel": {"batch": 2}, "keep": "h"},
+            r"parallel was auto, is \{'batch': 2\}; keep was \[\], is \['h'\]",
+        ),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
+)
+def test_what_differs_is_listed(fit: Fit, change: dict[str, Any], message: str) -> None:
+    run = fit(steps=1)
+    before = nets.files_of(run)
+    refused(InputError, message, lambda: fit(steps=2, **change))
+    assert nets.files_of(oocdl.open(run.path)) == before
+    assert fit(steps=2).steps == 2  # and the run can still go on
+
+
+def test_equal_in_other_words(fit: Fit) -> None:
+    fit(steps=1)
+    same = {
+        "loss": {"y": CrossEntropy()},
+        "optimizer": Adam(lr=np.float64(0.001)),
+        "inputs": {"x": "x"},
+        "seed": np.int8(0),
+        "targets": {"y": "y"},
+        "memory": 3 << 30,
+        "commit_seconds": 1,
+        "threads": 2,
+        "freeze": [],
+        "batch_size": np.int64(2),
+    }
+    assert fit(steps=2, **same).steps == 2
+
+
+def test_another_model_or_dataset(fit: Fit, tmp_path: Path) -> None:
+    fit(steps=1)
+    arrays = nets.vectors()
+    zarr.open_group(tmp_path / "data.zarr")["x"][5] = 1.0  # one sample of equal shape: a few values tell
+    refused(InputError, r"dataset\.x was float32 \[10, 6\]", lambda: fit(steps=2))
+    nets.write_data(tmp_path / "data.zarr", {**arrays, "more": arrays["x"]})
+    assert fit(steps=2).steps == 2  # an array that is not used does no harm
+    nets.write_mlp(tmp_path / "mlp.onnx", (6, 9, 3))
+    refused(InputError, "model was [0-9a-f]+, is [0-9a-f]+", lambda: fit(steps=3))
+    refused(
+        StoreError, "no longer the file", lambda: oocdl.open(tmp_path / "run").export(tmp_path / "out.onnx")
+    )
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Fit:
+    """``fit`` of convolutions of a volume of 32³, which small budgets cut."""
+    model = nets.write_conv(tmp_path / "conv.onnx", channels=8, layers=3)
+    data = nets.write_data(tmp_path / "volume.zarr", nets.volumes(1, 32))
+
+    def call(workdir: str, **options: Any) -> oocdl.Run:
+        return oocdl.fit(model, data, workdir=tmp_path / workdir, **{**QUICK, **options})
+
+    return call
+
+
+def test_another_budget_makes_the_same_bits(
+    volume: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is frozen: more memory changes nothing, less nothing as long as a unit fits."""
+    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
+    refused(BudgetError, "beside the process itself", lambda: volume("none", memory="1MiB"))
+    assert not (tmp_path / "none").exists()
+    first = volume("run", steps=2, parallel={"space": (4,)})
+    plan = (first.path / "plan.json").read_bytes()
+    base = first.plan.machine.base_bytes
+    need = first.plan.compiled.plan.peak_unit_bytes
+    run = volume("run", steps=4, parallel={"space": (4,)}, memory=base + need + need // 4)
+    assert (run.path / "plan.json").read_bytes() == plan
+    whole = volume("whole", steps=4, parallel={"space": (4,)})
+    assert nets.files_of(run) == nets.files_of(whole)
+    refused(
+        BudgetError,
+        "memory|budget",
+        lambda: volume("run", steps=5, parallel={"space": (4,)}, memory=base + need // 2),
+    )
+    assert volume("run", steps=5, parallel={"space": (4,)}).steps == 5
+
+
+def test_replan(fit: Fit) -> None:
+    fit(steps=1)
+    run = fit(steps=2, replan=True, engine="torch", parallel={"batch": 2}, keep="h")
+    assert run.steps == 2 and set(run.kept) == {"h"}
+    assert fit(steps=3, engine="torch", parallel={"batch": 2}, keep="h").steps == 3
+    refused(InputError, "engine was torch, is onnxruntime", lambda: fit(steps=4))
+
+
+def test_a_run_that_had_an_engine_for_each_layer(fit: Fit, tmp_path: Path) -> None:
+    """What ``engine="measured"`` of older versions has left."""
+    run = fit(steps=1)
+    with RunStore.open(run.path, writable=True) as store:
+        facts = plan_facts("onnxruntime", make_settings())
+        frozen = read_plan(store, facts)
+        assert frozen is not None
+        engines = ["torch"] * len(frozen["main"]["grids"])
+        plans = {"main": {**frozen["main"], "engines": engines}, "numerics": frozen["numerics"]}
+        write_plan(store, {**facts, "engine": "measured"}, plans)
+    path = run.path / "run.json"
+    path.write_text(path.read_text().replace('"engine": "onnxruntime"', '"engine": "measured"'))
+    refused(InputError, "there is no engine 'measured'; choose one of", lambda: fit(engine="measured"))
+    refused(InputError, "engine was measured, is onnxruntime; pass replan=True", lambda: fit(steps=2))
+    old, data = oocdl.open(run.path), tmp_path / "data.zarr"
+    refused(StoreError, "no engine 'measured'.*export its model", lambda: old.evaluate(data))
+    refused(StoreError, "no engine 'measured'.*export its model", lambda: old.predict(data, tmp_path / "out"))
+    assert old.export(tmp_path / "trained.onnx").is_file()
+    assert fit(steps=2, replan=True).steps == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"plan": {}, "digest": "0"}', "digit", "lost"])
+def test_a_corrupt_plan(fit: Fit, damage: str) -> None:
+    path = fit(steps=1).path / "plan.json"
+    text = path.read_text()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_text(text.replace('"main"', '"Main"') if damage == "digit" else damage)
+    refused(StoreError, r"plan\.json is (damaged|lost).*replan=True", lambda: fit(steps=2))
+    assert fit(steps=2, replan=True).steps == 2
+    assert fit(steps=3).steps == 3
+
+
+def test_a_plan_of_another_machine_warns(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(steps=1)
+    monkeypatch.setattr("oocdl.host.limits.metadata.version", lambda package: "0.0")
+    with pytest.warns(UserWarning, match="results are close but not equal: onnxruntime was .*, is 0.0"):
+        assert fit(steps=2).steps == 2
+
+
+def test_refuse_and_restart(fit: Fit) -> None:
+    first = fit(steps=3)
+    (first.path / "notes.txt").write_text("mine")
+    refused(StoreError, "a run is in .* already", lambda: fit(resume=False))
+    refused(InputError, "resume must be True, False or 'restart', got 'again'", lambda: fit(resume="again"))
+    refused(InputError, "did you mean 'steps'", lambda: fit(resume="restart", step=3))
+    refused(InputError, "batch_size must be", lambda: fit(resume="restart", batch_size=11))
+    assert oocdl.open(first.path).steps == 3  # refused before anything was cleared
+    run = fit(resume="restart", steps=2, batch_size=5, seed=1)
+    assert run.steps == 2 and len(run.history) == 2 and run.kept == {}
+    assert nets.files_of(run) == nets.files_of(fit("other", steps=2, batch_size=5, seed=1))
+    assert (run.path / "notes.txt").read_text() == "mine"
+    (run.path / "CURRENT").write_text("damaged")
+    refused(CorruptError, "CURRENT", lambda: fit(steps=3))
+    assert fit(resume="restart", steps=1).steps == 1
+
+
+def test_restart_spares_what_is_no_run(fit: Fit, tmp_path: Path) -> None:
+    (tmp_path / "run" / "weights").mkdir(parents=True)
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    refused(StoreError, "not empty and not a run", lambda: fit(resume="restart", steps=1))
+    assert (tmp_path / "run" / "thesis.tex").read_text() == "precious"
+
+
+def test_a_run_in_use(fit: Fit, tmp_path: Path) -> None:
+    run = fit(steps=1)
+    with RunStore.open(run.path, writable=True):
+        refused(StoreError, "is in use by pid", lambda: fit(steps=2))
+        refused(StoreError, "is in use by pid", lambda: fit(steps=2, resume="restart"))
+        assert oocdl.open(run.path).steps == 1  # reading is free
+    assert fit(steps=2).steps == 2
+
+
+def test_open(fit: Fit, tmp_path: Path) -> None:
+    refused(StoreError, "is not a run", lambda: oocdl.open(tmp_path))
+    refused(StoreError, "is not a run", lambda: oocdl.open(tmp_path / "nothing"))
+    seen: list[oocdl.Run] = []
+
+    def listener(event: Any) -> None:
+        if isinstance(event, StepDone):
+            seen.append(oocdl.open(tmp_path / "run"))
+
+    run = fit(epochs=2, callbacks=[listener])
+    assert [reader.steps for reader in seen] == [10] * 10  # a reader follows the writer
+    other = oocdl.open(run.path)
+    assert (other.steps, other.finished, other.plan, repr(other)) == (
+        10,
+        True,
+        None,
+        f"Run('{run.path}', steps=10)",
+    )
+    assert repr(other.weights) == "<4 arrays: w1, b1, w2, b2>"
+    document = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**document, "format": 99}))
+    refused(StoreError, "another version of oocdl", lambda: fit(epochs=2))
+    (run.path / "run.json").write_text(json.dumps({**document, "settings": {"loss": {"type": "Unheard"}}}))
+    refused(CorruptError, "settings", lambda: oocdl.open(run.path))
+
+
+def test_reading_while_it_runs(fit: Fit, tmp_path: Path) -> None:
+    """Rows of steps that are not committed are not shown: a crash would take them back."""
+    seen: list[tuple[int, int]] = []
+
+    def listener(event: Any) -> None:
+        if isinstance(event, StepDone):
+            run = oocdl.open(tmp_path / "run")
+            seen.append((run.steps, len(run.history)))
+
+    fit(epochs=2, callbacks=[listener])
+    assert seen == [(0, 0)] * 5 + [(5, 5)] * 5

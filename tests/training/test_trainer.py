@@ -1,0 +1,381 @@
+"""``fit`` and the run it leaves: what is stored, and that it is what plain formulas give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import zarr
+from onnx import numpy_helper
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
+from oocdl.events import Committed, RunFinished, RunStarted, StepDone
+from oocdl.losses import CrossEntropy
+from oocdl.optim import SGD, Adam
+from oocdl.planning.budget import Machine, machine_for
+from tests.kit import nets
+
+QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    return nets.write_mlp(tmp_path / "mlp.onnx")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return nets.write_data(tmp_path / "data.zarr", nets.vectors())
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> tuple[oocdl.Run, Path, dict[str, Any]]:
+    """A U-Net after two epochs of three volumes of 16³ in batches of two, and its data."""
+    folder = tmp_path_factory.mktemp("unet")
+    model = write_unet3d(folder / "unet.onnx", base=4, depth=2, classes=3)
+    random = np.random.default_rng(0)
+    image = random.normal(size=(3, 1, 16, 16, 16)).astype("f4")
+    arrays = {"image": image, "label": (image[:, 0] > 0).astype("u1") + (image[:, 0] > 1)}
+    dataset = nets.write_data(folder / "data.zarr", arrays)
+    run = oocdl.fit(
+        model,
+        dataset,
+        loss="dice_ce",
+        epochs=2,
+        batch_size=2,
+        parallel={"space": (2,)},
+        keep=["down1.conv1", "grad/head.bias"],
+        **QUICK,
+    )
+    return run, dataset, arrays
+
+
+def test_history(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+    run = unet[0]
+    assert [row["step"] for row in run.history] == [1, 2, 3, 4]
+    assert [row["epoch"] for row in run.history] == [0, 0, 1, 1]
+    losses = [row["loss"] for row in run.history]
+    assert losses[3] < losses[0]
+    keys = {
+        "lr",
+        "seconds",
+        "peak_bytes",
+        "read_bytes",
+        "written_bytes",
+        "unit_read_bytes",
+        "unit_written_bytes",
+    }
+    for row in run.history:
+        assert keys <= set(row) and row["lr"] == 0.001 and row["peak_bytes"] < 4 << 30
+    assert run.path == unet[1].parent / "unet.run"
+    assert str(run.plan).count("\n") > 10 and run.finished
+    assert repr(run) == f"Run('{run.path}', steps=4)"
+
+
+def test_weights_are_zarr_arrays_by_initializer_name(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+    run = unet[0]
+    stored = {t.name: t for t in onnx.load(run.path.with_suffix(".onnx")).graph.initializer}
+    assert set(run.weights) == set(stored) and len(run.weights) == len(stored)
+    for name, before in stored.items():
+        array = run.weights[name]
+        assert isinstance(array, zarr.Array)
+        assert array.shape == tuple(before.dims) and array.dtype == np.float32
+        # A bias before a norm has a gradient of zero, but for rounding.
+        if not name.endswith(("conv1.bias", "conv2.bias", "up.bias")):
+            assert (array[...] != numpy_helper.to_array(before)).any(), name
+    assert "nothing" not in run.weights
+    with pytest.raises(KeyError):
+        run.weights["nothing"]
+
+
+def test_a_run_is_a_zarr_group_for_any_reader(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+    run = unet[0]
+    run_group = zarr.open_group(str(run.path), mode="r")
+    groups = [run_group[kind] for kind in ("weights", "state", "kept")]
+    names = [member.attrs.get("name") for group in groups for _, member in group.members(max_depth=None)]
+    assert "down1.conv1.weight" in names and "grad/head.bias" in names
+
+
+def test_kept_values_of_the_last_step(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+    run = unet[0]
+    assert set(run.kept) == {"down1.conv1", "grad/head.bias"}
+    assert run.kept["down1.conv1"].shape == (1, 4, 16, 16, 16)  # the ragged last batch
+    assert run.kept["down1.conv1"].chunks[2] == 8  # a chunk a slab: nothing is read to be written
+    gradient = run.kept["grad/head.bias"][...]
+    assert gradient.shape == (3,) and abs(gradient.sum()) < 1e-3 and np.abs(gradient).max() > 1e-3
+
+
+def test_predict_and_export_agree(unet: tuple[oocdl.Run, Path, dict[str, Any]], tmp_path: Path) -> None:
+    run, dataset, arrays = unet
+    group = run.predict(dataset, tmp_path / "out.zarr", batch_size=2)
+    session = onnxruntime.InferenceSession(str(run.export(tmp_path / "trained.onnx")))
+    expected = session.run(["logits"], {"image": arrays["image"]})[0]
+    assert np.abs(group["logits"][...] - expected).max() < 1e-4
+    again = oocdl.open(run.path).predict(dataset, tmp_path / "out.zarr")
+    assert np.abs(again["logits"][...] - expected).max() < 1e-4
+
+
+def test_evaluate_is_the_loss_of_what_predict_gives(
+    unet: tuple[oocdl.Run, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    run, dataset, arrays = unet
+    logits = run.predict(dataset, tmp_path / "out.zarr")["logits"][...].astype(np.float64)
+    losses = []
+    for scores, labels in zip(logits, arrays["label"], strict=True):
+        chance = nets.softmax(scores[None])[0].reshape(3, -1)
+        truth = np.eye(3)[labels.reshape(-1)].T
+        score = (2 * (chance * truth).sum(1) + 1e-5) / (chance.sum(1) + truth.sum(1) + 1e-5)
+        losses.append(1 - score.mean() + nets.cross_entropy(scores[None], labels[None]))
+    found = run.evaluate(dataset)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert oocdl.open(run.path).evaluate(dataset) == found
+
+
+@pytest.mark.parametrize("trap", ["dataset", "notes"])
+def test_predict_replaces_predictions_only(mlp: Path, data: Path, tmp_path: Path, trap: str) -> None:
+    run = oocdl.fit(mlp, data, steps=1, **QUICK)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "precious.txt").write_text("!")
+    with pytest.raises(StoreError, match="no earlier prediction"):
+        run.predict(data, data if trap == "dataset" else tmp_path / "notes")
+    assert (tmp_path / "notes" / "precious.txt").exists() and zarr.open_group(data, mode="r")["x"].shape == (
+        10,
+        6,
+    )
+
+
+@pytest.mark.parametrize("cuts", ["auto", {"batch": 2, "channels": 2}])
+def test_steps_follow_the_plain_formula(mlp: Path, data: Path, cuts: Any) -> None:
+    """SGD on batches of 4, 4, 2: losses, weights, a kept activation and a kept gradient, in float64."""
+    run = oocdl.fit(
+        mlp,
+        data,
+        optimizer=SGD(lr=0.5),
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        parallel=cuts,
+        keep=["h", "grad/w1"],
+        **{**QUICK, "engine": "torch", "precision": "float64"},
+    )
+    w: dict[str, Any] = {name: array.astype(np.float64) for name, array in nets.mlp_weights().items()}
+    arrays, losses, made = nets.vectors(), [], {}
+    for first in (0, 4, 8, 0, 4, 8):
+        made = nets.mlp_gradients(
+            w, arrays["x"][first : first + 4].astype(float), arrays["y"][first : first + 4]
+        )
+        losses.append(float(made["loss"]))
+        w = {name: array - 0.5 * made[name] for name, array in w.items()}
+    assert np.allclose([row["loss"] for row in run.history], losses, rtol=1e-12)
+    for name, array in w.items():
+        assert np.abs(run.weights[name][...] - array).max() < 1e-12
+    assert np.abs(run.kept["h"][...] - made["h"]).max() < 1e-12 and run.kept["h"].shape == (2, 8)
+    assert np.abs(run.kept["grad/w1"][...] - made["w1"]).max() < 1e-12
+
+
+def test_shuffling_is_seeded(mlp: Path, data: Path, tmp_path: Path) -> None:
+    def losses(name: str, **options: Any) -> list[float]:
+        run = oocdl.fit(mlp, data, workdir=tmp_path / name, batch_size=3, epochs=2, **options, **QUICK)
+        return [row["loss"] for row in run.history]
+
+    first = losses("a", seed=7)
+    assert len(first) == 8  # the ragged last batch counts
+    assert losses("b", seed=np.int64(7)) == first
+    assert losses("c", seed=8) != first
+    assert losses("d", seed=7, shuffle=False) != first
+
+
+def test_steps_are_the_total_and_beat_epochs(mlp: Path, data: Path) -> None:
+    run = oocdl.fit(mlp, data, batch_size=4, epochs=9, steps=np.int32(4), **QUICK)
+    assert [(row["step"], row["epoch"]) for row in run.history] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+
+
+def test_a_missing_channel_axis_is_added(tmp_path: Path) -> None:
+    model, arrays = nets.write_conv(tmp_path / "conv.onnx"), nets.volumes()
+    flat = nets.write_data(tmp_path / "flat.zarr", arrays)
+    full = nets.write_data(tmp_path / "full.zarr", {"x": arrays["x"][:, None], "y": arrays["y"][:, None]})
+    runs = [
+        oocdl.fit(model, data, workdir=tmp_path / data.stem, steps=2, parallel={"space": (2, 2)}, **QUICK)
+        for data in (flat, full)
+    ]
+    assert nets.files_of(runs[0]) == nets.files_of(runs[1])
+
+
+def test_hdf5_equals_zarr(mlp: Path, data: Path, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for name, array in nets.vectors().items():
+            file.create_dataset(name, data=array, chunks=(2, *array.shape[1:]), compression="gzip")
+    runs = [
+        oocdl.fit(mlp, path, workdir=tmp_path / path.suffix[1:], batch_size=4, **QUICK)
+        for path in (data, tmp_path / "data.h5")
+    ]
+    assert nets.files_of(runs[0]) == nets.files_of(runs[1])
+    assert runs[0].evaluate(data) == runs[1].evaluate(tmp_path / "data.h5")
+
+
+def test_scale_and_mapped_names(mlp: Path, data: Path, tmp_path: Path) -> None:
+    arrays = nets.vectors()
+    other = {"features": (arrays["x"] * 4).astype("f4"), "kinds": arrays["y"], "more": arrays["x"]}
+    renamed = nets.write_data(tmp_path / "renamed.zarr", other)
+    names: dict[str, Any] = {
+        "inputs": {"x": "features"},
+        "targets": {"y": "kinds"},
+        "scale": {"features": 0.25},
+    }
+    run = oocdl.fit(mlp, renamed, workdir=tmp_path / "renamed", steps=3, **names, **QUICK)
+    assert nets.files_of(run) == nets.files_of(oocdl.fit(mlp, data, steps=3, **QUICK))
+    again = oocdl.open(run.path)
+    found = again.evaluate(renamed)
+    # A scale belongs to the input, whatever the array is called.
+    scaled = nets.write_data(tmp_path / "scaled.zarr", {"x": other["features"], "y": arrays["y"]})
+    assert again.evaluate(scaled, inputs={"x": "x"}, targets={"y": "y"}) == found
+    expected = again.predict(renamed, tmp_path / "a.zarr")["y"][...]
+    assert (again.predict(scaled, tmp_path / "b.zarr", inputs={"x": "x"})["y"][...] == expected).all()
+
+
+def test_events_in_order(mlp: Path, data: Path) -> None:
+    seen: list[Any] = []
+    run = oocdl.fit(mlp, data, batch_size=5, epochs=2, callbacks=[seen.append], **QUICK)
+    kinds = [type(event) for event in seen]
+    epoch = [StepDone, StepDone, Committed]
+    assert kinds == [RunStarted, Committed, *epoch, *epoch, RunFinished]
+    assert (seen[0].steps, seen[0].done, seen[0].workdir) == (4, 0, str(run.path))
+    assert str(seen[0].plan) == str(run.plan)
+    assert [event.step for event in seen if isinstance(event, Committed)] == [0, 2, 4]
+    assert [dict(event.row) for event in seen if isinstance(event, StepDone)] == run.history
+    assert seen[-1].steps == 4 and seen[-1].seconds > 0
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+def test_a_callback_that_stops_loses_nothing(
+    mlp: Path, data: Path, tmp_path: Path, stop: type[BaseException]
+) -> None:
+    def listener(event: Any) -> None:
+        if isinstance(event, StepDone) and event.row["step"] == 3:
+            raise stop
+
+    with pytest.raises(stop):
+        oocdl.fit(mlp, data, steps=6, callbacks=[listener], **QUICK)
+    assert oocdl.open(mlp.with_suffix(".run")).steps == 3
+    run = oocdl.fit(mlp, data, steps=6, **QUICK)
+    whole = oocdl.fit(mlp, data, workdir=tmp_path / "whole", steps=6, **QUICK)
+    assert nets.files_of(run) == nets.files_of(whole)
+
+
+def test_nan_in_data_stops_at_the_last_commit(mlp: Path, tmp_path: Path) -> None:
+    arrays = nets.vectors()
+    arrays["x"][6, 2] = np.nan
+    dataset = nets.write_data(tmp_path / "nan.zarr", arrays)
+    options: dict[str, Any] = {"shuffle": False, "batch_size": 2, "commit_seconds": 0, **QUICK}
+    with pytest.raises(NonFiniteError, match=r"step 4 is nan \(dataset rows \[6, 7\]\)"):
+        oocdl.fit(mlp, dataset, **options)
+    run = oocdl.open(mlp.with_suffix(".run"))
+    assert run.steps == 3 and [row["step"] for row in run.history] == [1, 2, 3]
+    assert all(np.isfinite(array[...]).all() for array in run.weights.values())
+    assert repr(run) == f"Run('{run.path}', steps=3, unfinished)" and not run.finished
+
+
+def test_weights_that_became_nan_are_never_committed(mlp: Path, data: Path) -> None:
+    """The loss of the step is finite; its update is not."""
+    with pytest.raises(NonFiniteError, match="array '..' has become NaN or infinite"):
+        oocdl.fit(mlp, data, optimizer=Adam(lr=3e38), steps=1, batch_size=10, commit_seconds=0, **QUICK)
+    run = oocdl.open(mlp.with_suffix(".run"))
+    assert run.steps == 0 and run.history == []
+    assert all(np.isfinite(array[...]).all() for array in run.weights.values())
+
+
+def test_a_final_softmax(data: Path, tmp_path: Path) -> None:
+    model = nets.write_mlp(tmp_path / "soft.onnx", final="Softmax")
+    with pytest.raises(InputError, match="ends in Softmax.*logits='auto'"):
+        oocdl.fit(model, data, steps=2, **QUICK)
+    assert not model.with_suffix(".run").exists()  # refused before anything was made
+    run = oocdl.fit(model, data, steps=2, logits="auto", **QUICK)
+    plain = oocdl.fit(nets.write_mlp(tmp_path / "plain.onnx"), data, steps=2, **QUICK)
+    assert nets.files_of(run) == nets.files_of(plain)
+    exported = onnxruntime.InferenceSession(str(run.export(tmp_path / "out.onnx")))
+    chances = exported.run(["y"], {"x": nets.vectors()["x"]})[0]
+    assert np.abs(chances.sum(1) - 1).max() < 1e-5
+    assert np.abs(run.predict(data, tmp_path / "p.zarr")["y"][...] - chances).max() < 1e-6
+    expected = nets.cross_entropy(np.log(chances), nets.vectors()["y"])
+    assert oocdl.open(run.path).evaluate(data)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_freeze_patterns(mlp: Path, data: Path) -> None:
+    run = oocdl.fit(mlp, data, steps=2, freeze="?1", **QUICK)
+    before = nets.mlp_weights()
+    changed = {name for name, array in run.weights.items() if (array[...] != before[name]).any()}
+    assert changed == {"w2", "b2"}
+    assert set(run.weights) == set(before)
+    with pytest.raises(InputError, match="freeze pattern 'conv\\*' matches no initializer"):
+        oocdl.fit(mlp, data, freeze=["conv*"], resume="restart", **QUICK)
+    with pytest.raises(InputError, match="nothing to train"):
+        oocdl.fit(mlp, data, freeze="*", resume="restart", **QUICK)
+
+
+def test_several_heads(tmp_path: Path) -> None:
+    """Their losses in the history, and again after reopening: objects and weights of losses are stored."""
+    model, x = nets.write_two_heads(tmp_path / "two.onnx"), nets.vectors()["x"]
+    kind, size = nets.vectors()["y"], x.sum(1, keepdims=True)
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "kind": kind, "size": size})
+    weights = (0.2, 1.0, 3.0)
+    loss = {"kind": (CrossEntropy(class_weights=weights), np.float32(0.5)), "size": ["mse", 2]}
+    run = oocdl.fit(
+        model, data, loss=loss, batch_size=5, steps=3, optimizer=Adam(lr=np.float64(0.01)), **QUICK
+    )
+    for row in run.history:
+        assert row["loss"] == pytest.approx(0.5 * row["loss/kind"] + 2 * row["loss/size"], rel=1e-6)
+    found = oocdl.open(run.path).evaluate(data, batch_size=10)
+    made = run.predict(data, tmp_path / "out.zarr")
+    share = np.asarray(weights)[kind]
+    chosen = np.take_along_axis(nets.softmax(made["kind"][...].astype(float)), kind[:, None], 1)[:, 0]
+    assert found["loss/kind"] == pytest.approx(float((-np.log(chosen) * share).sum() / share.sum()), rel=1e-5)
+    assert found["loss/size"] == pytest.approx(float(((made["size"][...] - size) ** 2).mean()), rel=1e-5)
+
+
+def test_dims_must_agree_with_the_data(tmp_path: Path) -> None:
+    model = nets.write_conv(tmp_path / "conv.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes())
+    assert oocdl.fit(model, data, steps=1, dims={"d": 8, "w": np.int64(8)}, **QUICK).steps == 1
+    with pytest.raises(InputError, match="dims says h=9, array 'x' says 8"):
+        oocdl.fit(model, data, dims={"h": 9}, **QUICK)
+    with pytest.raises(InputError, match="dims names 'depth', the model has: 'batch', 'd', 'h', 'w'"):
+        oocdl.fit(model, data, dims={"depth": 8}, **QUICK)
+
+
+def test_a_damaged_sample_is_named(mlp: Path, data: Path) -> None:
+    (data / "x" / "c" / "4" / "0").write_bytes(b"rubbish")
+    with pytest.raises(DatasetError, match="array 'x' of .* cannot be read at"):
+        oocdl.fit(mlp, data, batch_size=2, shuffle=False, **QUICK)
+
+
+def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored is as the full batch cuts it; the update of a smaller one is cut anew to match."""
+    x = np.random.default_rng(0).normal(size=(33, 64)).astype("f4")
+    data = nets.write_data(tmp_path / "wide.zarr", {"x": x, "y": np.argmax(x[:, :32], axis=1)})
+    model = nets.write_mlp(tmp_path / "wide.onnx", (64, 96, 32))
+    exact: dict[str, Any] = {
+        **QUICK,
+        "engine": "torch",
+        "precision": "float64",
+        "batch_size": 16,
+        "epochs": 2,
+    }
+    exact["optimizer"] = SGD(lr=0.01, momentum=0.9)
+    roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
+
+    def small(settings: Any, dataset: Any) -> Machine:
+        return replace(machine_for(settings, dataset), capacity_bytes=120_000)
+
+    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
+    run = oocdl.fit(model, data, workdir=tmp_path / "small", **exact)
+    assert any("as stored" in call.key[0] for call in run.plan.ragged.graph.calls)
+    for name in run.weights:
+        np.testing.assert_allclose(run.weights[name][...], roomy.weights[name][...], rtol=1e-9, atol=1e-12)
