@@ -26,9 +26,9 @@ from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.host.heap import Heap
-from oocdl.planning.passes import StepInfo
-from oocdl.planning.step_plan import StepPlan, plan_step
-from oocdl.planning.task_graph import expand_step, versioned_pieces
+from oocdl.planning.pass_plan import PassPlan, plan_pass
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.task_graph import expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
 from oocdl.runtime import execute
 from oocdl.runtime.inputs import Feed, Sources, own_regions
@@ -81,7 +81,7 @@ class Ran:
     """What ``run_graph`` returns."""
 
     outputs: Mapping[str, Array]
-    plan: StepPlan
+    plan: PassPlan
     read_bytes: int
     made_bytes: int
     peak_bytes: int
@@ -119,12 +119,12 @@ def run_graph(
     verify_factored(factored, "channels last" if channels_last else "factorize")
     limits = Limits(unit_bytes, threads, parallel, cuts)
     loaded = get_engine(engine)
-    plan = plan_step(Layering(factored, rules, partial(loaded.needs, rules=rules)), limits)
+    plan = plan_pass(Layering(factored, rules, partial(loaded.scratch_of, rules=rules)), limits)
     pieces = versioned_pieces(plan)
-    step_graph = expand_step(plan, pieces)
+    step_graph = expand_pass(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
     feeds = {v.name: Feed(ArrayReader(arrays[v.name])) for v in small.of_role(Role.INPUT, Role.TARGET)}
-    info = StepInfo(step, seed, tuple(range(batch)), scalars or {})
+    info = PassInfo(step, seed, tuple(range(batch)), scalars or {})
     with TemporaryDirectory() as folder, Tier(capacity_bytes, SpillStore(Path(folder) / "spill")) as tier:
         context = execute.Context(
             {"main": step_graph},
@@ -142,7 +142,7 @@ def run_graph(
             for name, regions in pieces.items()
             for number, region in enumerate(regions)
         }
-        dsk = inputs | execute.step_tasks(step_graph, "test", "main", info)
+        dsk = inputs | execute.pass_tasks(step_graph, "test", "main", info)
         chunks = (scheduler or get)(dsk, list(step_graph.outputs))
         by_key: dict[Any, Chunk] = dict(zip(step_graph.outputs, chunks, strict=True))
         outputs = {}

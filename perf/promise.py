@@ -2,7 +2,7 @@
 
 For each network the smallest budget is asked of the planner: it refuses a smaller one, and names it.
 From there to what a step needs that spills nothing, budgets are spaced geometrically. At each of them
-a process trains for some steps inside a memory cgroup of exactly the budget. Needs root.
+a process trains for some steps inside a memory cgroup of exactly the budget. ProgramScratch root.
 
     python perf/promise.py [--toy] [--model unet96,mlp] [--count 8] [--budgets 600MiB,1GiB] [--json FILE]
 

@@ -18,7 +18,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
-from oocdl.graph.ir.program_cost import Needs
+from oocdl.graph.ir.program_cost import ProgramScratch
 
 
 class Compiled(Protocol):
@@ -67,7 +67,7 @@ class Engine(Protocol):
     """Channels x depth x height of the thickest slab of a volume that has rates of its own for the gradient
     of a convolution's weights, because it is faster or slower than others; 0: there are none."""
 
-    def needs(self, program: Program, rules: Rules) -> Needs:
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to,
         and which inputs it writes over."""
         ...
@@ -75,7 +75,7 @@ class Engine(Protocol):
     def compile(self, program: Program) -> Compiled:
         """A function that may be called from several threads at once.
 
-        Of ``arrays`` it only writes over those that ``needs`` names; results share no memory with
+        Of ``arrays`` it only writes over those that ``scratch_of`` names; results share no memory with
         them. Programs of equal ``key`` are compiled once.
         """
         ...

@@ -153,7 +153,7 @@ class Fused:
     codes: dict[tuple[object, ...], Code]
 
     @property
-    def work_bytes(self) -> int:
+    def scratch_bytes(self) -> int:
         """Memory for sums, and for what is made of them."""
         return 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
 

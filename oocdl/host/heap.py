@@ -95,18 +95,18 @@ class Heap:
         self._used = _in_use_bytes() if KNOWN else 0
 
     @contextmanager
-    def program(self, work_bytes: int) -> Iterator[None]:
-        """Wait for a slot; run a program that takes up to ``work_bytes``."""
+    def program(self, scratch_bytes: int) -> Iterator[None]:
+        """Wait for a slot; run a program that takes up to ``scratch_bytes``."""
         with self._slots:
             with self._lock:
-                self._running += work_bytes
-                if self._has_to_look(work_bytes):
+                self._running += scratch_bytes
+                if self._has_to_look(scratch_bytes):
                     self._make_room(0)
             try:
                 yield
             finally:
                 with self._lock:
-                    self._running -= work_bytes
+                    self._running -= scratch_bytes
 
     def before_mapping(self, nbytes: int) -> None:
         """The pool is about to take so many bytes more."""

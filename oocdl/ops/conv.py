@@ -243,7 +243,7 @@ def _blocked(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> l
     return [(place != weight, shape) for place, shape in enumerate((*inputs, *outputs))]
 
 
-def _workspace_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """The copies, the uncropped result, and onnxruntime's im2col of one sample.
 
     kernels.md D: 448 MB for 32 x 27 x 131072 elements. At stride one the engines run a plain
@@ -256,7 +256,7 @@ def _workspace_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return _copies(node, inputs, outputs) + x[0] * w[1] * natural + size(w) + columns
 
 
-def _workspace_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """The copies, and those of thin slabs: operands in memory of oneDNN's own, a further copy of both.
 
     How much of ``x`` is padding is not known here.
@@ -276,7 +276,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_conv,
         speed=CONV,
         flops=_flops_conv,
-        workspace=_copies,
+        scratch_elements=_copies,
         product=Product(data=(0,)),
     ),
     OpRule(
@@ -286,7 +286,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_transpose,
         speed=CONV_TRANSPOSE,
         flops=_flops_transpose,
-        workspace=_workspace_transpose,
+        scratch_elements=_scratch_transpose,
         product=Product(data=(0,)),
     ),
     OpRule(
@@ -296,7 +296,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_weight_grad,
         speed=CONV_WEIGHT_GRAD,
         flops=_flops_weight_grad,
-        workspace=_workspace_weight_grad,
+        scratch_elements=_scratch_weight_grad,
         product=Product(data=(0, 1)),
     ),
 )

@@ -92,7 +92,7 @@ def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int
     return 2 * size(list(_extents(node, inputs).values()))
 
 
-def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Permuted copies of operands and result, as a batched matrix product wants them."""
     return sum(size(shape) for shape in (*inputs, *outputs))
 
@@ -168,7 +168,7 @@ RULES: tuple[OpRule, ...] = (
             then=_turned,
         ),
         flops=_flops,
-        workspace=_workspace,
+        scratch_elements=_scratch,
         product=Product(),
         keeps_axes=False,
     ),

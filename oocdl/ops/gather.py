@@ -104,7 +104,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes,
         speed=streaming(MOVING, 290, _probes),
         flops=_no_flops,
-        workspace=no_workspace,
+        scratch_elements=no_workspace,
         keeps_axes=False,
     ),
     OpRule(
@@ -114,7 +114,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_grad,
         speed=streaming(MOVING, 19, _probes_grad),
         flops=_flops_grad,
-        workspace=lambda node, inputs, outputs: size(outputs[0]),
+        scratch_elements=lambda node, inputs, outputs: size(outputs[0]),
         keeps_axes=False,
     ),
 )

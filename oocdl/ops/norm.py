@@ -80,12 +80,12 @@ def _normalize_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shap
     return 2 * size(outputs[0])
 
 
-def _moments_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _moments_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """The centred copy of the operand and its square, which onnxruntime makes."""
     return 2 * size(inputs[0])
 
 
-def _normalize_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _normalize_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return size(outputs[0])
 
 
@@ -102,7 +102,7 @@ RULES: tuple[OpRule, ...] = (
         axes=reduction_axes("moments"),
         speed=streaming(READING, 8.1, reductions("Moments", [(2, 3, 4)])),
         flops=_moments_flops,
-        workspace=_moments_workspace,
+        scratch_elements=_moments_scratch,
     ),
     OpRule(
         op="Normalize",
@@ -111,6 +111,6 @@ RULES: tuple[OpRule, ...] = (
         axes=broadcast_axes,
         speed=streaming(ARITHMETIC, 23, _normalize_probes),
         flops=_normalize_flops,
-        workspace=_normalize_workspace,
+        scratch_elements=_normalize_scratch,
     ),
 )

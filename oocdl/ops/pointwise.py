@@ -253,7 +253,7 @@ def elementwise(row: Row) -> OpRule:
     def flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
         return row.flops * size(outputs[0])
 
-    def workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    def scratch_elements(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
         return int(row.scratch * size(outputs[0]))
 
     def probes(shape: Shape) -> Iterator[Probe]:
@@ -269,7 +269,7 @@ def elementwise(row: Row) -> OpRule:
         speed=streaming(row.like, row.gigabytes, probes),
         flops=flops,
         onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
-        workspace=workspace,
+        scratch_elements=scratch_elements,
         moves_only=row.moves_only,
     )
 

@@ -83,12 +83,12 @@ def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
     return size(inputs[1]) * size(node.attrs["kernel_shape"]) + size(outputs[0])
 
 
-def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """PyTorch makes int64 indices beside the result."""
     return 2 * size(outputs[0])
 
 
-def _workspace_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """The pooled value and its int64 indices, and the gradient before it is cropped."""
     return 3 * size(inputs[1]) + size(inputs[0])
 
@@ -128,7 +128,7 @@ RULES: tuple[OpRule, ...] = (
             like=READING, kind=_kind, probes=_probes, points={"MaxPool": giga((8, 27), 3.4, 3.5)}
         ),
         flops=_flops,
-        workspace=_workspace,
+        scratch_elements=_scratch,
         fill=-inf,
     ),
     OpRule(
@@ -140,7 +140,7 @@ RULES: tuple[OpRule, ...] = (
             like=READING, kind=_kind, probes=_probes_grad, points={"MaxPoolGrad": giga((8, 27), 0.84, 0.49)}
         ),
         flops=_flops_grad,
-        workspace=_workspace_grad,
+        scratch_elements=_scratch_grad,
         fill=-inf,
     ),
 )

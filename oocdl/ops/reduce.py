@@ -92,7 +92,7 @@ RULES: tuple[OpRule, ...] = (
         axes=reduction_axes("sum"),
         speed=streaming(READING, 70, reductions("ReduceSum", [(2, 3, 4)])),
         flops=_operand_size,
-        workspace=no_workspace,
+        scratch_elements=no_workspace,
     ),
     OpRule(
         op="ReduceMax",
@@ -101,7 +101,7 @@ RULES: tuple[OpRule, ...] = (
         axes=reduction_axes("max"),
         speed=streaming(READING, 73, reductions("ReduceMax", [])),
         flops=_operand_size,
-        workspace=no_workspace,
+        scratch_elements=no_workspace,
         prefers_planes=True,
     ),
     OpRule(
@@ -112,7 +112,7 @@ RULES: tuple[OpRule, ...] = (
         speed=streaming(EXPONENTIAL, 3.3, reductions("LogSumExp", [(1,)])),
         flops=_lse_flops,
         # x - max and its exponential are copies of the operand.
-        workspace=lambda node, inputs, outputs: 2 * _operand_size(node, inputs, outputs),
+        scratch_elements=lambda node, inputs, outputs: 2 * _operand_size(node, inputs, outputs),
         prefers_planes=True,
     ),
 )

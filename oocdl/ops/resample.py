@@ -144,7 +144,7 @@ def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int
     return (4 if node.attrs["mode"] == "linear" else 2) * size(rows)
 
 
-def _workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Copies with the axis moved to where a matrix product wants it, and the matrix."""
     axis = node.attrs["axis"]
     return size(inputs[0]) + size(outputs[0]) + inputs[0][axis] * outputs[0][axis]
@@ -164,7 +164,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes,
         speed=streaming(ARITHMETIC, 8.3, _probes),
         flops=_flops,
-        workspace=_workspace,
+        scratch_elements=_scratch,
         localize=_localize,
     ),
 )

@@ -48,12 +48,14 @@ def _log_softmax_gradient(build: Builder, node: Node, grads: Sequence[str | None
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax, workspace=no_workspace),
+    OpRule(
+        op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax, scratch_elements=no_workspace
+    ),
     OpRule(
         op="LogSoftmax",
         infer=_infer,
         gradient=_log_softmax_gradient,
         expand=_log_softmax,
-        workspace=no_workspace,
+        scratch_elements=no_workspace,
     ),
 )

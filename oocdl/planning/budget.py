@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
-from oocdl.graph.transforms.bfloat16 import roundable
+from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES
@@ -18,9 +18,9 @@ from oocdl.planning.calibrate import load_rates
 from oocdl.planning.compiler import Compiled, Draft, Frozen
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.simulate import simulate
-from oocdl.planning.step_plan import StepPlan
-from oocdl.planning.task_graph import StepGraph
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.tile_search import Limits
 from oocdl.planning.timeline import Simulated
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
@@ -96,7 +96,7 @@ class Machine:
         parallel = None if settings.parallel == "auto" else settings.parallel
         return Limits(unit_bytes, self.slots, parallel)
 
-    def room_bytes(self, plans: Iterable[StepPlan], travelling_bytes: int = 0) -> int:
+    def room_bytes(self, plans: Iterable[PassPlan], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
 
         ``travelling_bytes``: kept free for messages between processes. Raises BudgetError if the largest
@@ -152,7 +152,7 @@ class Chosen:
     simulated: Simulated
 
 
-def gives_up(plan: StepPlan, machine: Machine) -> bool:
+def gives_up(plan: PassPlan, machine: Machine) -> bool:
     """Whether a step gives up its weights and state as it replaces them: beside the new ones they would
     take memory or disk that matters. If such a step is broken off, the run goes back to its last commit."""
     return plan.versioned_bytes > LARGE * machine.capacity_bytes
@@ -168,7 +168,7 @@ def grown_bytes(layers: int, tasks: int) -> int:
     return max(GRAPH_BYTES + layers * LAYER_BYTES + tasks * TASK_BYTES - PLAN_BYTES, 0)
 
 
-def expected(graph: StepGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
+def expected(graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """How a step goes, after another has been, where arrays and programs have so much room."""
     rates = rates_of(machine.engine)
     processes = max(machine.workers, 1)  # taken for one that has all of their memory
@@ -194,7 +194,9 @@ def compile_within(
         return compiled
     found = _best_on_device(draft, settings, machine)
     if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
-        names = roundable(found.compiled.plan.factored.graph, (p.layer for p in found.compiled.plan.layers))
+        names = may_be_bfloat16(
+            found.compiled.plan.factored.graph, (p.layer for p in found.compiled.plan.layers)
+        )
         other = _best_on_device(draft.rounding(names), settings, machine)
         found = min((found, other or found), key=lambda chosen: chosen.simulated.seconds)
     if found is None:
@@ -227,7 +229,7 @@ class Overfull:
         )
 
 
-def overfull(plan: StepPlan, machine: Machine) -> Overfull | None:
+def overfull(plan: PassPlan, machine: Machine) -> Overfull | None:
     """The engine's device, if it has one and the largest unit would not fit its free memory."""
     device = get_engine(machine.engine).device
     if device is None:
@@ -239,7 +241,7 @@ def overfull(plan: StepPlan, machine: Machine) -> Overfull | None:
     return Overfull(name, worst.layer.name, needed, free) if needed > free else None
 
 
-def check_device(plan: StepPlan, machine: Machine) -> None:
+def check_device(plan: PassPlan, machine: Machine) -> None:
     """BudgetError if the largest unit would not fit the device of the engine."""
     found = overfull(plan, machine)
     if found is not None:
@@ -300,7 +302,7 @@ def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) ->
         return error
 
 
-def _check_room(plan: StepPlan, machine: Machine) -> None:
+def _check_room(plan: PassPlan, machine: Machine) -> None:
     """BudgetError if the largest unit finds no room beside the plan itself."""
     left = machine.capacity_bytes - grown_bytes(len(plan.layers), plan.tasks)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)

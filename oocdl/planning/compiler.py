@@ -12,10 +12,10 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.partition.storage_cut import Layer
-from oocdl.graph.transforms.bfloat16 import roundable, twin_of
-from oocdl.planning.recipe import FACTORS, GRAPH, Network, Part, Request, apply, import_model
-from oocdl.planning.step_plan import StepPlan, look_at_step, plan_step, replan_step
-from oocdl.planning.task_graph import StepGraph, expand_step, versioned_pieces
+from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
+from oocdl.planning.pass_plan import PassPlan, look_at_pass, plan_pass, replan_pass
+from oocdl.planning.recipe import FACTORS, GRAPH, Network, PassKind, Request, apply, import_model
+from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
 
 Frozen = Mapping[str, Any]
@@ -27,8 +27,8 @@ class Compiled:
     """One kind of pass through the network, ready to run; a step is one of them, or several."""
 
     imported: Imported
-    plan: StepPlan
-    graph: StepGraph
+    plan: PassPlan
+    graph: TaskGraph
     pieces: Mapping[str, tuple[Region, ...]]
     """How weights and state are stored."""
     loss: str | None
@@ -68,27 +68,27 @@ class Draft:
 
     def cut(self, limits: Limits) -> Compiled:
         """Cut so that units keep the limits; BudgetError if that cannot be."""
-        return self._expanded(plan_step(self.layering, limits))
+        return self._expanded(plan_pass(self.layering, limits))
 
     def look(self, limits: Limits) -> tuple[int, int, int]:
         """(layers, tasks, bytes of the largest unit) of what ``cut`` would make, closely.
 
         BudgetError as there.
         """
-        return look_at_step(self.layering, limits)
+        return look_at_pass(self.layering, limits)
 
     def recut(self, frozen: Frozen) -> Compiled:
         """Repeat the cuts of an earlier plan."""
-        return self._expanded(replan_step(self.layering, frozen))
+        return self._expanded(replan_pass(self.layering, frozen))
 
-    def _expanded(self, plan: StepPlan) -> Compiled:
+    def _expanded(self, plan: PassPlan) -> Compiled:
         network = self.network
         pieces = self.pieces or versioned_pieces(plan)
-        sums = versioned_pieces(plan, (Role.SUM,)) if self.request.part is Part.EARLIER else {}
+        sums = versioned_pieces(plan, (Role.SUM,)) if self.request.part is PassKind.EARLIER else {}
         return Compiled(
             imported=network.imported,
             plan=plan,
-            graph=expand_step(plan, {**pieces, **sums}, sums),
+            graph=expand_pass(plan, {**pieces, **sums}, sums),
             pieces=pieces,
             loss=network.loss,
             parts=network.parts,
@@ -108,14 +108,14 @@ def draft_pass(request: Request, pieces: Mapping[str, tuple[Region, ...]] | None
     network = apply(GRAPH, import_model(request), request)
     layering = _layering(network, request)
     if request.has_bfloat16:
-        stored = roundable(layering.factored.graph, _first_layers(layering))
+        stored = may_be_bfloat16(layering.factored.graph, _first_layers(layering))
         names = frozenset(stored & network.graph.values.keys())
         while names != network.rounded:
             network = replace(network, rounded=names)
             layering = _layering(network, request)
             stored = frozenset(name for layer in _first_layers(layering) for name in layer.stores)
             # What is made anew where it is read would be rounded for nothing.
-            names = frozenset(name for name in names if twin_of(name) in stored)
+            names = frozenset(name for name in names if bfloat16_of(name) in stored)
     return Draft(request=request, network=network, layering=layering, pieces=pieces)
 
 
@@ -123,8 +123,8 @@ def _layering(network: Network, request: Request) -> Layering:
     """The layers of a network with a canonical graph."""
     factored = apply(FACTORS, network, request).factored
     assert factored is not None
-    needs = get_engine(request.settings.engine).needs
-    return Layering(factored, request.rules, partial(needs, rules=request.rules))
+    scratch_of = get_engine(request.settings.engine).scratch_of
+    return Layering(factored, request.rules, partial(scratch_of, rules=request.rules))
 
 
 def _first_layers(layering: Layering) -> tuple[Layer, ...]:
@@ -137,5 +137,5 @@ def going_on(compiled: Compiled, sums: Mapping[str, tuple[Region, ...]]) -> Comp
 
     What a ``Draft`` is cut into begins a step: to it, all sums are zeros.
     """
-    graph = expand_step(compiled.plan, {**compiled.pieces, **sums})
+    graph = expand_pass(compiled.plan, {**compiled.pieces, **sums})
     return replace(compiled, graph=graph)

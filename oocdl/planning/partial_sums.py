@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.step_plan import LANE_BYTES, LayerPlan, StepPlan
+from oocdl.planning.pass_plan import PARTIAL_SUM_BYTES, LayerPlan, PassPlan
 
 Key = tuple[str, int]
 
@@ -12,7 +12,7 @@ Key = tuple[str, int]
 class Lanes:
     """Which earlier partial result each unit adds its own to."""
 
-    def __init__(self, plan: StepPlan, planned: LayerPlan) -> None:
+    def __init__(self, plan: PassPlan, planned: LayerPlan) -> None:
         self.groups: dict[tuple[str, Region], list[list[tuple[Key, int]]]] = {}
         shards: dict[tuple[str, Region], int] = {}
         for unit in planned.units:
@@ -21,7 +21,7 @@ class Lanes:
                     shards[name, region] = shards.get((name, region), 0) + 1
         for (name, region), count in shards.items():
             size = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
-            lanes = min(count, max(2, LANE_BYTES // max(size, 1)))
+            lanes = min(count, max(2, PARTIAL_SUM_BYTES // max(size, 1)))
             self.groups[name, region] = [[] for _ in range(lanes)]
         self.shards = shards
 

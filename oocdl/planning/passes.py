@@ -19,7 +19,7 @@ from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning.binding import Binding
 from oocdl.planning.budget import Machine, compile_within
 from oocdl.planning.compiler import Compiled, draft_pass, going_on
-from oocdl.planning.recipe import Part, Request
+from oocdl.planning.recipe import PassKind, Request
 from oocdl.storage.dataset.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"
@@ -31,7 +31,7 @@ ALONE = "alone"
 
 
 @dataclass(frozen=True)
-class StepInfo:
+class PassInfo:
     """What differs from pass to pass. Small: it travels with every task."""
 
     number: int
@@ -100,7 +100,7 @@ class Course:
                     yield Step(number, epoch, first_pass, tuple(rows[first : first + size]))
                     number += 1
 
-    def passes_of(self, step: Step) -> list[tuple[str, StepInfo]]:
+    def passes_of(self, step: Step) -> list[tuple[str, PassInfo]]:
         """For each pass of a step the id of its plan, and its facts."""
         settings, count = self.settings, len(step.batches)
         numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
@@ -112,7 +112,7 @@ class Course:
                 plan_id = ALONE
             else:
                 plan_id = MAIN if len(rows) == settings.batch_size else RAGGED
-            found.append((plan_id, StepInfo(step.first_pass + index, settings.seed, rows, numbers)))
+            found.append((plan_id, PassInfo(step.first_pass + index, settings.seed, rows, numbers)))
         return found
 
 
@@ -129,7 +129,7 @@ def compile_passes(
     def made(plan_id: str, request: Request, pieces: Any = None) -> Compiled:
         return compile_within(draft_pass(request, pieces), settings, machine, frozen.get(plan_id))
 
-    last = Part.WHOLE if course.passes == 1 else Part.LAST
+    last = PassKind.WHOLE if course.passes == 1 else PassKind.LAST
     request = Request(
         model=model, binding=binding, settings=settings, batch=settings.batch_size, rules=RULES, part=last
     )
@@ -137,9 +137,9 @@ def compile_passes(
     found = {MAIN: main}
     if course.ragged:
         found[RAGGED] = made(RAGGED, replace(request, batch=course.ragged), main.pieces)
-    if last is Part.WHOLE:
+    if last is PassKind.WHOLE:
         return found
-    first = made(FIRST, replace(request, part=Part.EARLIER), main.pieces)
+    first = made(FIRST, replace(request, part=PassKind.EARLIER), main.pieces)
     after = {name: going_on(compiled, first.sums) for name, compiled in found.items()}
     after[FIRST] = first
     if course.passes > 2:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, TaskGraph, UnitCall
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Placed:
     """Key -> place in the plan's order, for priorities."""
 
 
-def place(graph: StepGraph, workers: int) -> Placed:
+def place(graph: TaskGraph, workers: int) -> Placed:
     """Give every call a worker, and cut strips at the seams."""
     # By shard: units are numbered as they are swept, which is there and back again, layer by layer.
     shards: dict[str, list[tuple[int, ...]]] = {}
@@ -66,7 +66,7 @@ def place(graph: StepGraph, workers: int) -> Placed:
     return Placed(tuple(calls), tuple(strips.values()), worker_of, position_of)
 
 
-def largest_crossing(graph: StepGraph, placed: Placed) -> int:
+def largest_crossing(graph: TaskGraph, placed: Placed) -> int:
     """Bytes of the largest chunk that may come to a worker from elsewhere."""
     made: dict[Key, list[tuple[Region, str]]] = {}
     # Weights and state come from the client, or from the worker that has updated them.

@@ -21,7 +21,7 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import LOW
-from oocdl.planning.step_plan import plan_step
+from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.tile_search import Layering, Limits
 
 BEHIND = "Neg"
@@ -56,7 +56,7 @@ def _planned(build: Builder, *outputs: str, last: Collection[int] = ()) -> Progr
     build.outputs = list(outputs)
     factored = factorize(_with_wide_sums(build.graph()), RULES)
     layering = Layering(channels_last(factored, RULES, last), RULES)
-    plan = plan_step(layering, Limits(1 << 50))
+    plan = plan_pass(layering, Limits(1 << 50))
     [unit] = [unit for layer in plan.layers for unit in layer.units]
     return unit.program
 

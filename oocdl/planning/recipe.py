@@ -31,7 +31,7 @@ from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding
 
 
-class Part(Enum):
+class PassKind(Enum):
     """What a pass is of its step."""
 
     FORWARD = auto()
@@ -55,7 +55,7 @@ class Request:
     batch: int
     """Samples of the pass."""
     rules: Rules
-    part: Part
+    part: PassKind
 
     @property
     def has_bfloat16(self) -> bool:
@@ -100,7 +100,7 @@ class Transform:
 
     name: str
     apply: Callable[[Network, Request], Network]
-    parts: frozenset[Part] = frozenset(Part)
+    parts: frozenset[PassKind] = frozenset(PassKind)
     """Kinds of passes in which it takes part."""
 
 
@@ -113,7 +113,7 @@ def import_model(request: Request) -> Network:
         request.rules,
         shapes,
         precision=settings.dtype,
-        training=request.part is not Part.FORWARD,
+        training=request.part is not PassKind.FORWARD,
         freeze=settings.freeze,
     )
     network = Network(
@@ -178,7 +178,7 @@ def _differentiate(network: Network, request: Request) -> Network:
         raise InputError("nothing to train: the model has no float initializer that is not frozen")
     build = Builder(request.rules, network.graph)
     build.role = Role.GRADIENT
-    whole = request.part is Part.WHOLE
+    whole = request.part is PassKind.WHOLE
     loss = network.loss if whole else shared_loss(build, network.loss)
     gradients = differentiate(build, loss, weights)
     return replace(network, graph=build.graph(), gradients=gradients)
@@ -195,7 +195,7 @@ def _accumulate(network: Network, request: Request) -> Network:
 def _update(network: Network, request: Request) -> Network:
     """What replaces weights and state at the end of the pass; sums of gradients in all but the last."""
     build = Builder(request.rules, network.graph)
-    if request.part is Part.EARLIER:
+    if request.part is PassKind.EARLIER:
         build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
     else:
         add_updates(build, request.settings.optimizer, network.gradients)
@@ -255,14 +255,14 @@ def _channels_last(network: Network, request: Request) -> Network:
     return replace(network, factored=channels_last(network.factored, request.rules, frozenset(ranks)))
 
 
-TRAINING = frozenset(Part) - {Part.FORWARD}
+TRAINING = frozenset(PassKind) - {PassKind.FORWARD}
 
 GRAPH = (
     Transform("loss", _add_loss),
     Transform("differentiate", _differentiate, TRAINING),
-    Transform("accumulate", _accumulate, frozenset({Part.EARLIER, Part.LAST})),
+    Transform("accumulate", _accumulate, frozenset({PassKind.EARLIER, PassKind.LAST})),
     Transform("update", _update, TRAINING),
-    Transform("keep", _keep, frozenset({Part.WHOLE, Part.LAST})),
+    Transform("keep", _keep, frozenset({PassKind.WHOLE, PassKind.LAST})),
     Transform("canonicalize", _canonicalize),
 )
 """From an imported model to a graph of operators that can be cut."""

@@ -19,7 +19,7 @@ from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import made_of, parts_of
 from oocdl.planning.cost_model import Rates, program_seconds
-from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, StepGraph, UnitCall
+from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, TaskGraph, UnitCall
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.storage.cache.eviction import Ledger
 
@@ -63,7 +63,7 @@ class _Unit:
 class _Step:
     """One step of one graph; ``held`` are the chunks of weights and state that it starts from."""
 
-    def __init__(self, machine: _Machine, graph: StepGraph, held: Mapping[Key, Any], keeps_old: bool) -> None:
+    def __init__(self, machine: _Machine, graph: TaskGraph, held: Mapping[Key, Any], keeps_old: bool) -> None:
         self.m, self.graph = machine, graph
         self.calls: list[Call] = list(graph.calls)
         self.number = {call.key: n for n, call in enumerate(self.calls)}
@@ -109,7 +109,7 @@ class _Step:
             unit = _Unit(call, self.idle.pop(), self.m.now)
             exact = _exact(call, self.chunks)
             unit.pins = list({id(slot): slot for slot in exact}.values())
-            work = call.work_bytes if isinstance(call, UnitCall) else 0
+            work = call.scratch_bytes if isinstance(call, UnitCall) else 0
             unit.needed = max(call.buffer_bytes - sum(slot.room for slot in unit.pins), 0) + work
             self.line.append(unit)
         self.acquire()
@@ -168,7 +168,7 @@ class _Step:
             return
         self.m.slots -= 1
         unit.computing = self.m.now
-        work = unit.call.work_bytes if isinstance(unit.call, UnitCall) else 0
+        work = unit.call.scratch_bytes if isinstance(unit.call, UnitCall) else 0
         self.m.work += work
         self.m.note()
         seconds = self.m.seconds(unit.call)
@@ -226,7 +226,7 @@ class _Machine:
         self.books, self.slots, self.workers = Ledger(tier_bytes), slots, workers
         self.rates, self.rules = rates, rules
         self.now = self.free_at = self.compute_seconds = 0.0
-        self.work = self.spilled = self.peak_spilled = self.peak_work = 0
+        self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
         self.moments: list[Moment] = []
         self.units: list[Ran] = []
         self.step: _Step | None = None
@@ -301,16 +301,16 @@ class _Machine:
         books.position, books.read_bytes, books.written_bytes = -1, 0, 0
         books.peak = books.resident + books.reserved
         self.moments, self.units, self.compute_seconds = [], [], 0.0
-        self.peak_spilled, self.peak_work = self.spilled, 0
+        self.peak_spilled, self.peak_scratch = self.spilled, 0
 
     def note(self) -> None:
         """Write down how much memory is in use."""
-        self.peak_work = max(self.peak_work, self.work)
+        self.peak_scratch = max(self.peak_scratch, self.work)
         self.moments.append(Moment(self.now, self.books.resident, self.books.reserved, self.work))
 
 
 def simulate(
-    graph: StepGraph,
+    graph: TaskGraph,
     tier_bytes: int,
     slots: int,
     workers: int,
@@ -341,7 +341,7 @@ def simulate(
         books.read_bytes,
         books.written_bytes,
         books.peak,
-        machine.peak_work,
+        machine.peak_scratch,
         machine.peak_spilled,
         machine.compute_seconds,
         tuple(replace(moment, seconds=moment.seconds - begun) for moment in machine.moments),

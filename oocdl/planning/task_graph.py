@@ -19,7 +19,7 @@ from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.transforms.factorize import Cell
 from oocdl.planning.partial_sums import Key, Lanes
-from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.unit_cost import combine_buffer_bytes, unit_buffer_bytes
 
 Piece = tuple[Region, Key]
@@ -62,7 +62,7 @@ class UnitCall:
     """For each made value: positions of the calls that read it; known once all calls are."""
     buffer_bytes: int
     """Of arrays read and made."""
-    work_bytes: int
+    scratch_bytes: int
     """Of the program while it runs."""
 
 
@@ -97,7 +97,7 @@ Call = UnitCall | CombineCall | PickCall
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StepGraph:
+class TaskGraph:
     """All calls in plan order, and where every value's pieces are."""
 
     calls: tuple[Call, ...]
@@ -124,7 +124,7 @@ class _Draft:
 
 
 def versioned_pieces(
-    plan: StepPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
+    plan: PassPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
 ) -> dict[str, tuple[Region, ...]]:
     """How weights and state (or other ``roles``) are stored: as the layers that update them make them."""
     factored, graph = plan.factored, plan.factored.graph
@@ -147,11 +147,11 @@ def versioned_pieces(
     return found
 
 
-def expand_step(
-    plan: StepPlan,
+def expand_pass(
+    plan: PassPlan,
     pieces: Mapping[str, Sequence[Region]],
     absent: Collection[str] = (),
-) -> StepGraph:
+) -> TaskGraph:
     """All calls of one step. ``pieces`` says how weights and state are stored.
 
     Of these, ``absent`` are not there yet (sums of gradients, in the first pass of a step).
@@ -176,7 +176,7 @@ def expand_step(
     outputs += [key for name in graph.outputs for _, key in draft.pieces.get(stored(name), [])]
     replaced = _read_in_next_step(draft, plan, pieces)
     calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
-    return StepGraph(
+    return TaskGraph(
         calls=calls,
         pieces={name: tuple(found) for name, found in draft.pieces.items()},
         inputs=tuple(inputs),
@@ -188,7 +188,7 @@ def expand_step(
 
 
 def _read_in_next_step(
-    draft: _Draft, plan: StepPlan, pieces: Mapping[str, Sequence[Region]]
+    draft: _Draft, plan: PassPlan, pieces: Mapping[str, Sequence[Region]]
 ) -> dict[Key, Key]:
     """What replaces weights and state is read where these were, a step later."""
     replaced: dict[Key, Key] = {}
@@ -202,7 +202,7 @@ def _read_in_next_step(
     return replaced
 
 
-def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan) -> None:
+def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     layer = planned.layer
     label = f"{layer.index:03d} {layer.name}"
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
@@ -210,7 +210,7 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan) -> None:
     for number, unit in enumerate(planned.units):
         key = (label, number)
         arguments: list[Key] = []
-        own = planned.needs[unit.program.key].own
+        own = planned.scratch[unit.program.key].own
         reads = tuple(
             replace(_read(draft, plan, name, region, arguments), own=place in own)
             for place, (name, region) in enumerate(unit.reads)
@@ -236,7 +236,7 @@ def _expand_layer(draft: _Draft, plan: StepPlan, planned: LayerPlan) -> None:
         _combine(draft, plan, label, cell, lanes)
 
 
-def _stored(draft: _Draft, plan: StepPlan, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[Key]:
+def _stored(draft: _Draft, plan: PassPlan, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[Key]:
     """Keys of the new pieces of a weight or state, cut anew where this plan cuts otherwise than it is stored.
 
     Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
@@ -252,7 +252,7 @@ def _stored(draft: _Draft, plan: StepPlan, name: str, pieces: Mapping[str, Seque
 
 
 def _cut_anew(
-    draft: _Draft, plan: StepPlan, name: str, region: Region, key: Key, made: Sequence[Piece]
+    draft: _Draft, plan: PassPlan, name: str, region: Region, key: Key, made: Sequence[Piece]
 ) -> None:
     """A call that only puts parts of other pieces together: its program has no instructions."""
     arguments: list[Key] = []
@@ -273,7 +273,7 @@ def _cut_anew(
         combines=(None,),
         dtypes=(dtype,),
         buffer_bytes=buffers,
-        work_bytes=0,
+        scratch_bytes=0,
     )
     draft.calls.append(call)
     draft.position += 1
@@ -282,7 +282,7 @@ def _cut_anew(
 
 def _unit_call(
     draft: _Draft,
-    plan: StepPlan,
+    plan: PassPlan,
     unit: Unit,
     key: Key,
     arguments: list[Key],
@@ -304,7 +304,7 @@ def _unit_call(
         combines=combines,
         dtypes=tuple(values[name].dtype for name, _ in unit.makes),
         buffer_bytes=unit_buffer_bytes(unit, layer, plan.factored),
-        work_bytes=planned.needs[unit.program.key].work_bytes,
+        scratch_bytes=planned.scratch[unit.program.key].scratch_bytes,
     )
 
 
@@ -313,7 +313,7 @@ def _made_key(unit: Unit, key: Key, index: int) -> Key:
     return key if len(unit.makes) == 1 else (f"{key[0]} > {unit.makes[index][0]}", key[1])
 
 
-def _read(draft: _Draft, plan: StepPlan, name: str, region: Region, arguments: list[Key]) -> Read:
+def _read(draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[Key]) -> Read:
     value = plan.factored.graph.values[name]
     if value.role in SOURCES and name not in draft.pieces:
         read = Read(name, region, value.dtype, ())
@@ -333,7 +333,7 @@ def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], argum
     return Read(name, region, dtype, tuple(chunks))
 
 
-def _combine(draft: _Draft, plan: StepPlan, label: str, cell: Cell, lanes: Lanes) -> None:
+def _combine(draft: _Draft, plan: PassPlan, label: str, cell: Cell, lanes: Lanes) -> None:
     """One call for each piece of a partial node whose result several units share."""
     values = plan.factored.graph.values
     names = [view.value for view in cell.outputs if any(n == view.value for n, _ in lanes.groups)]
@@ -389,9 +389,9 @@ __all__ = [
     "Key",
     "PickCall",
     "Read",
-    "StepGraph",
+    "TaskGraph",
     "UnitCall",
-    "expand_step",
+    "expand_pass",
     "region_shape",
     "versioned_pieces",
 ]

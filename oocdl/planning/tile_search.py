@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil
 
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.program_cost import NeedsOf, most_needs, program_flops
+from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.layers import group
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
@@ -79,11 +79,11 @@ def preference(classes: Classes) -> list[int]:
 
 
 def memory(
-    cutter: LayerCutter, units: Sequence[Unit], factored: Factored, needs_of: NeedsOf
+    cutter: LayerCutter, units: Sequence[Unit], factored: Factored, needs_of: ScratchOf
 ) -> tuple[int, int]:
     """(arrays, work) of the largest of ``units``; combining their partial results counts as arrays."""
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
-    work = max(needs_of(unit.program).work_bytes for unit in units)
+    work = max(needs_of(unit.program).scratch_bytes for unit in units)
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
@@ -115,10 +115,10 @@ class Layering:
     each grid that was tried take.
     """
 
-    def __init__(self, factored: Factored, rules: Rules, needs: NeedsOf | None = None) -> None:
-        """``needs``: of programs with the engine; None: a bound for any."""
+    def __init__(self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None) -> None:
+        """``scratch``: of programs with the engine; None: a bound for any."""
         self.factored, self.rules = factored, rules
-        self.needs: NeedsOf = needs or partial(most_needs, rules=rules)
+        self.scratch: ScratchOf = scratch or partial(most_scratch, rules=rules)
         self.classes = find_classes(factored)
         self.order = preference(self.classes)
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
@@ -161,7 +161,7 @@ class Layering:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
             flops = max(program_flops(unit.program, self.rules) for unit in units)
-            self._telling[key] = sum(memory(cutter, units, self.factored, self.needs)), flops * len(shards)
+            self._telling[key] = sum(memory(cutter, units, self.factored, self.scratch)), flops * len(shards)
         return self._telling[key]
 
     def largest(self, cutter: LayerCutter) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class Layering:
         key = _key(cutter)
         if key not in self._largest:
             units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
-            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.needs)
+            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.scratch)
         return self._largest[key]
 
 

@@ -26,7 +26,7 @@ class Moment:
     """Chunks in the tier."""
     reserved_bytes: int
     """Of units that read or run, beyond chunks."""
-    work_bytes: int
+    scratch_bytes: int
     """Of running programs: part of what is reserved."""
 
 
@@ -40,7 +40,7 @@ class Simulated:
     written_bytes: int
     """To the spill."""
     peak_tier_bytes: int
-    peak_work_bytes: int
+    peak_scratch_bytes: int
     peak_spill_bytes: int
     """Most that is in the spill at once."""
     compute_seconds: float

@@ -2,7 +2,7 @@
 
 The peak of a unit is bounded by construction. Its inputs and results are arrays of the
 memory tier (``unit_buffer_bytes``); what its program takes while it runs is the heap's
-(``program_cost.program_work_bytes``).
+(``program_cost.program_scratch_bytes``).
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     terms: tuple[tuple[str, str, list[float]], ...] = (
         ("base process", BASE, [scene.base_bytes / size] * len(shown)),
         ("chunks in the RAM tier", TIER, [one.resident_bytes / size for one in shown]),
-        ("reserved by units", RESERVED, [(one.reserved_bytes - one.work_bytes) / size for one in shown]),
-        ("work space of programs", WORK, [one.work_bytes / size for one in shown]),
+        ("reserved by units", RESERVED, [(one.reserved_bytes - one.scratch_bytes) / size for one in shown]),
+        ("work space of programs", WORK, [one.scratch_bytes / size for one in shown]),
     )
     axes.stackplot(
         [one.seconds / unit for one in shown],

@@ -18,8 +18,8 @@ from oocdl.graph.ir.graph import Role
 from oocdl.planning.budget import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
 from oocdl.planning.compiler import Compiled
 from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
-from oocdl.planning.step_plan import LayerPlan, StepPlan
 from oocdl.planning.timeline import Simulated, layer_of
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
@@ -69,7 +69,7 @@ class Plan:
         return self.kinds.get(RAGGED)
 
     @property
-    def passes(self) -> tuple[StepPlan, ...]:
+    def passes(self) -> tuple[PassPlan, ...]:
         """The plan of each pass of a step."""
         earlier = [self.kinds[FIRST].plan for _ in range(self.course.passes - 1)]
         return (*earlier, self.compiled.plan)

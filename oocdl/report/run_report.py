@@ -21,7 +21,7 @@ from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.timeline import Simulated, combines, layer_of
-from oocdl.runtime.measured import Measured, PassSums, Spent
+from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.files import write_text
 
 FILE = "report.json"
@@ -152,7 +152,7 @@ def make_report(
         return None
     sums = {kind: measured.kinds[kind] for kind in times}
 
-    def mean(number: Callable[[PassSums], float]) -> float:
+    def mean(number: Callable[[KindTotals], float]) -> float:
         return sum(number(sums[kind]) * count / sums[kind].passes for kind, count in times.items())
 
     def layer(name: str, predicted_seconds: float) -> LayerReport:

@@ -30,10 +30,10 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use
 from oocdl.host.limits import check_budget
 from oocdl.planning.budget import machine_for
 from oocdl.planning.compiler import Compiled
-from oocdl.planning.passes import StepInfo
+from oocdl.planning.pass_plan import PassPlan
+from oocdl.planning.passes import PassInfo
 from oocdl.planning.placement import Placed, largest_crossing, place
-from oocdl.planning.step_plan import StepPlan
-from oocdl.planning.task_graph import CombineCall, Key, PickCall, StepGraph
+from oocdl.planning.task_graph import CombineCall, Key, PickCall, TaskGraph
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions
 from oocdl.runtime.session import Held, Moved, scalar_outputs
@@ -70,12 +70,12 @@ class Setup:
     """All that a worker needs to know of a run; travels once."""
 
     run_id: str
-    graphs: Mapping[str, StepGraph]
+    graphs: Mapping[str, TaskGraph]
     factored: Mapping[str, Factored]
     feeds: Mapping[str, Mapping[str, str]]
     dataset: DatasetSpec
     settings: Settings
-    plans: tuple[StepPlan, ...]
+    plans: tuple[PassPlan, ...]
     threads: int
     """Programs that a worker runs at once."""
     crossing_bytes: int
@@ -205,7 +205,7 @@ class ClusterSession(Held[Future[Chunk]]):
             chunk = home().adopt(array, region, ())
             self.held[key] = self.client.scatter(chunk, hash=False)
 
-    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+    def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
         """Run one pass; returns its scalar outputs by value name."""
         compiled, placed = self.compiled[plan_id], self.placed[plan_id]
         suffix = f" @{self.run_id}/{info.number}"
@@ -219,10 +219,10 @@ class ClusterSession(Held[Future[Chunk]]):
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(list(made.values()))  # type: ignore[no-untyped-call]
         scalars = {key: self.client.gather(made[key]) for key in _scalar_keys(compiled)}
-        self.held = weight_io.after_step(compiled, made, self.held)
+        self.held = weight_io.after_pass(compiled, made, self.held)
         return scalar_outputs(compiled, scalars)
 
-    def _tasks(self, plan_id: str, info: StepInfo, placed: Placed, suffix: str) -> dict[Any, Any]:
+    def _tasks(self, plan_id: str, info: PassInfo, placed: Placed, suffix: str) -> dict[Any, Any]:
         def named(key: Key) -> Any:
             return self.held[key].key if key in self.held else (key[0] + suffix, key[1])
 

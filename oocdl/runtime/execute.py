@@ -22,8 +22,8 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
-from oocdl.planning.passes import StepInfo
-from oocdl.planning.task_graph import CombineCall, PickCall, Read, StepGraph, UnitCall
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.task_graph import CombineCall, PickCall, Read, TaskGraph, UnitCall
 from oocdl.planning.timeline import layer_of
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
@@ -36,14 +36,14 @@ from oocdl.storage.cache.memory_tier import Reservation, Tier
 class Context:
     """What a process needs to run units of one run: never part of a task."""
 
-    step_graphs: Mapping[str, StepGraph]
+    task_graphs: Mapping[str, TaskGraph]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
     engine: Engine
     tier: Tier
     heap: Heap
     """Where programs run."""
-    deliver: Callable[[str, str, Region, Array, StepInfo], None] | None = None
+    deliver: Callable[[str, str, Region, Array, PassInfo], None] | None = None
     """(plan id, value, region, array, step): called with every made value in ``watched``."""
     watched: frozenset[str] = frozenset()
     measured: Measured = field(default_factory=Measured)
@@ -87,17 +87,17 @@ def stop_recording(run_id: str) -> Recording:
     return recorder.recording()
 
 
-def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
+def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Chunk) -> Any:
     """The function of a unit's Dask task; returns its chunk, or several as a tuple."""
     context = _contexts[run_id]
-    call = context.step_graphs[plan_id].calls[number]
+    call = context.task_graphs[plan_id].calls[number]
     assert isinstance(call, UnitCall)
     pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
     context.tier.advance(call.position)
     needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
     begun = perf_counter()
-    with context.tier.reserve(needed, pins, call.work_bytes) as held:
+    with context.tier.reserve(needed, pins, call.scratch_bytes) as held:
         reserved = perf_counter()
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [
@@ -107,7 +107,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
             )
         ]
         gathered = perf_counter()
-        with context.heap.program(call.work_bytes):
+        with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
             program(arrays, results)
         computed = perf_counter()
@@ -130,10 +130,10 @@ def run_unit(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Ch
     return made[0] if len(made) == 1 else made
 
 
-def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks: Chunk) -> Any:
+def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Chunk) -> Any:
     """The function of a combining task."""
     context = _contexts[run_id]
-    call = context.step_graphs[plan_id].calls[number]
+    call = context.task_graphs[plan_id].calls[number]
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
     begun = perf_counter()
@@ -161,7 +161,7 @@ def run_combine(run_id: str, plan_id: str, number: int, info: StepInfo, *chunks:
     return made[0] if len(made) == 1 else made
 
 
-def _facts(call: UnitCall | CombineCall, plan_id: str, info: StepInfo) -> dict[str, int | str]:
+def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[str, int | str]:
     """What a trace tells of a task beside its times."""
     values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
     return {
@@ -254,7 +254,7 @@ def _is_exact(read: Read, chunks: Sequence[Chunk]) -> bool:
 
 
 def _gather(
-    context: Context, held: Reservation, plan_id: str, read: Read, info: StepInfo, chunks: Sequence[Chunk]
+    context: Context, held: Reservation, plan_id: str, read: Read, info: PassInfo, chunks: Sequence[Chunk]
 ) -> Array:
     """One input of a program as one array."""
     if read.chunks and _is_exact(read, chunks):
@@ -295,7 +295,7 @@ def pick(made: Sequence[Chunk], number: int) -> Chunk:
     return made[number]
 
 
-def step_tasks(graph: StepGraph, run_id: Any, plan_id: str, info: StepInfo) -> dict[Any, Any]:
+def pass_tasks(graph: TaskGraph, run_id: Any, plan_id: str, info: PassInfo) -> dict[Any, Any]:
     """The Dask tasks of one step, in plan order; ``graph.inputs`` are keys that the caller adds."""
     tasks: dict[Any, Any] = {}
     for number, call in enumerate(graph.calls):

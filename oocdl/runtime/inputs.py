@@ -21,7 +21,7 @@ from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.planning.budget import BLOCK_BYTES, KEPT_BYTES
-from oocdl.planning.passes import StepInfo
+from oocdl.planning.passes import PassInfo
 
 _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
@@ -102,13 +102,13 @@ class Kept:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._arrays: dict[tuple[str, Region], Array] = {}
-        self._info: StepInfo | None = None
+        self._info: PassInfo | None = None
 
-    def get(self, key: tuple[str, Region], info: StepInfo) -> Array | None:
+    def get(self, key: tuple[str, Region], info: PassInfo) -> Array | None:
         """What was read of a box of a value, if it is there."""
         return self._arrays.get(key) if info == self._info else None
 
-    def add(self, key: tuple[str, Region], info: StepInfo, array: Array) -> None:
+    def add(self, key: tuple[str, Region], info: PassInfo, array: Array) -> None:
         """Keep a copy if it is small, at the cost of what has been there longest."""
         if info != self._info:
             self._arrays, self._info = {}, info
@@ -125,7 +125,7 @@ class Sources:
     def __init__(self, factored: Factored, feeds: Mapping[str, Feed], kept: Kept | None = None) -> None:
         self.factored, self.feeds, self._kept = factored, feeds, kept or Kept()
 
-    def read(self, name: str, region: Region, info: StepInfo, out: Array) -> None:
+    def read(self, name: str, region: Region, info: PassInfo, out: Array) -> None:
         """Put a region of value ``name``, in its stored shape, into ``out``."""
         value = self.factored.graph.values[name]
         if value.role is Role.SCALAR:
@@ -151,7 +151,7 @@ class Sources:
                     self._rows(name, box, info, out[where])
                 self._kept.add((name, region), info, out)
 
-    def _rows(self, name: str, box: Region, info: StepInfo, out: Array) -> None:
+    def _rows(self, name: str, box: Region, info: PassInfo, out: Array) -> None:
         """A box of a batch, sample by sample: the rows of a batch may lie anywhere."""
         feed, rank = self.feeds[name], len(self.factored.graph.values[name].shape)
         squeeze = len(feed.reader.shape) == rank - 1

@@ -32,7 +32,7 @@ class Spent:
 
 
 @dataclass
-class PassSums:
+class KindTotals:
     """All passes of one kind."""
 
     passes: int = 0
@@ -53,7 +53,7 @@ class Measured:
         """Read by units, as the plan counts."""
         self.made_bytes = 0
         """Made by units, as the plan counts."""
-        self.kinds: dict[str, PassSums] = {}
+        self.kinds: dict[str, KindTotals] = {}
         """By plan id."""
 
     def add(self, label: str, spent: Spent) -> None:
@@ -70,7 +70,7 @@ class Measured:
             now, self._now = self._now, {}
         self._ended[plan_id] += 1
         if self._ended[plan_id] <= 2:
-            self.kinds[plan_id] = PassSums()
+            self.kinds[plan_id] = KindTotals()
         sums = self.kinds[plan_id]
         sums.passes += 1
         sums.seconds += seconds

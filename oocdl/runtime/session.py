@@ -26,7 +26,7 @@ from oocdl.graph.ir.index import Region
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.planning.budget import Machine, gives_up
 from oocdl.planning.compiler import Compiled
-from oocdl.planning.passes import StepInfo
+from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import Key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.inputs import Feed, Kept, Reader, Sources
@@ -38,7 +38,7 @@ from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
 
-Deliver = Callable[[str, str, Region, Array, StepInfo], None]
+Deliver = Callable[[str, str, Region, Array, PassInfo], None]
 Scheduler = Callable[..., Any]
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Held(ABC, Generic[T]):
         """Weights and state, as ``read`` gives them."""
 
     @abstractmethod
-    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+    def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
         """One pass; returns the scalar outputs."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Session(Held[Chunk]):
         self.held = weight_io.load(self.compiled[plan_id], read, self.tier)
         trim()  # what was read from files went through the heap
 
-    def step(self, plan_id: str, info: StepInfo) -> dict[str, float]:
+    def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
         """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
         compiled = self.compiled[plan_id]
         graph = compiled.graph
@@ -177,7 +177,7 @@ class Session(Held[Chunk]):
         for key in graph.inputs:
             take = self.held.pop if large and key[0] in replaced else self.held.__getitem__
             tasks[key] = Task(key, take, key)
-        tasks |= execute.step_tasks(graph, self.run_id, plan_id, info)
+        tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
         options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}
         stats, begun = self.tier.stats, perf_counter()
@@ -187,7 +187,7 @@ class Session(Held[Chunk]):
         read, written = now.read_bytes - stats.read_bytes, now.written_bytes - stats.written_bytes
         self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
-        self.held = weight_io.after_step(compiled, made, self.held)
+        self.held = weight_io.after_pass(compiled, made, self.held)
         return scalar_outputs(compiled, made)
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
@@ -216,7 +216,7 @@ class Session(Held[Chunk]):
 
 def step_delayed(
     kinds: Mapping[str, Compiled],
-    passes: Sequence[tuple[str, StepInfo]],
+    passes: Sequence[tuple[str, PassInfo]],
     dataset: Dataset,
     settings: Settings,
     machine: Machine,
@@ -241,13 +241,13 @@ def step_delayed(
         compiled = kinds[plan_id]
         names = {call.key: (f"{call.key[0]} @{number}", call.key[1]) for call in compiled.graph.calls}
         names |= held
-        for key, task in execute.step_tasks(compiled.graph, TaskRef(opened), plan_id, info).items():
+        for key, task in execute.pass_tasks(compiled.graph, TaskRef(opened), plan_id, info).items():
             tasks[names[key]] = task.substitute(names, names[key])
         loss = compiled.loss
         assert loss is not None
         ((_, key),) = compiled.graph.pieces[compiled.plan.factored.stored(loss)]
         losses.append(names[key])
-        held = weight_io.after_step(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
+        held = weight_io.after_pass(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
     value = ("loss", 0)
     references = [List(*(TaskRef(key) for key in keys)) for keys in (losses, held.values())]
     tasks[value] = Task(value, _finish, TaskRef(opened), *references)

@@ -67,7 +67,7 @@ def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
     return held
 
 
-def after_step(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
+def after_pass(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
     """What the next pass starts from: the updates that this pass made, the rest as it was.
 
     Sums of gradients that this pass did not make anew are used up.

@@ -24,8 +24,8 @@ from oocdl.ops import RULES
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.budget import Machine, check_device, machine_for
 from oocdl.planning.compiler import Compiled, draft_pass
-from oocdl.planning.passes import StepInfo
-from oocdl.planning.recipe import Part, Request
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.recipe import PassKind, Request
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
@@ -159,7 +159,7 @@ class Run:
                 config={"write_empty_chunks": True},
             )
 
-        def deliver(plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
+        def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
             compiled = inference.compiled[plan_id]
             factored = compiled.plan.factored
             for output, name in compiled.outputs.items():
@@ -268,7 +268,7 @@ class _Inference:
             settings=self.settings,
             batch=self.batch,
             rules=RULES,
-            part=Part.FORWARD,
+            part=PassKind.FORWARD,
         )
         self.compiled: dict[str, Compiled] = {
             f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
@@ -301,7 +301,7 @@ class _Inference:
             for indices in batches(self.binding.samples, self.batch, shuffle=False):
                 rows = tuple(int(i) for i in indices)
                 plan_id = f"infer{len(rows)}"
-                found = session.step(plan_id, StepInfo(0, self.settings.seed, rows))
+                found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
                 compiled = self.compiled[plan_id]
                 named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.parts.items()}}
                 for title, value in named.items():

@@ -26,8 +26,8 @@ from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.budget import Machine, machine_for
-from oocdl.planning.passes import MAIN, Course, Step, StepInfo, compile_passes, planned
-from oocdl.planning.step_plan import frozen_cuts
+from oocdl.planning.pass_plan import frozen_cuts
+from oocdl.planning.passes import MAIN, Course, PassInfo, Step, compile_passes, planned
 from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import show_progress
@@ -314,7 +314,7 @@ class Trainer:
         for number, (plan_id, info) in enumerate(passes, 1):
             if number == len(passes):
                 self._prepare_kept(plan_id, step.number)
-            losses.append(self._losses(plan_id, session.step(plan_id, info)))
+            losses.append(self._losses(plan_id, session.run_pass(plan_id, info)))
             _check_loss(losses[-1]["loss"], step.number, info.indices)
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
@@ -358,7 +358,7 @@ class Trainer:
             with reporting(self.store.path / "kept"):
                 self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
 
-    def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: StepInfo) -> None:
+    def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept.items():

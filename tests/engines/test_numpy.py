@@ -1,4 +1,4 @@
-"""Programs take no more memory with NumPy than ``NumpyEngine.needs`` says, as ``tracemalloc`` counts it."""
+"""Programs on NumPy take no more memory than ``scratch_of`` says, as ``tracemalloc`` counts it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def peak_bytes(program: Program) -> int:
 @pytest.mark.parametrize("op", sorted(KERNELS))
 def test_operators_take_no_more_than_they_say(op: str) -> None:
     programs = [probe_program(probe) for probe in PROBES if probe.op == op]
-    said = [get_engine("numpy").needs(program, RULES).work_bytes for program in programs]
+    said = [get_engine("numpy").scratch_of(program, RULES).scratch_bytes for program in programs]
     assert max(said) > 4 * SLACK_BYTES, "arrays so small tell nothing"
     for program, most in zip(programs, said, strict=True):
         assert peak_bytes(program) < most + SLACK_BYTES

@@ -26,7 +26,7 @@ def test_every_operator_is_complete(op: str) -> None:
 @pytest.mark.parametrize("op", sorted(RULES))
 def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
     rule = RULES[op]
-    assert callable(rule.workspace), "it has no default: what is not reserved breaks the budget"
+    assert callable(rule.scratch_elements), "it has no default: what is not reserved breaks the budget"
     assert (rule.speed is None) == (rule.axes is None), "exactly what is cut runs, and has a speed"
     if rule.speed is None:
         return

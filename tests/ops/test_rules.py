@@ -146,7 +146,7 @@ def test_costs_are_counted(case: Case) -> None:
     shapes = [build.shape(name) for name in inputs], [build.shape(name) for name in outputs]
     rule = RULES[case.op]
     assert rule.flops(build.nodes[0], *shapes) >= 0
-    assert rule.workspace(build.nodes[0], *shapes) >= 0
+    assert rule.scratch_elements(build.nodes[0], *shapes) >= 0
 
 
 @pytest.mark.parametrize("case", params(CASES))

@@ -104,7 +104,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Plan]:
     """All networks' plans; at most two partial sums of a value are kept, so that units share them."""
     folder = tmp_path_factory.mktemp("golden")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partial_sums, "LANE_BYTES", 0)
+        patch.setattr(partial_sums, "PARTIAL_SUM_BYTES", 0)
         return {name: make_plan(name, folder) for name in NETWORKS}
 
 

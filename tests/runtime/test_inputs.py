@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oocdl.planning.budget import KEPT_BYTES
-from oocdl.planning.passes import StepInfo
+from oocdl.planning.passes import PassInfo
 from oocdl.runtime.inputs import Kept, own_regions, uniform
 
 
@@ -49,7 +49,7 @@ def test_own_boxes_make_up_the_stored_region(factors: tuple[tuple[int, ...], ...
 
 
 def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
-    kept, info, other = Kept(), StepInfo(0, 1, (2,)), StepInfo(1, 1, (2,))
+    kept, info, other = Kept(), PassInfo(0, 1, (2,)), PassInfo(1, 1, (2,))
     arrays = [np.full(KEPT_BYTES // 3, number, np.uint8) for number in range(4)]
     for number, array in enumerate(arrays):
         kept.add((f"x{number}", ()), info, array)

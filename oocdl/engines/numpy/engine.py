@@ -15,7 +15,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs, fill_of, pads_of, slot_dtypes
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
-from oocdl.graph.ir.program_cost import HOLES, Needs
+from oocdl.graph.ir.program_cost import HOLES, ProgramScratch
 
 
 def _seen(array: Array, operand: Operand) -> Array:
@@ -92,9 +92,9 @@ class NumpyEngine:
     def __init__(self) -> None:
         self._cache = Cache()
 
-    def needs(self, program: Program, rules: Rules) -> Needs:
-        """See ``Engine.needs``."""
-        return Needs(_work_bytes(program))
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
+        """See ``Engine.scratch_of``."""
+        return ProgramScratch(_work_bytes(program))
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

@@ -15,7 +15,7 @@ from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of
 from oocdl.graph.ir.program import Instruction
 
 Kernel = Callable[[Sequence[Array], Array, Instruction], None]
-WORK_ELEMENTS = 1 << 16
+SCRATCH_ELEMENTS = 1 << 16
 """Of a plane of what is pooled, in work at once."""
 
 
@@ -81,7 +81,7 @@ def _largest(x: Array, kernel: Sequence[int]) -> Array:
 def _parts(small: Array, kernel: Sequence[int]) -> Iterator[tuple[int, slice, slice, slice]]:
     """(plane and rows of the pooled value; the planes, the rows that these see) of a sample."""
     depth, height, width = kernel
-    rows = max(WORK_ELEMENTS // (height * width * prod(small.shape[2:])), 1)
+    rows = max(SCRATCH_ELEMENTS // (height * width * prod(small.shape[2:])), 1)
     for place in range(len(small)):
         for first in range(0, small.shape[1], rows):
             last = min(first + rows, small.shape[1])

@@ -25,7 +25,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Instruction, Program
-from oocdl.graph.ir.program_cost import Needs, most_needs
+from oocdl.graph.ir.program_cost import ProgramScratch, most_scratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
 BLOCK_ELEMENTS = 1 << 17
@@ -148,9 +148,9 @@ class OnnxRuntimeEngine:
         self.block_elements = block_elements
         self._cache = Cache()
 
-    def needs(self, program: Program, rules: Rules) -> Needs:
-        """See ``Engine.needs``."""
-        return most_needs(program, rules)
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
+        """See ``Engine.scratch_of``."""
+        return most_scratch(program, rules)
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

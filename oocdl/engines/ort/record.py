@@ -1,7 +1,7 @@
 """All that the onnxruntime engine knows of one operator, as one record: nothing of it has a default.
 
 The records stand in ``onnx_table.KERNELS``. An operator without one is refused before a run. What a kernel
-takes while it runs is what the operator's rule says (``OpRule.workspace``), which is measured here.
+takes while it runs is what the operator's rule says (``OpRule.scratch_elements``), which is measured here.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
-from oocdl.graph.ir.program_cost import Needs, program_work_bytes
+from oocdl.graph.ir.program_cost import ProgramScratch, program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
 LANES = 2
@@ -134,9 +134,9 @@ class TorchDeviceEngine:
         """See ``Device.needed_bytes``."""
         return LANES * self._run_bytes(program, rules) + LIBRARY_BYTES
 
-    def needs(self, program: Program, rules: Rules) -> Needs:
-        """See ``Engine.needs``: nothing, unless the device's memory is the host's."""
-        return Needs(self._run_bytes(program, rules) if self._is_host else 0)
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
+        """See ``Engine.scratch_of``: nothing, unless the device's memory is the host's."""
+        return ProgramScratch(self._run_bytes(program, rules) if self._is_host else 0)
 
     def _run_bytes(self, program: Program, rules: Rules) -> int:
         """What one run takes of the device: inputs, everything that is made, and work space."""
@@ -150,7 +150,7 @@ class TorchDeviceEngine:
                 extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
-            work = program_work_bytes(program, rules) + max(extra, max(parts, default=0))
+            work = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
             self._needed[program.key] = inputs + work
         return self._needed[program.key]
 

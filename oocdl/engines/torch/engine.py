@@ -18,7 +18,7 @@ from oocdl.engines.torch.kernels import KERNELS
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.engines.torch.record import Result
-from oocdl.engines.torch.scratch import work_bytes
+from oocdl.engines.torch.scratch import scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
@@ -35,7 +35,7 @@ from oocdl.graph.ir.operands import (
     pads_of,
 )
 from oocdl.graph.ir.program import Instruction, Operand, Program
-from oocdl.graph.ir.program_cost import Needs
+from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import SPACED
 
@@ -240,19 +240,19 @@ class TorchEngine:
         self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
         self._cache = Cache()
-        self._needs: dict[str, Needs] = {}
+        self._scratch: dict[str, ProgramScratch] = {}
         self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
-    def needs(self, program: Program, rules: Rules) -> Needs:
-        """See ``Engine.needs``."""
-        if program.key not in self._needs:
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
+        """See ``Engine.scratch_of``."""
+        if program.key not in self._scratch:
             program = in_parts(program)
             stages = _stages(program, self.block_elements)
             steps = [_seen(stage) for stage in stages]
             ends = zip(steps, (stage.dying for stage in stages), strict=True)
-            work = work_bytes(program, ends, placed(program, steps), rules)
-            self._needs[program.key] = Needs(work, overwritten(program, steps))
-        return self._needs[program.key]
+            work = scratch_bytes(program, ends, placed(program, steps), rules)
+            self._scratch[program.key] = ProgramScratch(work, overwritten(program, steps))
+        return self._scratch[program.key]
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

@@ -60,7 +60,7 @@ def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
     """What the operator's rule says, and copies of operands that are padded or parts of their slots."""
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
     node = Node("", item.op, (), (), item.attrs)
-    scratch = rules[item.op].workspace(node, shapes, list(item.kernel_shapes))
+    scratch = rules[item.op].scratch_elements(node, shapes, list(item.kernel_shapes))
     copies = sum(
         nbytes(shape, slots.dtype_of[operand.slot])
         for operand, shape in zip(item.operands, shapes, strict=True)

@@ -64,7 +64,7 @@ def _blocks_bytes(step: ChainStep) -> int:
     """What a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
     plan = step.plan
     if isinstance(plan, Fused):
-        return plan.work_bytes
+        return plan.scratch_bytes
     block = prod(step.chain.block)
     width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
     blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
@@ -112,7 +112,7 @@ def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: R
     heap.need(scratch)
 
 
-def work_bytes(
+def scratch_bytes(
     program: Program,
     stages: Iterable[tuple[ChainStep | Instruction, Collection[int]]],
     direct: Collection[int],

@@ -36,7 +36,7 @@ def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequ
 
 
 def no_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The workspace of an operator that takes nothing beyond its operands and results."""
+    """The scratch_elements of an operator that takes nothing beyond its operands and results."""
     return 0
 
 
@@ -86,7 +86,7 @@ class OpRule:
     speed: Speed | None = None
     flops: Cost = lambda node, inputs, outputs: sum(_size(shape) for shape in outputs)
     """Floating-point operations for operands of the given (local) shapes, 2 for a multiply-add."""
-    workspace: Cost
+    scratch_elements: Cost
     """Upper bound of the elements of scratch space that the slowest engine takes beyond operands,
     padded copies of them, and results. Budgets are kept by it, so that it has no default."""
     fill: float = 0.0

@@ -13,15 +13,15 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program, padded_shape
 
 
-class Needs(NamedTuple):
+class ProgramScratch(NamedTuple):
     """What a run of a program wants beside its inputs and the arrays its results go to."""
 
-    work_bytes: int
+    scratch_bytes: int
     own: frozenset[int] = frozenset()
     """Numbers of the inputs that it writes over: arrays of its own, which nobody else reads."""
 
 
-NeedsOf = Callable[[Program], Needs]
+ScratchOf = Callable[[Program], ProgramScratch]
 HOLES = 5
 """Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
 
@@ -34,7 +34,7 @@ def program_flops(program: Program, rules: Rules) -> int:
     )
 
 
-def program_work_bytes(program: Program, rules: Rules) -> int:
+def program_scratch_bytes(program: Program, rules: Rules) -> int:
     """Upper bound of what one run takes, for an engine that makes every intermediate as a whole.
 
     Intermediates alive at the worst instruction (results among them, before they are put
@@ -54,7 +54,7 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
             dtype_of[slot] = dtype
             live += size[slot]
         shapes = [padded_shape(operand) for operand in step.operands]
-        elements = rules[step.op].workspace(step.node, shapes, list(step.kernel_shapes))
+        elements = rules[step.op].scratch_elements(step.node, shapes, list(step.kernel_shapes))
         scratch = elements * itemsize(step.dtypes[0])
         for operand, shape in zip(step.operands, shapes, strict=True):
             if operand.pads is not None or operand.crop is not None:
@@ -67,6 +67,6 @@ def program_work_bytes(program: Program, rules: Rules) -> int:
     return peak * HOLES // 4
 
 
-def most_needs(program: Program, rules: Rules) -> Needs:
+def most_scratch(program: Program, rules: Rules) -> ProgramScratch:
     """For any engine that overwrites no input."""
-    return Needs(program_work_bytes(program, rules))
+    return ProgramScratch(program_scratch_bytes(program, rules))

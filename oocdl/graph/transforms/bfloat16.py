@@ -27,7 +27,7 @@ LEAST_CHANNELS = 8
 """Of a convolution of one tap, to be worth it."""
 
 
-def roundable(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
+def may_be_bfloat16(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
     """Stored values that may be rounded: large activations, and gradients of such."""
     results = {*graph.outputs, *graph.updates.values()}
     found = set()
@@ -40,7 +40,7 @@ def roundable(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
     return frozenset(found)
 
 
-def twin_of(name: str) -> str:
+def bfloat16_of(name: str) -> str:
     """The name of the value of 16 bits that stands for ``name``."""
     return f"{name}/{STORED}"
 
@@ -67,9 +67,9 @@ class _Rewriting:
                 and name not in self.names
             ):
                 inputs = tuple(self.twin(item) for item in maker.inputs)
-                self._make(Node(twin_of(name), maker.op, inputs, (twin_of(name),), maker.attrs))
+                self._make(Node(bfloat16_of(name), maker.op, inputs, (bfloat16_of(name),), maker.attrs))
             else:
-                self._make(Node(twin_of(name), "Cast", (name,), (twin_of(name),), {"to": STORED}))
+                self._make(Node(bfloat16_of(name), "Cast", (name,), (bfloat16_of(name),), {"to": STORED}))
         return self.twins[name]
 
     def add(self, node: Node) -> None:
@@ -79,8 +79,8 @@ class _Rewriting:
             if self._makes_data(node):
                 [made] = node.outputs
                 attrs = {**node.attrs, "precision": STORED}
-                self._make(replace(node, inputs=inputs, outputs=(twin_of(made),), attrs=attrs))
-                self._back(twin_of(made), made)
+                self._make(replace(node, inputs=inputs, outputs=(bfloat16_of(made),), attrs=attrs))
+                self._back(bfloat16_of(made), made)
                 return
             self.nodes.append(replace(node, inputs=inputs))
         else:

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from oocdl.graph.ir.graph import Node
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.step_plan import LayerPlan
+from oocdl.planning.pass_plan import LayerPlan
 from oocdl.report.printer.notation import (
     MOST_NUMBERS,
     aligned,

@@ -7,7 +7,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from oocdl.graph.ir.index import Region, region_shape, region_size
-from oocdl.planning.step_plan import LayerPlan, StepPlan
+from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.report.printer.notation import (
     INDENT,
     aligned,
@@ -23,7 +23,7 @@ from oocdl.report.printer.program import programs_of
 WIDTH = 110
 
 
-def layer_lines(plan: StepPlan, planned: LayerPlan) -> list[str]:
+def layer_lines(plan: PassPlan, planned: LayerPlan) -> list[str]:
     """One layer. Each value has its stored type, and the largest shape that a unit reads or makes of it."""
     layer = planned.layer
     combines = {view.value: str(cell.combine) for cell in layer.cells for view in cell.outputs}
@@ -36,7 +36,7 @@ def layer_lines(plan: StepPlan, planned: LayerPlan) -> list[str]:
     return [_head(plan, planned), *aligned(rows), *_operators(planned), INDENT + _costs(planned)]
 
 
-def _head(plan: StepPlan, planned: LayerPlan) -> str:
+def _head(plan: PassPlan, planned: LayerPlan) -> str:
     names = plan.classes.names
     cuts = " x ".join(f"{names[cut]}:{count}" for cut, count in planned.grid.items() if count > 1)
     units = counted(len(planned.units), "unit") + (f" = {cuts}" if cuts else "")
@@ -44,7 +44,7 @@ def _head(plan: StepPlan, planned: LayerPlan) -> str:
     return f"{title_text(planned)}  {units}, {programs}"
 
 
-def _rows(plan: StepPlan, notes: dict[str, str], largest: dict[str, Region]) -> list[tuple[str, ...]]:
+def _rows(plan: PassPlan, notes: dict[str, str], largest: dict[str, Region]) -> list[tuple[str, ...]]:
     values, shapes = plan.factored.graph.values, plan.factored.shapes
     return [
         (
@@ -79,5 +79,5 @@ def _costs(planned: LayerPlan) -> str:
     moved = f"{planned.read_bytes:,} B read, {planned.written_bytes:,} B written"
     return (
         f"costs    {planned.flops:,} FLOP, {moved}; "
-        f"largest unit {planned.buffer_bytes:,} B + {planned.work_bytes:,} B scratch"
+        f"largest unit {planned.buffer_bytes:,} B + {planned.scratch_bytes:,} B scratch"
     )

@@ -18,7 +18,7 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.ir.program import Operand
 from oocdl.planning.partial_sums import Key
-from oocdl.planning.step_plan import LayerPlan
+from oocdl.planning.pass_plan import LayerPlan
 
 INDENT = "    "
 WIDEST = 48

@@ -8,7 +8,7 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.partition.tiling import Unit
-from oocdl.planning.step_plan import LayerPlan
+from oocdl.planning.pass_plan import LayerPlan
 from oocdl.report.printer.notation import (
     aligned,
     attributes_text,
@@ -52,7 +52,7 @@ def _rows(unit: Unit, planned: LayerPlan) -> list[tuple[str, ...]]:
     for item in program.instructions:
         shapes |= zip(item.outputs, item.shapes, strict=True)
         dtypes |= zip(item.outputs, item.dtypes, strict=True)
-    orders, own = dict(program.orders), planned.needs[program.key].own
+    orders, own = dict(program.orders), planned.scratch[program.key].own
     reads = [
         (
             f"%{slot}",

@@ -6,8 +6,8 @@ import difflib
 from typing import Literal, get_args
 
 from oocdl.errors import InputError
-from oocdl.planning.step_plan import LayerPlan, StepPlan
-from oocdl.planning.task_graph import StepGraph
+from oocdl.planning.pass_plan import LayerPlan, PassPlan
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.report.printer.graph import graph_lines, layer_graph_lines
 from oocdl.report.printer.layers import layer_lines
 from oocdl.report.printer.program import program_lines
@@ -17,7 +17,7 @@ What = Literal["graph", "layers", "program", "tasks"]
 """What can be shown."""
 
 
-def pass_text(plan: StepPlan, graph: StepGraph, what: What, layer: str | int | None = None) -> str:
+def pass_text(plan: PassPlan, graph: TaskGraph, what: What, layer: str | int | None = None) -> str:
     """The text of a pass: of all its layers or of one, which is given by its name or index.
 
     Raises InputError where there is no such text or layer.
@@ -34,7 +34,7 @@ def pass_text(plan: StepPlan, graph: StepGraph, what: What, layer: str | int | N
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _layer_lines(plan: StepPlan, graph: StepGraph, what: What, planned: LayerPlan) -> list[str]:
+def _layer_lines(plan: PassPlan, graph: TaskGraph, what: What, planned: LayerPlan) -> list[str]:
     if what == "graph":
         return layer_graph_lines(plan.factored, planned)
     if what == "layers":
@@ -42,7 +42,7 @@ def _layer_lines(plan: StepPlan, graph: StepGraph, what: What, planned: LayerPla
     return program_lines(planned) if what == "program" else layer_task_lines(plan, graph, planned)
 
 
-def find_layer(plan: StepPlan, wanted: str) -> LayerPlan:
+def find_layer(plan: PassPlan, wanted: str) -> LayerPlan:
     """The layer with a name or, where none has it, an index.
 
     Raises InputError, which lists close names, if there is none.

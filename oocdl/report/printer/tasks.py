@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from oocdl.graph.ir.index import Region
 from oocdl.graph.partition.tiling import Unit
 from oocdl.planning.partial_sums import Key
-from oocdl.planning.step_plan import LayerPlan, StepPlan
-from oocdl.planning.task_graph import CombineCall, PickCall, StepGraph, UnitCall
+from oocdl.planning.pass_plan import LayerPlan, PassPlan
+from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph, UnitCall
 from oocdl.report.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
 from oocdl.report.printer.program import programs_of
 
@@ -20,7 +20,7 @@ Row = tuple[str, ...]
 class _Names:
     """What the texts of tasks look up."""
 
-    plan: StepPlan
+    plan: PassPlan
     results: Mapping[Key, Mapping[int, Key]]
     """Task that makes several values -> the key of each."""
     programs: Mapping[Unit, int]
@@ -43,7 +43,7 @@ class _Names:
         return key_text(self.results[key][index] if key in self.results else key)
 
 
-def task_lines(plan: StepPlan, graph: StepGraph) -> list[str]:
+def task_lines(plan: PassPlan, graph: TaskGraph) -> list[str]:
     """What a pass starts from, all of its tasks, and what is kept of it."""
     tasks = list(_tasks(graph))
     combines = sum(isinstance(call, CombineCall) for _, call in tasks)
@@ -55,19 +55,19 @@ def task_lines(plan: StepPlan, graph: StepGraph) -> list[str]:
     return [*lines, "", "keeps", *aligned([(key_text(key),) for key in graph.outputs])]
 
 
-def _input_row(graph: StepGraph, key: Key) -> Row:
+def _input_row(graph: TaskGraph, key: Key) -> Row:
     after = f"replaced by {key_text(graph.replaced[key])}" if key in graph.replaced else ""
     return key_text(key), f"{graph.input_bytes[key]:,} B", after
 
 
-def layer_task_lines(plan: StepPlan, graph: StepGraph, planned: LayerPlan) -> list[str]:
+def layer_task_lines(plan: PassPlan, graph: TaskGraph, planned: LayerPlan) -> list[str]:
     """The tasks of one layer."""
     names = _names(plan, graph)
     blocks = [_call_lines(names, call) for layer, call in _tasks(graph) if layer == planned.layer.index]
     return [line for block in blocks for line in ("", *block)][1:]
 
 
-def _tasks(graph: StepGraph) -> Iterator[tuple[int, UnitCall | CombineCall]]:
+def _tasks(graph: TaskGraph) -> Iterator[tuple[int, UnitCall | CombineCall]]:
     """The layer of each task, and the task: partial results are combined after the units of their layer."""
     layer = 0
     for call in graph.calls:
@@ -77,7 +77,7 @@ def _tasks(graph: StepGraph) -> Iterator[tuple[int, UnitCall | CombineCall]]:
             yield layer, call
 
 
-def _names(plan: StepPlan, graph: StepGraph) -> _Names:
+def _names(plan: PassPlan, graph: TaskGraph) -> _Names:
     results: dict[Key, dict[int, Key]] = {}
     for call in graph.calls:
         if isinstance(call, PickCall):
@@ -100,7 +100,7 @@ def _call_lines(names: _Names, call: UnitCall | CombineCall) -> list[str]:
 def _unit_head(names: _Names, call: UnitCall) -> str:
     program = names.programs.get(call.unit)
     runs = "puts parts together" if program is None else f"program {program}"
-    memory = f"{call.buffer_bytes:,} B + {call.work_bytes:,} B scratch"
+    memory = f"{call.buffer_bytes:,} B + {call.scratch_bytes:,} B scratch"
     return f"{key_text(call.key)}  {names.shard(call)}{runs}, {memory}"
 
 

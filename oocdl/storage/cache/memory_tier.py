@@ -35,9 +35,9 @@ _current: Tier | None = None
 class Reservation:
     """What one unit holds while it runs: pinned chunks, and bytes to work in."""
 
-    def __init__(self, tier: Tier, nbytes: int, work_bytes: int, pins: Sequence[Chunk]) -> None:
+    def __init__(self, tier: Tier, nbytes: int, scratch_bytes: int, pins: Sequence[Chunk]) -> None:
         self._tier = tier
-        self.work_bytes = work_bytes
+        self.scratch_bytes = scratch_bytes
         self._pins = pins  # holding the handles keeps the chunks alive
         self.left = nbytes
         """Bytes not yet turned into chunks."""
@@ -116,25 +116,25 @@ class Tier:
 
     # --- what executors call -------------------------------------------------------------
 
-    def reserve(self, nbytes: int, pins: Sequence[Chunk] = (), work_bytes: int = 0) -> Reservation:
+    def reserve(self, nbytes: int, pins: Sequence[Chunk] = (), scratch_bytes: int = 0) -> Reservation:
         """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
 
-        ``work_bytes`` more are kept free for others than the tier: what a program takes of the heap.
+        ``scratch_bytes`` more are kept free for others than the tier: what a program takes of the heap.
         Use as a context manager; never reserve while holding a reservation. Raises BudgetError if it
         could never fit, StoreError or ResourceError if the spill has failed.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
-        need = nbytes + work_bytes + sum(pin.slot.room for pin in unique)
+        need = nbytes + scratch_bytes + sum(pin.slot.room for pin in unique)
         if need > self.capacity_bytes:
             raise BudgetError(
                 f"a unit needs {need} bytes of memory at once, the tier has "
                 f"{self.capacity_bytes}; raise the budget or cut finer"
             )
         with self._changed:
-            loads = self._acquire(nbytes + work_bytes, [pin.slot for pin in unique])
-            self._work += work_bytes
+            loads = self._acquire(nbytes + scratch_bytes, [pin.slot for pin in unique])
+            self._work += scratch_bytes
             self._pool.shrink(self.capacity_bytes - self._work)
-        reservation = Reservation(self, nbytes, work_bytes, unique)
+        reservation = Reservation(self, nbytes, scratch_bytes, unique)
         try:
             for slot in loads:
                 self._mover.load(slot)
@@ -264,10 +264,10 @@ class Tier:
             for pin in pins:
                 pin.slot.pins -= 1
                 self._books.offer(pin.slot)
-            self._books.count(reserved=-held.left - held.work_bytes)
-            self._work -= held.work_bytes
+            self._books.count(reserved=-held.left - held.scratch_bytes)
+            self._work -= held.scratch_bytes
             self._pool.capacity_bytes = self.capacity_bytes - self._work
-            held.left = held.work_bytes = 0
+            held.left = held.scratch_bytes = 0
             self._mover.settle()
 
     # --- under the lock ------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Writer:
     def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
         """Write whole chunks; ``region`` starts and ends on chunk borders or the array's end.
 
-        Needs memory for one chunk at most. Raises StoreError for a region that cuts a
+        ProgramScratch memory for one chunk at most. Raises StoreError for a region that cuts a
         chunk or a version that is gone, ResourceError if the disk is full.
         """
         tensor = self.tensors[name]

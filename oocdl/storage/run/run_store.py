@@ -172,7 +172,7 @@ class RunStore:
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
         """``region`` of an array of the current version, every touched chunk verified.
 
-        Needs memory for one chunk besides ``out``, unless chunks fill it contiguously.
+        ProgramScratch memory for one chunk besides ``out``, unless chunks fill it contiguously.
         Raises CorruptError naming array, chunk and version; StoreError if there is none.
         """
         tensor = self._tensor(name)

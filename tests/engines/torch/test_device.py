@@ -316,7 +316,7 @@ class Tiny:
         return self.nbytes
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
-        return LANES * self.on_host.needs(program, rules).work_bytes
+        return LANES * self.on_host.scratch_of(program, rules).scratch_bytes
 
 
 @pytest.fixture
@@ -391,9 +391,9 @@ def test_work_is_the_devices_where_it_has_memory(monkeypatch: pytest.MonkeyPatch
     x = np.zeros((1 << 10,), np.float32)
     copies = program([x], [], [(0, x.shape)], "work of a copy")
     engine = TorchDeviceEngine("cpu")
-    assert engine.needs(copies, RULES).work_bytes >= 2 * x.nbytes
+    assert engine.scratch_of(copies, RULES).scratch_bytes >= 2 * x.nbytes
     monkeypatch.setattr(engine, "_is_host", False)
-    assert engine.needs(copies, RULES).work_bytes == 0
+    assert engine.scratch_of(copies, RULES).scratch_bytes == 0
     assert engine.needed_bytes(copies, RULES) >= torch_device.LIBRARY_BYTES + LANES * 2 * x.nbytes
 
 

@@ -78,7 +78,7 @@ def test_a_block_takes_next_to_nothing(pads: Pads) -> None:
     shape = (*SHAPE[:2], *(n + sum(p) - 2 for n, p in zip(SPACE, pads[2:], strict=True)))
     program = block(pads, shape)
     engine = get_engine("torch")
-    needs = engine.needs(program, RULES)
+    needs = engine.scratch_of(program, RULES)
     assert needs.own == {0}
     arrays = arrays_of(program)
     wanted, before = expected(arrays, pads), [array.copy() for array in arrays]
@@ -89,7 +89,7 @@ def test_a_block_takes_next_to_nothing(pads: Pads) -> None:
         run(arrays, [out])
     sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
-    assert max(sizes) < out.nbytes // 2 and needs.work_bytes < out.nbytes
+    assert max(sizes) < out.nbytes // 2 and needs.scratch_bytes < out.nbytes
     assert not np.array_equal(arrays[0], before[0])
     assert all(np.array_equal(a, b) for a, b in zip(arrays[1:], before[1:], strict=True))
 
@@ -111,11 +111,11 @@ def test_an_input_that_is_read_again_is_left_alone() -> None:
     program = make_program(
         first.inputs, *kinds, (*first.instructions, again), outputs, (*first.orders, (8, LAST))
     )
-    assert get_engine("torch").needs(program, RULES).own == frozenset()
+    assert get_engine("torch").scratch_of(program, RULES).own == frozenset()
     kept = make_program(
         first.inputs, *kinds, first.instructions, (first.outputs[0], operand(0, SHAPE)), first.orders
     )
-    assert get_engine("torch").needs(kept, RULES).own == frozenset()
+    assert get_engine("torch").scratch_of(kept, RULES).own == frozenset()
 
 
 def test_double_precision_goes_another_way() -> None:

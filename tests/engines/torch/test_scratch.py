@@ -1,4 +1,4 @@
-"""What programs take of the heap is what ``TorchEngine.needs`` says, as PyTorch's profiler counts it."""
+"""What programs take of the heap is what ``TorchEngine.scratch_of`` says, as PyTorch's profiler counts it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def peak_bytes(program: Program, engine: str = "torch") -> int:
 
 def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program]) -> None:
     engine = get_engine("torch")
-    said = {program.key: engine.needs(program, RULES).work_bytes for program in programs}
+    said = {program.key: engine.scratch_of(program, RULES).scratch_bytes for program in programs}
     taken = {program.key: peak_bytes(program) for program in programs}
     large = [program for program in programs if taken[program.key] > LEAST_BYTES]
     assert len(large) > 20
@@ -108,7 +108,7 @@ def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Pr
 def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]) -> None:
     engine, over = get_engine("torch:cpu"), {}
     for program in programs:
-        said, taken = engine.needs(program, RULES).work_bytes, peak_bytes(program, "torch:cpu")
+        said, taken = engine.scratch_of(program, RULES).scratch_bytes, peak_bytes(program, "torch:cpu")
         if taken > max(said, LEAST_BYTES):
             over[str([step.op for step in program.instructions])] = taken, said
     assert not over

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.program_cost import program_work_bytes
+from oocdl.graph.ir.program_cost import program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops.registry import RULES
 from tests.kit.programs import single
@@ -74,4 +74,4 @@ def test_work_space_counts_the_copies_of_thin_slabs() -> None:
     program = single("ConvWeightGrad", arrays, [((2, 4, 3, 3, 3), "float32")], attributes, pads)
     # Each operand twice, once of them with channels rounded up to 16 by oneDNN.
     operands = arrays[0].size * (1 + 16 / 4) + arrays[1].size * (1 + 16 / 2)
-    assert program_work_bytes(program, RULES) >= 4 * operands
+    assert program_scratch_bytes(program, RULES) >= 4 * operands

@@ -19,7 +19,7 @@ from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates
-from oocdl.planning.step_plan import StepPlan, frozen_cuts, plan_step, replan_step
+from oocdl.planning.pass_plan import PassPlan, frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.tile_search import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
 from tests.kit import models
 
@@ -39,8 +39,8 @@ def training(path: Path, shapes: dict[str, tuple[int, ...]], target: tuple[int, 
     return expand(build.graph(), RULES)
 
 
-def planned(graph: Graph, unit_bytes: int, threads: int = 2) -> StepPlan:
-    return plan_step(Layering(factorize(graph, RULES), RULES), Limits(unit_bytes, threads))
+def planned(graph: Graph, unit_bytes: int, threads: int = 2) -> PassPlan:
+    return plan_pass(Layering(factorize(graph, RULES), RULES), Limits(unit_bytes, threads))
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Layering:
 
 def test_unet_moves_six_gigabytes(unet: Layering) -> None:
     """4.9 V read and 2.0 V written, V = 0.9 GB: 6.3 GB, worked out by hand in the design."""
-    plan = plan_step(unet, Limits(140_000_000, 2))
+    plan = plan_pass(unet, Limits(140_000_000, 2))
     total = plan.read_bytes + plan.written_bytes
     assert abs(total / 6.3e9 - 1) < 0.10
 
 
 def test_a_block_stores_its_convolution_only(unet: Layering) -> None:
     """conv -> norm -> relu -> conv: the norm's and relu's results are recomputed, not stored."""
-    plan = plan_step(unet, Limits(100_000_000, 2))
+    plan = plan_pass(unet, Limits(100_000_000, 2))
     forward = next(p for p in plan.layers if p.layer.name == "down1.conv2")
     operators = [cell.node.op for cell in forward.layer.cells]
     assert forward.layer.stores == ("down1.conv2/add",)
@@ -70,7 +70,7 @@ def test_a_block_stores_its_convolution_only(unet: Layering) -> None:
 
 
 def test_both_gradients_of_a_convolution_share_a_layer(unet: Layering) -> None:
-    plan = plan_step(unet, Limits(100_000_000, 2))
+    plan = plan_pass(unet, Limits(100_000_000, 2))
     for planned_layer in plan.layers:
         operators = [cell.node.op for cell in planned_layer.layer.cells]
         if "ConvWeightGrad" in operators and planned_layer.layer.name != "grad/down1.conv1.weight":
@@ -78,7 +78,7 @@ def test_both_gradients_of_a_convolution_share_a_layer(unet: Layering) -> None:
 
 
 def test_smaller_units_where_less_is_allowed(unet: Layering) -> None:
-    plans = [plan_step(unet, Limits(size, 2)) for size in (400_000_000, 100_000_000, 30_000_000)]
+    plans = [plan_pass(unet, Limits(size, 2)) for size in (400_000_000, 100_000_000, 30_000_000)]
     assert [plan.peak_unit_bytes <= size for plan, size in zip(plans, (4e8, 1e8, 3e7), strict=True)] == [
         True
     ] * 3
@@ -87,12 +87,12 @@ def test_smaller_units_where_less_is_allowed(unet: Layering) -> None:
 
 def test_an_impossible_budget_names_the_layer(unet: Layering) -> None:
     with pytest.raises(BudgetError, match="no cut of layer '.*' fits"):
-        plan_step(unet, Limits(1000, 2))
+        plan_pass(unet, Limits(1000, 2))
 
 
 def test_a_frozen_plan_is_the_same_plan(unet: Layering) -> None:
-    plan = plan_step(unet, Limits(100_000_000, 2))
-    assert replan_step(Layering(unet.factored, RULES), frozen_cuts(plan)).numerics() == plan.numerics()
+    plan = plan_pass(unet, Limits(100_000_000, 2))
+    assert replan_pass(Layering(unet.factored, RULES), frozen_cuts(plan)).numerics() == plan.numerics()
 
 
 def evened(layering: Layering, name: str, pieces: int, threads: int, unit_bytes: int = 1 << 30) -> int:

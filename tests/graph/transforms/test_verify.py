@@ -12,7 +12,7 @@ from oocdl.errors import GraphError
 from oocdl.graph.ir.graph import Graph, Node, Role, Value
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.bfloat16 import rounded, twin_of
+from oocdl.graph.transforms.bfloat16 import bfloat16_of, rounded
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
@@ -165,9 +165,9 @@ def test_a_name_that_others_ask_for_has_to_be_a_value() -> None:
 
 
 def test_products_of_bfloat16_and_what_they_leave_behind_are_sound() -> None:
-    graph = rounded(sound(), ["active"], products=True)
+    graph = rounded(sound(), RULES, ["active"], products=True)
     verify(graph, RULES, "bfloat16")
-    assert twin_of("x") in graph.values
+    assert bfloat16_of("x") in graph.values
     assert graph.values["product"].dtype == "float32"  # bfloat16 is summed in float32
 
 

@@ -18,7 +18,7 @@ from oocdl.engines.ort.session import Session
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
-WORK_BYTES = 1 << 20
+SCRATCH_BYTES = 1 << 20
 """Of the windows that are in work at once."""
 
 
@@ -36,7 +36,7 @@ def _product(transposed: bool, adds: bool) -> Session:
 def _parts(small: Array, taps: int) -> Iterator[tuple[int, slice, slice]]:
     """(sample, plane, rows) of the side with fewer places, few enough windows at once."""
     n, depth, height, width, _ = small.shape
-    most = max(WORK_BYTES // (4 * taps * width), 1)
+    most = max(SCRATCH_BYTES // (4 * taps * width), 1)
     for sample in range(n):
         for plane in range(depth):
             for row in range(0, height, most):

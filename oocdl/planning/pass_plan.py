@@ -14,7 +14,7 @@ from typing import Any
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.ir.program_cost import Needs, program_flops
+from oocdl.graph.ir.program_cost import ProgramScratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter, Unit
@@ -22,7 +22,7 @@ from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.tile_search import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
 from oocdl.planning.unit_cost import made_bytes, read_bytes
 
-LANE_BYTES = 16 << 20
+PARTIAL_SUM_BYTES = 16 << 20
 """Partial results of one value that may be kept side by side before shards share lanes."""
 
 
@@ -35,22 +35,22 @@ class LayerPlan:
     units: tuple[Unit, ...]
     buffer_bytes: int
     """Arrays that its largest unit reads and makes."""
-    work_bytes: int
+    scratch_bytes: int
     """What its largest program takes beside them while it runs."""
     read_bytes: int
     written_bytes: int
     flops: int
-    needs: Mapping[str, Needs]
+    scratch: Mapping[str, ProgramScratch]
     """Key of each program -> what it wants while it runs."""
 
     @property
     def peak_bytes(self) -> int:
         """Of its largest unit."""
-        return self.buffer_bytes + self.work_bytes
+        return self.buffer_bytes + self.scratch_bytes
 
 
 @dataclass(frozen=True, eq=False)
-class StepPlan:
+class PassPlan:
     """All layers of one training step, in order."""
 
     factored: Factored
@@ -69,9 +69,9 @@ class StepPlan:
         return max((layer.buffer_bytes for layer in self.layers), default=0)
 
     @property
-    def work_bytes(self) -> int:
+    def scratch_bytes(self) -> int:
         """Work space of the program that takes most."""
-        return max((layer.work_bytes for layer in self.layers), default=0)
+        return max((layer.scratch_bytes for layer in self.layers), default=0)
 
     @property
     def read_bytes(self) -> int:
@@ -108,15 +108,15 @@ class StepPlan:
         return digest.hexdigest()
 
 
-def plan_step(layering: Layering, limits: Limits) -> StepPlan:
+def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Layers and grids such that every unit fits; BudgetError if none do."""
     cuts, fitted = _grids(layering, limits, settle=True)
     planned = tuple(_finish(cutter, layering) for cutter, _ in fitted)
-    return StepPlan(layering.factored, layering.classes, cuts, planned)
+    return PassPlan(layering.factored, layering.classes, cuts, planned)
 
 
-def look_at_step(layering: Layering, limits: Limits) -> tuple[int, int, int]:
-    """(layers, tasks, bytes of the largest unit) of ``plan_step``'s plan, by few of its units: much faster.
+def look_at_pass(layering: Layering, limits: Limits) -> tuple[int, int, int]:
+    """(layers, tasks, bytes of the largest unit) of ``plan_pass``'s plan, by few of its units: much faster.
 
     A unit that was not looked at may be larger. BudgetError if nothing fits.
     """
@@ -178,7 +178,7 @@ def _fitted(fitter: Fitter, layers: Sequence[Layer], settle: bool) -> list[tuple
     return found
 
 
-def frozen_cuts(plan: StepPlan) -> dict[str, object]:
+def frozen_cuts(plan: PassPlan) -> dict[str, object]:
     """What is needed to make the same plan again: plain data for ``plan.json``."""
     return {
         "cuts": list(plan.cuts),
@@ -186,7 +186,7 @@ def frozen_cuts(plan: StepPlan) -> dict[str, object]:
     }
 
 
-def replan_step(layering: Layering, frozen: Mapping[str, Any]) -> StepPlan:
+def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
     """The plan that ``frozen_cuts`` was taken of."""
     cuts = [int(cut) for cut in frozen["cuts"]]
     layers = layering.layers(cuts)
@@ -196,7 +196,7 @@ def replan_step(layering: Layering, frozen: Mapping[str, Any]) -> StepPlan:
     planned = [
         _finish(layering.cutter(layer, grid), layering) for layer, grid in zip(layers, grids, strict=True)
     ]
-    return StepPlan(layering.factored, layering.classes, tuple(cuts), tuple(planned))
+    return PassPlan(layering.factored, layering.classes, tuple(cuts), tuple(planned))
 
 
 def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | None:
@@ -222,15 +222,15 @@ def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
     def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
         return sum(sum(count(unit, layering.factored).values()) for unit in units)
 
-    buffer_bytes, work_bytes = layering.largest(cutter)
+    buffer_bytes, scratch_bytes = layering.largest(cutter)
     return LayerPlan(
         layer=cutter.layer,
         grid=cutter.grid,
         units=tuple(units),
         buffer_bytes=buffer_bytes,
-        work_bytes=work_bytes,
+        scratch_bytes=scratch_bytes,
         read_bytes=total(read_bytes),
         written_bytes=total(made_bytes),
         flops=sum(flops[unit.program.key] for unit in units),
-        needs={key: layering.needs(unit.program) for key, unit in one_of_each.items()},
+        scratch={key: layering.scratch(unit.program) for key, unit in one_of_each.items()},
     )
