@@ -21,7 +21,7 @@ from oocdl.planning.calls import made_of, parts_of
 from oocdl.planning.cost_model import Rates, program_seconds
 from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, TaskGraph, UnitCall
 from oocdl.planning.timeline import Moment, Ran, Simulated
-from oocdl.storage.cache.eviction import Ledger
+from oocdl.storage.cache.ledger import Ledger
 
 TASK_SECONDS = 3e-4
 """Of Python and Dask, for each task."""

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from oocdl.errors import OocdlError, StoreError
 from oocdl.graph.ir.index import whole
 from oocdl.storage.cache.chunk import Slot
-from oocdl.storage.cache.eviction import Ledger
+from oocdl.storage.cache.ledger import Ledger
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillFile, SpillStore
 

@@ -21,8 +21,8 @@ from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost, set_home
-from oocdl.storage.cache.eviction import Ledger, TierStats
 from oocdl.storage.cache.io_threads import Mover
+from oocdl.storage.cache.ledger import Ledger, TierStats
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
