@@ -1,38 +1,89 @@
-"""What a call of a step reads and makes, in bytes: for whoever counts without running it."""
+"""What a call of a step acquires, reads and makes: for those who run it and those who only count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.index import region_size
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.planning.partial_sums import Key
-from oocdl.planning.task_graph import CombineCall, UnitCall
+from oocdl.planning.task_graph import CombineCall, Read, UnitCall
 
 
-def made_of(call: UnitCall | CombineCall) -> list[tuple[Key, int, tuple[int, ...]]]:
-    """(key, bytes, uses) of each result."""
-    if isinstance(call, UnitCall):
-        makes: Sequence[tuple[str, Any]] = call.unit.makes
-        dtypes: Sequence[str] = call.dtypes
-    else:
-        makes, dtypes = [(name, call.region) for name in call.values], call.dtypes
+class Argument(Protocol):
+    """What a call has to know of a chunk that is its argument."""
+
+    @property
+    def region(self) -> Region:
+        """The part of its value that it is."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes in RAM."""
+
+
+A = TypeVar("A", bound=Argument)
+
+
+@dataclass(frozen=True)
+class Acquired(Generic[A]):
+    """What a call needs before it touches anything."""
+
+    pins: tuple[A, ...]
+    """Arguments that are used where they lie, each once."""
+    array_bytes: int
+    """Bytes of the arrays that it reads and makes, beyond the pins."""
+    scratch_bytes: int
+    """Bytes that its program takes while it runs."""
+
+
+def in_place(read: Read, arguments: Sequence[A]) -> A | None:
+    """The piece that a read uses where it lies: its only one, and all of it. None: the read is a copy."""
+    if read.own or len(read.chunks) != 1:
+        return None
+    piece = arguments[read.chunks[0][0]]
+    return piece if piece.region == read.region else None
+
+
+def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A]:
+    """What a call needs that has these ``arguments``."""
+    if isinstance(call, CombineCall):
+        return Acquired((), call.buffer_bytes, 0)
+    found = (in_place(read, arguments) for read in call.reads)
+    pins = tuple({id(piece): piece for piece in found if piece is not None}.values())
+    return Acquired(pins, max(call.buffer_bytes - sum(pin.room for pin in pins), 0), call.scratch_bytes)
+
+
+class Made(NamedTuple):
+    """A result of a call."""
+
+    key: Key
+    region: Region
+    nbytes: int
+    uses: tuple[int, ...]
+
+
+def made_of(call: UnitCall | CombineCall) -> list[Made]:
+    """The results of a call."""
+    makes = call.unit.makes if isinstance(call, UnitCall) else [(name, call.region) for name in call.values]
     single = len(makes) == 1
     return [
-        (
+        Made(
             call.key if single else (f"{call.key[0]} > {name}", call.key[1]),
+            region,
             region_size(region) * itemsize(dtype),
             uses,
         )
-        for (name, region), dtype, uses in zip(makes, dtypes, call.uses, strict=True)
+        for (name, region), dtype, uses in zip(makes, call.dtypes, call.uses, strict=True)
     ]
 
 
 def parts_of(call: UnitCall | CombineCall) -> list[tuple[Key, int]]:
     """(chunk, bytes that the call reads of it)."""
     if isinstance(call, CombineCall):
-        sizes = [nbytes for _, nbytes, _ in made_of(call)]
+        sizes = [made.nbytes for made in made_of(call)]
         return [(key, sizes[n % len(sizes)]) for n, key in enumerate(call.arguments)]
     found = [
         (call.arguments[number], region_size(part) * itemsize(read.dtype))
@@ -41,5 +92,5 @@ def parts_of(call: UnitCall | CombineCall) -> list[tuple[Key, int]]:
     ]
     for index, lane in enumerate(call.lanes):
         if lane is not None:
-            found.append((call.arguments[lane[0]], made_of(call)[index][1]))
+            found.append((call.arguments[lane[0]], made_of(call)[index].nbytes))
     return found

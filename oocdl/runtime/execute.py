@@ -22,6 +22,7 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
+from oocdl.planning.calls import acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import CombineCall, PickCall, Read, TaskGraph, UnitCall
 from oocdl.planning.timeline import layer_of
@@ -92,12 +93,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     context = _contexts[run_id]
     call = context.task_graphs[plan_id].calls[number]
     assert isinstance(call, UnitCall)
-    pins = list({id(chunk): chunk for chunk in _pinned(call, chunks)}.values())
+    needed = acquired(call, chunks)
     context.tier.advance(call.position)
-    needed = max(call.buffer_bytes - sum(chunk.slot.room for chunk in pins), 0)
     program = context.engine.compile(call.unit.program)
     begun = perf_counter()
-    with context.tier.reserve(needed, pins, call.scratch_bytes) as held:
+    with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
         arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
         results = [
@@ -137,7 +137,7 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
     begun = perf_counter()
-    with context.tier.reserve(call.buffer_bytes) as held:
+    with context.tier.reserve(acquired(call, chunks).array_bytes) as held:
         reserved = perf_counter()
         width = len(call.values)
         total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
@@ -244,21 +244,13 @@ def _add_lanes(held: Reservation, call: UnitCall, results: list[Array], chunks: 
             results[member] = array
 
 
-def _pinned(call: UnitCall, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Chunks that are used in place: the only piece of a read, and all of it."""
-    return [chunks[read.chunks[0][0]] for read in call.reads if _is_exact(read, chunks)]
-
-
-def _is_exact(read: Read, chunks: Sequence[Chunk]) -> bool:
-    return not read.own and len(read.chunks) == 1 and chunks[read.chunks[0][0]].region == read.region
-
-
 def _gather(
     context: Context, held: Reservation, plan_id: str, read: Read, info: PassInfo, chunks: Sequence[Chunk]
 ) -> Array:
     """One input of a program as one array."""
-    if read.chunks and _is_exact(read, chunks):
-        return chunks[read.chunks[0][0]].array()
+    pinned = in_place(read, chunks)
+    if pinned is not None:
+        return pinned.array()
     out = held.empty(region_shape(read.region), read.dtype, read.order)
     if not read.chunks:
         begun, sources = perf_counter(), context.sources[plan_id]

@@ -9,7 +9,6 @@ never more than ``window`` ahead of the oldest unfinished one, each on one of
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,44 +16,31 @@ from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
 
+from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder
+
 
 class _Run:
     """One graph being executed."""
 
     def __init__(self, graph: Mapping[Hashable, Any], wanted: set[Hashable], window: int) -> None:
         tasks: dict[Hashable, GraphNode] = convert_legacy_graph(dict(graph))
-        self.tasks, self.window = tasks, window
-        self.order = {key: number for number, key in enumerate(tasks)}
-        self.keys = list(tasks)
-        self.waiting = {key: len(task.dependencies) for key, task in tasks.items()}
-        self.dependents: dict[Hashable, list[Hashable]] = {key: [] for key in tasks}
-        self.needed = {key: 0 for key in tasks}
-        for key, task in tasks.items():
-            for dependency in task.dependencies:
-                self.dependents[dependency].append(key)
-                self.needed[dependency] += 1
-        self.wanted = wanted
+        self.numbers = {key: number for number, key in enumerate(tasks)}
+        self.tasks = list(tasks.values())
+        dependencies = [[self.numbers[key] for key in task.dependencies] for task in self.tasks]
+        self.order = WindowOrder(dependencies, [self.numbers[key] for key in wanted], window)
         self.results: dict[Hashable, Any] = {}
-        self.ready = [self.order[key] for key, count in self.waiting.items() if count == 0]
-        heapq.heapify(self.ready)
-        self.done = [False] * len(self.keys)
-        self.oldest = 0
-        self.running = 0
-        self.finished = 0
         self.error: BaseException | None = None
         self.change = threading.Condition()
 
     def next_task(self) -> GraphNode | None:
         """The first task that may start now; blocks until there is one; None at the end."""
         with self.change:
-            while True:
-                if self.error is not None or self.finished == len(self.keys):
-                    return None
-                # Where the graph's order cannot be run, the first that is ready goes on.
-                if self.ready and (self.running == 0 or self.ready[0] < self.oldest + self.window):
-                    self.running += 1
-                    return self.tasks[self.keys[heapq.heappop(self.ready)]]
+            while self.error is None and not self.order.over:
+                number = self.order.next()
+                if number is not None:
+                    return self.tasks[number]
                 self.change.wait()
+        return None
 
     def arguments(self, task: GraphNode) -> dict[Hashable, Any]:
         with self.change:
@@ -62,24 +48,10 @@ class _Run:
 
     def finish(self, task: GraphNode, result: Any) -> None:
         """Store a result, wake what waited for it, drop what nothing needs any more."""
-        dropped = []
         with self.change:
-            self.running -= 1
-            number = self.order[task.key]
-            self.done[number] = True
-            while self.oldest < len(self.done) and self.done[self.oldest]:
-                self.oldest += 1
-            self.finished += 1
-            if self.needed[task.key] or task.key in self.wanted:
-                self.results[task.key] = result
-            for key in self.dependents[task.key]:
-                self.waiting[key] -= 1
-                if self.waiting[key] == 0:
-                    heapq.heappush(self.ready, self.order[key])
-            for key in task.dependencies:
-                self.needed[key] -= 1
-                if self.needed[key] == 0 and key not in self.wanted:
-                    dropped.append(self.results.pop(key))
+            self.results[task.key] = result
+            useless = self.order.finish(self.numbers[task.key])
+            dropped = [self.results.pop(self.tasks[number].key) for number in useless]
             self.change.notify_all()
         del dropped
 
@@ -102,7 +74,7 @@ class _Run:
             del result
 
 
-def get(graph: Any, keys: Any, *, workers: int = 2, window: int = 64, **_: Any) -> Any:
+def get(graph: Any, keys: Any, *, workers: int = 2, window: int = WINDOW_TASKS, **_: Any) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters

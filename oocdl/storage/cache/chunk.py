@@ -21,7 +21,10 @@ Uses = tuple[int, ...]
 
 
 class Slot:
-    """Where the bytes of one chunk are, axes as they lie in memory. The tier's lock guards every field."""
+    """Where the bytes of one chunk are, axes as they lie in memory; an ``eviction.Entry``.
+
+    The tier's lock guards every field.
+    """
 
     __slots__ = (
         "array", "busy", "dropped", "dtype", "file", "nbytes", "outer", "pins", "readers", "room", "shape",
@@ -41,6 +44,15 @@ class Slot:
         self.readers = 0  # threads that copy from RAM now
         self.busy = False  # an I/O thread writes or loads it now
         self.dropped = False  # the handle is gone
+
+    @property
+    def spilled(self) -> bool:
+        """Whether the spill has the bytes."""
+        return self.file is not None
+
+    def leave_ram(self) -> None:
+        """Let go of the array."""
+        self.array = None
 
 
 def outermost(stored: Array, order: Order, axis: int) -> int:
@@ -129,6 +141,11 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of the array."""
         return self.slot.nbytes
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes in RAM."""
+        return self.slot.room
 
     @property
     def uses(self) -> Uses:

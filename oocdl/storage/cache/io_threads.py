@@ -6,7 +6,6 @@ Methods that say so are called under the lock (``changed``); no I/O is done unde
 from __future__ import annotations
 
 import threading
-from collections import deque
 from queue import Empty, SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
@@ -18,18 +17,17 @@ from oocdl.storage.cache.spill_store import SpillFile, SpillStore
 
 
 class Mover:
-    """The threads of a tier, their queues, the line of waiters, and the error that stops all."""
+    """The threads of a tier, its books, their queues, and the error that stops all."""
 
-    def __init__(self, books: Ledger, pool: Pool, spill: SpillStore, io_threads: int) -> None:
-        self.books = books
+    def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
+        self._writes: SimpleQueue[Slot | None] = SimpleQueue()
+        self.books: Ledger[Slot] = Ledger(capacity_bytes, self._writes.put)
         self.pool = pool
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
-        self.waiting: deque[object] = deque()
         self.error: OocdlError | None = None
         # SimpleQueue.put may be called from a finalizer, wherever that interrupts us.
         self.dead: SimpleQueue[Slot | SpillFile | None] = SimpleQueue()
-        self._writes: SimpleQueue[Slot | None] = SimpleQueue()
         self._closed = False
         names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
         work = [self._serve_dead] + [self._serve_writes] * io_threads
@@ -57,17 +55,6 @@ class Mover:
 
     # --- under the lock ------------------------------------------------------------------
 
-    def make_room(self, need: int) -> None:
-        """Evict, or start writing, until ``need`` bytes can be free."""
-        for slot in self.books.make_room(need):
-            self._writes.put(slot)
-
-    def settle(self) -> None:
-        """After any change: undo an overflow, wake the waiters."""
-        if self.books.free < 0 and self.error is None:
-            self.make_room(0)
-        self.changed.notify_all()
-
     def check(self) -> None:
         """Raise the error that stopped the tier, if there is one."""
         if self.error is not None:
@@ -92,12 +79,10 @@ class Mover:
 
     def forget(self, slot: Slot) -> SpillFile | None:
         """Count a dropped chunk as gone; returns the file to delete."""
-        slot.dropped = True
-        if slot.busy:
-            return None  # the thread that is at it drops it again
-        self.books.leave(slot)
+        if not self.books.drop(slot):
+            return None
         file, slot.file = slot.file, None
-        self.settle()
+        self.changed.notify_all()
         return file
 
     # --- threads -------------------------------------------------------------------------
@@ -125,15 +110,10 @@ class Mover:
                 error = failure
         del array
         with self.changed:
-            self.books.leaving -= slot.room
             if file is not None:
                 slot.file = file
-                self.books.written_bytes += slot.nbytes
+            self.books.written(slot, done=file is not None)
             self._finish(slot, error)
-            idle = not (slot.pins or slot.readers or slot.dropped) and slot in self.books.slots
-            if file is not None and idle and (self.waiting or self.books.free < 0):
-                self.books.evict(slot)
-            self.settle()
 
     def load(self, slot: Slot) -> None:
         """Bring a chunk that is counted as resident back from the spill."""
@@ -146,20 +126,18 @@ class Mover:
             except Exception as failure:  # raised by the reserve() that waits for it
                 array, error = None, failure
         with self.changed:
-            if array is None:
-                self.books.leave(slot)
-            else:
+            if array is not None:
                 slot.array = array
                 self.books.read_bytes += count
+            self.books.loaded(slot, done=array is not None)
             self._finish(slot, error)
-            self.settle()
 
     def _finish(self, slot: Slot, error: Exception | None) -> None:
-        slot.busy = False
-        self.books.offer(slot)
+        """A thread is no longer at a chunk."""
         if error is not None and self.error is None:
             if not isinstance(error, OocdlError):
                 error = StoreError(f"spilling failed: {error!r}")
             self.error = error
         if slot.dropped:
             self.dead.put(slot)
+        self.changed.notify_all()

@@ -1,20 +1,37 @@
-"""The books of the RAM tier: what is counted, and what is evicted first. No I/O, no waiting."""
+"""The books of the RAM tier: what is counted, who is let in, what is evicted first. No I/O, no waiting.
+
+The tier asks them under its lock, and does what they say with threads and files; the simulator asks the
+same books, and does it with a clock. What a chunk is to either is theirs: the books see an
+``eviction.Entry``.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
-from math import inf
+from typing import Generic
 
-from oocdl.storage.cache.chunk import Slot
+from oocdl.errors import BudgetError
+from oocdl.storage.cache.eviction import E, EvictionOrder
 
-SOON = 12
-"""Positions from now within which a chunk is worth bringing back whole."""
-MOST_SKIPPED = 16
+SOON_POSITIONS = 12
+"""Plan positions from now within which a chunk has to be read to be worth bringing back whole."""
+MOST_SKIPPED_CHUNKS = 16
 """Chunks that are looked at for one to give way."""
+
+
+@dataclass(eq=False)
+class Claim(Generic[E]):
+    """What a unit waits for and then holds: chunks pinned in RAM, each once, and bytes to work in."""
+
+    pins: Sequence[E]
+    left_bytes: int
+    """Bytes for arrays, not yet turned into chunks."""
+    scratch_bytes: int = 0
+    """Bytes kept free for what a program takes of the heap."""
+    pinned: bool = False
+    """Whether the pins are counted."""
 
 
 @dataclass(frozen=True)
@@ -33,144 +50,210 @@ class TierStats:
     """Chunks that left RAM."""
 
 
-class Ledger:
+class Ledger(Generic[E]):
     """Counts bytes. Every call is made under the lock of the tier.
 
-    Invariant: resident + reserved <= capacity, but for what ``count(overflow=True)`` let in.
+    ``write`` is called with each chunk that has to be written before it can leave; whoever it hands
+    the chunk to calls ``written`` in the end. Invariant: resident + reserved <= capacity.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        # Counted as resident: in RAM, or being loaded. In order of arrival: a plan made again is the same.
-        self.slots: dict[Slot, None] = {}
-        self.resident = self.reserved = self.peak = 0
-        self.leaving = 0  # bytes of chunks being written so that they can leave
+    def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
+        self.capacity_bytes, self._write = capacity_bytes, write
+        self.line: deque[Claim[E]] = deque()
+        """Claims that wait, first come first served."""
+        self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
+        self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
-        self.position = -1
-        self._order: list[tuple[float, bool, int, Slot]] = []  # a heap; entries may be outdated
-        self._numbers = count()
+        self._order: EvictionOrder[E] = EvictionOrder()
         self.watch: Callable[[int, int], None] | None = None
         """Told of resident and reserved bytes at each change."""
 
     @property
-    def free(self) -> int:
-        """Bytes that are neither resident nor reserved; negative after an overflow."""
-        return self.capacity - self.resident - self.reserved
-
-    def count(self, resident: int = 0, reserved: int = 0, overflow: bool = False) -> None:
-        """Change the counts."""
-        grows = resident + reserved > 0
-        self.resident += resident
-        self.reserved += reserved
-        assert self.resident >= 0 and self.reserved >= 0
-        assert overflow or not grows or self.free >= 0, "the memory tier is over its capacity"
-        self.peak = max(self.peak, self.resident + self.reserved)
-        if self.watch is not None:
-            self.watch(self.resident, self.reserved)
-
-    def enter(self, slot: Slot, from_reserved: bool = False, overflow: bool = False) -> None:
-        """A chunk becomes resident, out of reserved bytes or out of free ones."""
-        self.slots[slot] = None
-        self.count(slot.room, -slot.room if from_reserved else 0, overflow)
-        self.offer(slot)
-
-    def leave(self, slot: Slot) -> None:
-        """A chunk is no longer resident."""
-        if slot in self.slots:
-            del self.slots[slot]
-            slot.array = None
-            self.count(resident=-slot.room)
-
-    def evict(self, slot: Slot) -> None:
-        """A chunk that the spill has leaves RAM."""
-        assert slot.file is not None and not slot.pins and not slot.readers
-        self.leave(slot)
-        self.evictions += 1
-
-    def absent(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of ``slots`` that are not resident."""
-        return [slot for slot in slots if slot not in self.slots]
-
-    # --- what goes first -----------------------------------------------------------------
-
-    def offer(self, slot: Slot) -> None:
-        """Something has changed for a chunk (read, unpinned, written): look at it again."""
-        if slot.pins or slot.busy or slot not in self.slots:
-            return
-        # Furthest next use first; of equals the clean, which cost no writing.
-        heappush(self._order, (-self.next_use(slot), slot.file is None, next(self._numbers), slot))
-        if len(self._order) > 4 * len(self.slots) + 1000:
-            self._order = []
-            for item in self.slots:
-                self.offer(item)
-
-    def _victims(self) -> Iterator[Slot]:
-        """Chunks that nothing holds, in the order in which they are to go."""
-        while self._order:
-            use, dirty, _, slot = heappop(self._order)
-            if slot.pins or slot.busy or slot.readers or slot not in self.slots:
-                continue  # offered again when that ends
-            if (-self.next_use(slot), slot.file is None) != (use, dirty):
-                self.offer(slot)
-                continue
-            yield slot
-
-    def make_room(self, need: int) -> list[Slot]:
-        """Evict clean chunks, and choose dirty ones to write, until ``need`` bytes can be free.
-
-        Returns those to write: marked busy, and counted as leaving.
-        """
-        writes: list[Slot] = []
-        short = need - self.free - self.leaving
-        if short <= 0:
-            return writes
-        for slot in self._victims():
-            if slot.file is None:
-                slot.busy = True
-                self.leaving += slot.room
-                writes.append(slot)
-            else:
-                self.evict(slot)
-            short -= slot.room
-            if short <= 0:
-                break
-        return writes
-
-    def promote(self, slot: Slot) -> bool:
-        """Make room for a spilled chunk of which a part is to be read, if others read it soon.
-
-        Only chunks that the spill has go for it, and only such as are read later.
-        """
-        soon = self.next_use(slot)
-        if soon > self.position + SOON or slot.busy or slot.dropped:
-            return False
-        kept: list[Slot] = []
-        for victim in self._victims():
-            if self.free >= slot.room or self.next_use(victim) <= self.position + SOON:
-                kept.append(victim)
-                break
-            if victim.file is None:
-                kept.append(victim)
-                if len(kept) > MOST_SKIPPED:
-                    break
-            else:
-                self.evict(victim)
-        for victim in kept:
-            self.offer(victim)
-        if self.free < slot.room:
-            return False
-        slot.busy = True
-        self.enter(slot)
-        return True
-
-    def next_use(self, slot: Slot) -> float:
-        """Plan position at which a chunk is next read; infinity: never."""
-        at = bisect_right(slot.uses, self.position)
-        return slot.uses[at] if at < len(slot.uses) else inf
+    def free_bytes(self) -> int:
+        """Bytes that are neither resident nor reserved."""
+        return self.capacity_bytes - self.resident_bytes - self.reserved_bytes
 
     def stats(self) -> TierStats:
         """A snapshot."""
         return TierStats(
-            self.resident, self.reserved, self.peak,
+            self.resident_bytes, self.reserved_bytes, self.peak_bytes,
             self.read_bytes, self.written_bytes, self.evictions,
         )  # fmt: skip
+
+    def _count(self, resident: int = 0, reserved: int = 0) -> None:
+        """Change the counts."""
+        self.resident_bytes += resident
+        self.reserved_bytes += reserved
+        assert self.resident_bytes >= 0 and self.reserved_bytes >= 0
+        assert resident + reserved <= 0 or self.free_bytes >= 0, "the memory tier is over its capacity"
+        self.peak_bytes = max(self.peak_bytes, self.resident_bytes + self.reserved_bytes)
+        if self.watch is not None:
+            self.watch(self.resident_bytes, self.reserved_bytes)
+
+    def is_resident(self, entry: E) -> bool:
+        """Whether a chunk is in RAM, or being loaded."""
+        return entry in self._order
+
+    def advance(self, position: int) -> None:
+        """A unit at this position of the plan starts."""
+        self._order.position = position
+
+    def enter(self, entry: E, from_reserved: bool = False) -> None:
+        """A chunk becomes resident, out of reserved bytes or out of free ones."""
+        self._count(entry.room, -entry.room if from_reserved else 0)
+        self._order.add(entry)
+
+    def _leave(self, entry: E) -> None:
+        """A chunk is no longer resident."""
+        if entry in self._order:
+            self._order.remove(entry)
+            entry.leave_ram()
+            self._count(resident=-entry.room)
+
+    # --- claims ----------------------------------------------------------------------------
+
+    def admit(self, claim: Claim[E]) -> list[E] | None:
+        """The first in line holds its pins from now on, and the rest as soon as there is room.
+
+        Returns the chunks that have to be loaded for it, busy until ``loaded``; None if it has to wait.
+        """
+        assert self.line[0] is claim
+        if not claim.pinned:
+            claim.pinned = True
+            for entry in claim.pins:
+                entry.pins += 1
+        absent = [entry for entry in claim.pins if entry not in self._order]
+        nbytes = claim.left_bytes + claim.scratch_bytes
+        need = nbytes + sum(entry.room for entry in absent)
+        self.make_room(need)
+        if need > self.free_bytes:
+            return None
+        self._count(reserved=nbytes)
+        for entry in absent:
+            entry.busy = True
+            self.enter(entry)
+        self.line.popleft()
+        return absent
+
+    def withdraw(self, claim: Claim[E]) -> None:
+        """A claim in line waits no longer."""
+        self.line.remove(claim)
+        self._unpin(claim)
+
+    def put(self, claim: Claim[E], entry: E) -> None:
+        """Bytes of a claim become a chunk. Raises BudgetError if not so many are left."""
+        if entry.room > claim.left_bytes:
+            raise BudgetError(f"put of {entry.room} bytes, {claim.left_bytes} are left reserved")
+        claim.left_bytes -= entry.room
+        self.enter(entry, from_reserved=True)
+
+    def release(self, claim: Claim[E]) -> None:
+        """Give back the pins and what is left. May be called twice."""
+        self._unpin(claim)
+        self._count(reserved=-claim.left_bytes - claim.scratch_bytes)
+        claim.left_bytes = claim.scratch_bytes = 0
+
+    def _unpin(self, claim: Claim[E]) -> None:
+        if claim.pinned:
+            claim.pinned = False
+            for entry in claim.pins:
+                entry.pins -= 1
+                self._order.offer(entry)
+
+    # --- what has happened to a chunk ------------------------------------------------------
+
+    def loaded(self, entry: E, done: bool = True) -> None:
+        """A chunk that had entered is in RAM, or could not be read."""
+        entry.busy = False
+        if done:
+            self._order.offer(entry)
+        else:
+            self._leave(entry)
+
+    def written(self, entry: E, done: bool = True) -> None:
+        """A chunk that was to leave is in the spill, or could not be written. It leaves if someone waits."""
+        self.leaving_bytes -= entry.room
+        entry.busy = False
+        if done:
+            self.written_bytes += entry.nbytes
+        held = entry.pins or entry.readers or entry.dropped or entry not in self._order
+        if done and self.line and not held:
+            self._evict(entry)
+        else:
+            self._order.offer(entry)
+
+    def drop(self, entry: E) -> bool:
+        """Nothing reads a chunk any more; False: it is busy, and whoever is at it drops it again."""
+        entry.dropped = True
+        if entry.busy:
+            return False
+        self._leave(entry)
+        return True
+
+    def renew(self, plans: Iterable[tuple[E, tuple[int, ...]]]) -> None:
+        """A new step begins, in which these chunks are read at these positions."""
+        self._order.position = -1
+        for entry, uses in plans:
+            entry.uses = uses
+            self._order.offer(entry)
+
+    def hold(self, entry: E) -> None:
+        """Someone copies a chunk, which must not leave meanwhile."""
+        entry.readers += 1
+
+    def let_go(self, entry: E) -> None:
+        """Undo ``hold``."""
+        entry.readers -= 1
+        self._order.offer(entry)
+
+    # --- who makes room --------------------------------------------------------------------
+
+    def _evict(self, entry: E) -> None:
+        """A chunk that the spill has leaves RAM."""
+        assert entry.spilled and not entry.pins and not entry.readers
+        self._leave(entry)
+        self.evictions += 1
+
+    def make_room(self, need_bytes: int) -> None:
+        """Evict clean chunks, and have dirty ones written, until ``need_bytes`` can be free."""
+        short = need_bytes - self.free_bytes - self.leaving_bytes
+        if short <= 0:
+            return
+        for entry in self._order.victims():
+            if entry.spilled:
+                self._evict(entry)
+            else:
+                entry.busy = True
+                self.leaving_bytes += entry.room
+                self._write(entry)
+            short -= entry.room
+            if short <= 0:
+                break
+
+    def promote(self, entry: E) -> bool:
+        """Make room for a spilled chunk of which a part is to be read, if others read it soon.
+
+        Only chunks that the spill has go for it, and only such as are read later; where claims wait,
+        room is theirs. If it has entered, the caller loads it; it is busy until ``loaded``.
+        """
+        soon = self._order.position + SOON_POSITIONS
+        if self.line or self._order.next_use(entry) > soon or entry.busy or entry.dropped:
+            return False
+        kept: list[E] = []
+        for victim in self._order.victims():
+            if self.free_bytes >= entry.room or self._order.next_use(victim) <= soon:
+                kept.append(victim)
+                break
+            if not victim.spilled:
+                kept.append(victim)
+                if len(kept) > MOST_SKIPPED_CHUNKS:
+                    break
+            else:
+                self._evict(victim)
+        for victim in kept:
+            self._order.offer(victim)
+        if self.free_bytes < entry.room:
+            return False
+        entry.busy = True
+        self.enter(entry)
+        return True

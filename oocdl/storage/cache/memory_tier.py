@@ -22,7 +22,7 @@ from oocdl.graph.ir.array_layout import Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost, set_home
 from oocdl.storage.cache.io_threads import Mover
-from oocdl.storage.cache.ledger import Ledger, TierStats
+from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
@@ -35,12 +35,14 @@ _current: Tier | None = None
 class Reservation:
     """What one unit holds while it runs: pinned chunks, and bytes to work in."""
 
-    def __init__(self, tier: Tier, nbytes: int, scratch_bytes: int, pins: Sequence[Chunk]) -> None:
-        self._tier = tier
-        self.scratch_bytes = scratch_bytes
+    def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk]) -> None:
+        self._tier, self._claim = tier, claim
         self._pins = pins  # holding the handles keeps the chunks alive
-        self.left = nbytes
+
+    @property
+    def left(self) -> int:
         """Bytes not yet turned into chunks."""
+        return self._claim.left_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
         """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large.
@@ -57,12 +59,13 @@ class Reservation:
         to read. Raises BudgetError if so much is not left.
         """
         stored, order = in_memory_order(array)
-        return self._tier._put(self, Slot(stored, uses, outermost(stored, order, outer)), region, order)
+        slot = Slot(stored, uses, outermost(stored, order, outer))
+        return self._tier._put(self._claim, slot, region, order)
 
     def release(self) -> None:
         """Give back the pins and what is left. May be called twice."""
-        pins, self._pins = self._pins, ()
-        self._tier._release(self, pins)
+        self._tier._release(self._claim)
+        self._pins = ()
 
     def __enter__(self) -> Reservation:
         return self
@@ -92,16 +95,15 @@ class Tier:
         before_mapping: Callable[[int], None] | None = None,
     ) -> None:
         self._spill = spill
-        self._books = Ledger(capacity_bytes)
         self._pool = Pool(capacity_bytes, before_mapping)
-        self._mover = Mover(self._books, self._pool, spill, io_threads)
-        self._changed = self._mover.changed
+        self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
+        self._books, self._changed = self._mover.books, self._mover.changed
         self._work = 0  # of the reserved bytes, those that are not for arrays
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that chunks and reservations may have together."""
-        return self._books.capacity
+        return self._books.capacity_bytes
 
     @property
     def mapped_bytes(self) -> int:
@@ -130,11 +132,12 @@ class Tier:
                 f"a unit needs {need} bytes of memory at once, the tier has "
                 f"{self.capacity_bytes}; raise the budget or cut finer"
             )
+        claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
         with self._changed:
-            loads = self._acquire(nbytes + scratch_bytes, [pin.slot for pin in unique])
+            loads = self._acquire(claim)
             self._work += scratch_bytes
             self._pool.shrink(self.capacity_bytes - self._work)
-        reservation = Reservation(self, nbytes, scratch_bytes, unique)
+        reservation = Reservation(self, claim, unique)
         try:
             for slot in loads:
                 self._mover.load(slot)
@@ -156,11 +159,11 @@ class Tier:
         slot = Slot(stored, uses)
         with self._changed:
             self._mover.bury()
-            self._mover.make_room(slot.room)
-            fits = slot.room <= self._books.free
+            self._books.make_room(slot.room)
+            fits = slot.room <= self._books.free_bytes
             if fits:
                 self._books.enter(slot)
-                slot.readers += 1  # not to be evicted before it is here
+                self._books.hold(slot)  # not to be evicted before it is here
         slot.array = None
         if fits:
             slot.array = self._pool.empty(stored.shape, stored.dtype)
@@ -169,25 +172,21 @@ class Tier:
             slot.file = self._spill.write(stored)
         with self._changed:
             if fits:
-                slot.readers -= 1
-                self._books.offer(slot)
+                self._books.let_go(slot)
             else:
                 self._books.written_bytes += slot.nbytes
-            self._mover.settle()
+            self._changed.notify_all()
         return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
         """Tell the plan position that runs now; decides what is evicted first."""
         with self._changed:
-            self._books.position = position
+            self._books.advance(position)
 
     def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
         """A new step begins: tell when each of these chunks will be read in it."""
         with self._changed:
-            self._books.position = -1
-            for chunk, uses in plans:
-                chunk.slot.uses = uses
-                self._books.offer(chunk.slot)
+            self._books.renew((chunk.slot, uses) for chunk, uses in plans)
 
     def watch(
         self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
@@ -199,7 +198,8 @@ class Tier:
         """
         with self._changed:
             self._spill.watch, self._books.watch = spilled, counted
-            self._books.count()
+            if counted is not None:
+                counted(self._books.resident_bytes, self._books.reserved_bytes)
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
@@ -217,21 +217,21 @@ class Tier:
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``."""
         with self._changed:
-            found = slot.array is not None or self._mover.waiting or not self._books.promote(slot)
+            found = slot.array is not None or not self._books.promote(slot)
         if not found:
             self._mover.load(slot)
         with self._changed:
             array, file = slot.array, slot.file
-            slot.readers += array is not None
+            if array is not None:
+                self._books.hold(slot)
         if array is not None:
             try:
                 np.copyto(out, array[tuple(slice(*axis) for axis in box)])
             finally:
                 del array  # before it can be counted as free
                 with self._changed:
-                    slot.readers -= 1
-                    self._books.offer(slot)
-                    self._mover.settle()
+                    self._books.let_go(slot)
+                    self._changed.notify_all()
             return
         assert file is not None, "a chunk is neither in RAM nor in the spill"
         count = self._spill.read(file, box, out)
@@ -249,61 +249,39 @@ class Tier:
         """The handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
-    def _put(self, held: Reservation, slot: Slot, region: Region, order: Order) -> Chunk:
+    def _put(self, claim: Claim[Slot], slot: Slot, region: Region, order: Order) -> Chunk:
         made = Chunk(self, slot, region, order)
         with self._changed:
-            if slot.room > held.left:
-                raise BudgetError(f"put of {slot.room} bytes, {held.left} are left reserved")
-            held.left -= slot.room
-            self._books.enter(slot, from_reserved=True)
-            self._mover.settle()
+            self._books.put(claim, slot)
+            self._changed.notify_all()
         return made
 
-    def _release(self, held: Reservation, pins: Sequence[Chunk]) -> None:
+    def _release(self, claim: Claim[Slot]) -> None:
         with self._changed:
-            for pin in pins:
-                pin.slot.pins -= 1
-                self._books.offer(pin.slot)
-            self._books.count(reserved=-held.left - held.scratch_bytes)
-            self._work -= held.scratch_bytes
+            self._work -= claim.scratch_bytes
             self._pool.capacity_bytes = self.capacity_bytes - self._work
-            held.left = held.scratch_bytes = 0
-            self._mover.settle()
+            self._books.release(claim)
+            self._changed.notify_all()
 
     # --- under the lock ------------------------------------------------------------------
 
-    def _acquire(self, nbytes: int, slots: Sequence[Slot]) -> list[Slot]:
+    def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait for our turn and for room; returns the slots that the caller has to load."""
-        ticket = object()
-        pinned: Sequence[Slot] = ()
-        self._mover.waiting.append(ticket)
+        self._books.line.append(claim)
         try:
             self._mover.check()
-            while self._mover.waiting[0] is not ticket:
+            while self._books.line[0] is not claim:
                 self._mover.wait()
-            pinned = slots
-            for slot in pinned:
-                slot.pins += 1
             while True:
                 self._mover.bury()
-                absent = self._books.absent(slots)
-                need = nbytes + sum(slot.room for slot in absent)
-                self._mover.make_room(need)
-                if need <= self._books.free:
-                    break
+                loads = self._books.admit(claim)
+                if loads is not None:
+                    return loads
                 self._mover.wait()
-            self._books.count(reserved=nbytes)
-            for slot in absent:
-                slot.busy = True
-                self._books.enter(slot)
-            return absent
         except BaseException:
-            for slot in pinned:
-                slot.pins -= 1
-                self._books.offer(slot)
+            self._books.withdraw(claim)
             raise
         finally:
-            self._mover.waiting.remove(ticket)
             self._changed.notify_all()
 
 

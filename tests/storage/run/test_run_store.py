@@ -339,7 +339,7 @@ def test_kept_values(path: Path) -> None:
 
 WRITER = """
 import sys
-from tests.storage.test_run_store import RunStore, commit
+from tests.storage.run.test_run_store import RunStore, commit
 with RunStore.open(sys.argv[1], writable=True) as store:
     version = store.current().version if store.current() else 0
     print("ready", flush=True)

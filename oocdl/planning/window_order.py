@@ -1,0 +1,89 @@
+"""The order in which the tasks of a step start, and when their results may go. No threads, no clock.
+
+The scheduler asks it under its lock, the simulator on its clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappop, heappush
+
+WINDOW_TASKS = 64
+"""How many tasks beyond the oldest unfinished one may start."""
+
+
+class WindowOrder:
+    """Starts tasks by number, none further than a window beyond the oldest that is unfinished.
+
+    ``dependencies[number]`` are the distinct tasks whose results a task needs. Results of ``wanted`` are
+    needed by the caller, too.
+
+    >>> order = WindowOrder([[], [0], [], [1]], wanted=[3], window_tasks=2)
+    >>> order.next(), order.next()
+    (0, None)
+    >>> order.finish(0), order.next(), order.next(), order.next()
+    ([], 1, 2, None)
+    >>> order.finish(1)  # nothing else needs the result of 0
+    [0]
+    """
+
+    def __init__(
+        self,
+        dependencies: Sequence[Collection[int]],
+        wanted: Collection[int],
+        window_tasks: int = WINDOW_TASKS,
+    ) -> None:
+        self.dependencies, self.window_tasks = dependencies, window_tasks
+        self.finished = self.running = 0
+        self._missing = [len(needed) for needed in dependencies]
+        self._dependents: list[list[int]] = [[] for _ in dependencies]
+        self._readers = [0] * len(dependencies)
+        for number, needed in enumerate(dependencies):
+            for dependency in needed:
+                self._dependents[dependency].append(number)
+                self._readers[dependency] += 1
+        for number in set(wanted):
+            self._readers[number] += 1  # the caller, who never finishes
+        self._ready = [number for number, missing in enumerate(self._missing) if not missing]
+        heapify(self._ready)
+        self._done = [False] * len(dependencies)
+        self._oldest = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether every task has finished."""
+        return self.finished == len(self._done)
+
+    def next(self) -> int | None:
+        """The task that starts now; None if all that may start have.
+
+        Raises ValueError if none ever will, as tasks depend on each other in a circle.
+        """
+        ready = self._ready
+        # Where the order of numbers cannot be run, the first that is ready goes on.
+        if ready and (not self.running or ready[0] < self._oldest + self.window_tasks):
+            self.running += 1
+            return heappop(ready)
+        if not self.running and not self.over:
+            raise ValueError(f"tasks depend on each other in a circle; number {self._oldest} waits for it")
+        return None
+
+    def finish(self, number: int) -> list[int]:
+        """A task that ``next`` gave has finished; returns the tasks whose results nothing needs any more."""
+        self.running -= 1
+        self.finished += 1
+        done = self._done
+        done[number] = True
+        while self._oldest < len(done) and done[self._oldest]:
+            self._oldest += 1
+        for dependent in self._dependents[number]:
+            self._missing[dependent] -= 1
+            if not self._missing[dependent]:
+                heappush(self._ready, dependent)
+        readers = self._readers
+        useless = [] if readers[number] else [number]
+        for dependency in self.dependencies[number]:
+            readers[dependency] -= 1
+            if not readers[dependency]:
+                useless.append(dependency)
+        return useless

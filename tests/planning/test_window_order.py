@@ -1,0 +1,78 @@
+"""The order in which tasks start: within a window, each once, and results go when nothing needs them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oocdl.planning.window_order import WindowOrder
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[list[int]]:
+    """Tasks by the numbers of those that they need, in an order that can be run or in any other."""
+    count = draw(st.integers(1, 40))
+    sources = [draw(st.lists(st.integers(0, max(n - 1, 0)), max_size=3, unique=True)) for n in range(count)]
+    sources[0] = []
+    places = draw(st.one_of(st.just(list(range(count))), st.permutations(range(count))))
+    found: list[list[int]] = [[] for _ in range(count)]
+    for number, needed in enumerate(sources):
+        found[places[number]] = [places[source] for source in needed]
+    return found
+
+
+@given(dags(), st.integers(1, 10), st.integers(1, 6), st.data())
+def test_any_graph_runs_within_the_window(
+    needs: list[list[int]], window: int, workers: int, data: st.DataObject
+) -> None:
+    wanted = data.draw(st.sets(st.integers(0, len(needs) - 1)))
+    order = WindowOrder(needs, wanted, window)
+    running: list[int] = []
+    done: set[int] = set()
+    started: list[int] = []
+    held: set[int] = set()
+    while not order.over:
+        while len(running) < workers and (number := order.next()) is not None:
+            assert done.issuperset(needs[number])
+            assert held.issuperset(needs[number]), "a result went while a task needs it"
+            oldest = min(set(range(len(needs))) - done)
+            assert not running or number < oldest + window
+            started.append(number)
+            running.append(number)
+        finished = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        done.add(finished)
+        useless = order.finish(finished)
+        held = (held | {finished}) - set(useless)
+        left = set(range(len(needs))) - done
+        assert held == {n for n in done if n in wanted or any(n in needs[task] for task in left)}
+    assert sorted(started) == list(range(len(needs)))
+    assert order.next() is None
+    assert held == wanted
+
+
+def test_alone_tasks_start_in_order_whenever_that_can_be_run() -> None:
+    order = WindowOrder([[], [0], [], [1, 2]], wanted=[3])
+    started = []
+    while (number := order.next()) is not None:
+        started.append(number)
+        order.finish(number)
+    assert started == [0, 1, 2, 3] and order.over
+
+
+def test_out_of_order_the_first_that_is_ready_goes_on() -> None:
+    order = WindowOrder([[2], [], [3], []], wanted=[0], window_tasks=1)
+    started = []
+    while (number := order.next()) is not None:
+        started.append(number)
+        order.finish(number)
+    assert started == [1, 3, 2, 0]
+
+
+def test_a_circle_is_told() -> None:
+    order = WindowOrder([[], [2], [1]], wanted=[2])
+    assert order.next() == 0
+    assert order.next() is None
+    order.finish(0)
+    with pytest.raises(ValueError, match="circle"):
+        order.next()
