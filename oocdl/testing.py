@@ -29,6 +29,7 @@ from oocdl.host.heap import Heap
 from oocdl.planning.pass_plan import PassPlan, plan_pass
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import expand_pass, versioned_pieces
+from oocdl.planning.task_key import stored_key
 from oocdl.planning.tile_search import Layering, Limits
 from oocdl.runtime import execute
 from oocdl.runtime.inputs import Feed, Sources, own_regions
@@ -135,8 +136,8 @@ def run_graph(
         )
         execute.register("test", context)
         inputs: dict[Any, Any] = {
-            (f"stored/{name}", number): DataNode(
-                (f"stored/{name}", number),
+            stored_key(name, number): DataNode(
+                stored_key(name, number),
                 tier.adopt(stored_piece(factored, name, arrays[name], region), region, ()),
             )
             for name, regions in pieces.items()

@@ -8,8 +8,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.partial_sums import Key
 from oocdl.planning.task_graph import CombineCall, Read, UnitCall
+from oocdl.planning.task_key import TaskKey, result_key
 
 
 class Argument(Protocol):
@@ -59,7 +59,7 @@ def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A
 class Made(NamedTuple):
     """A result of a call."""
 
-    key: Key
+    key: TaskKey
     region: Region
     nbytes: int
     uses: tuple[int, ...]
@@ -68,10 +68,9 @@ class Made(NamedTuple):
 def made_of(call: UnitCall | CombineCall) -> list[Made]:
     """The results of a call."""
     makes = call.unit.makes if isinstance(call, UnitCall) else [(name, call.region) for name in call.values]
-    single = len(makes) == 1
     return [
         Made(
-            call.key if single else (f"{call.key[0]} > {name}", call.key[1]),
+            result_key(call.key, name, len(makes)),
             region,
             region_size(region) * itemsize(dtype),
             uses,
@@ -80,7 +79,7 @@ def made_of(call: UnitCall | CombineCall) -> list[Made]:
     ]
 
 
-def parts_of(call: UnitCall | CombineCall) -> list[tuple[Key, int]]:
+def parts_of(call: UnitCall | CombineCall) -> list[tuple[TaskKey, int]]:
     """(chunk, bytes that the call reads of it)."""
     if isinstance(call, CombineCall):
         sizes = [made.nbytes for made in made_of(call)]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
 from oocdl.planning.pass_plan import PARTIAL_SUM_BYTES, LayerPlan, PassPlan
-
-Key = tuple[str, int]
+from oocdl.planning.task_key import TaskKey
 
 
 class Lanes:
     """Which earlier partial result each unit adds its own to."""
 
     def __init__(self, plan: PassPlan, planned: LayerPlan) -> None:
-        self.groups: dict[tuple[str, Region], list[list[tuple[Key, int]]]] = {}
+        self.groups: dict[tuple[str, Region], list[list[tuple[TaskKey, int]]]] = {}
         shards: dict[tuple[str, Region], int] = {}
         for unit in planned.units:
             for name, region in unit.makes:
@@ -29,7 +28,9 @@ class Lanes:
         """Whether one unit makes all of it, so that nothing is left to combine."""
         return self.shards[name, region] == 1
 
-    def join(self, name: str, region: Region, number: int, count: int, key: Key) -> tuple[Key, int] | None:
+    def join(
+        self, name: str, region: Region, number: int, count: int, key: TaskKey
+    ) -> tuple[TaskKey, int] | None:
         """Enter a unit's partial result; returns the lane's last key and its count so far."""
         lanes = self.groups[name, region]
         filled = sum(len(lane) for lane in lanes)

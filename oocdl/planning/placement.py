@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_graph import Call, CombineCall, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_key import TaskKey, TaskKind
 
 
 @dataclass(frozen=True)
 class Strip:
     """Part of a chunk for another worker."""
 
-    key: Key
-    source: Key
+    key: TaskKey
+    source: TaskKey
     region: Region
 
 
@@ -32,43 +33,43 @@ class Placed:
     calls: tuple[tuple[int, Call], ...]
     """(number in the step graph, call), arguments replaced by strips where those are read."""
     strips: tuple[Strip, ...]
-    worker_of: Mapping[Key, int]
+    worker_of: Mapping[TaskKey, int]
     """Key -> number of the worker it is made on."""
-    position_of: Mapping[Key, int]
+    position_of: Mapping[TaskKey, int]
     """Key -> place in the plan's order, for priorities."""
 
 
 def place(graph: TaskGraph, workers: int) -> Placed:
     """Give every call a worker, and cut strips at the seams."""
     # By shard: units are numbered as they are swept, which is there and back again, layer by layer.
-    shards: dict[str, list[tuple[int, ...]]] = {}
+    shards: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for call in graph.calls:
         if isinstance(call, UnitCall):
-            insort(shards.setdefault(call.key[0], []), call.unit.shard)
+            insort(shards.setdefault(call.key[:3], []), call.unit.shard)
     region_of = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    worker_of: dict[Key, int] = {}
-    position_of: dict[Key, int] = {}
+    worker_of: dict[TaskKey, int] = {}
+    position_of: dict[TaskKey, int] = {}
     calls: list[tuple[int, Call]] = []
-    strips: dict[Key, Strip] = {}
+    strips: dict[tuple[TaskKey, Region], Strip] = {}
     for number, call in enumerate(graph.calls):
         if isinstance(call, PickCall):
             worker_of[call.key], position_of[call.key] = worker_of[call.source], position_of[call.source]
         elif isinstance(call, CombineCall):
             worker_of[call.key], position_of[call.key] = worker_of[call.arguments[0]], call.position
         else:
-            layer = shards[call.key[0]]
+            layer = shards[call.key[:3]]
             mine = bisect_left(layer, call.unit.shard) * workers // len(layer)
             worker_of[call.key], position_of[call.key] = mine, call.position
             call = _with_strips(call, mine, worker_of, region_of, strips)
         calls.append((number, call))
-    for key, strip in strips.items():
-        worker_of[key], position_of[key] = worker_of[strip.source], position_of[strip.source]
+    for strip in strips.values():
+        worker_of[strip.key], position_of[strip.key] = worker_of[strip.source], position_of[strip.source]
     return Placed(tuple(calls), tuple(strips.values()), worker_of, position_of)
 
 
 def largest_crossing(graph: TaskGraph, placed: Placed) -> int:
     """Bytes of the largest chunk that may come to a worker from elsewhere."""
-    made: dict[Key, list[tuple[Region, str]]] = {}
+    made: dict[TaskKey, list[tuple[Region, str]]] = {}
     # Weights and state come from the client, or from the worker that has updated them.
     crossing = max(graph.input_bytes.values(), default=0)
     strips = {strip.key: strip for strip in placed.strips}
@@ -96,9 +97,9 @@ def largest_crossing(graph: TaskGraph, placed: Placed) -> int:
 def _with_strips(
     call: UnitCall,
     mine: int,
-    worker_of: Mapping[Key, int],
-    region_of: Mapping[Key, Region],
-    strips: dict[Key, Strip],
+    worker_of: Mapping[TaskKey, int],
+    region_of: Mapping[TaskKey, Region],
+    strips: dict[tuple[TaskKey, Region], Strip],
 ) -> UnitCall:
     """The call, reading strips instead of chunks of other workers of which it needs a part."""
     arguments = list(call.arguments)
@@ -107,7 +108,8 @@ def _with_strips(
             source = call.arguments[number]
             if worker_of.get(source, mine) == mine or part == region_of[source]:
                 continue
-            key = (f"{source[0]} | {' '.join(f'{a}:{b}' for a, b in part)}", source[1])
-            strips[key] = Strip(key, source, part)
-            arguments[number] = key
+            if (source, part) not in strips:
+                key = TaskKey(TaskKind.STRIP, source.layer, "", len(strips))
+                strips[source, part] = Strip(key, source, part)
+            arguments[number] = strips[source, part].key
     return replace(call, arguments=tuple(arguments))

@@ -19,7 +19,8 @@ from oocdl.graph.ir.index import Region
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import acquired, made_of, parts_of
 from oocdl.planning.cost_model import Rates, program_seconds
-from oocdl.planning.task_graph import Call, CombineCall, Key, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_graph import Call, CombineCall, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_key import TaskKey
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.planning.window_order import WindowOrder
 from oocdl.storage.cache.ledger import Claim, Ledger
@@ -71,10 +72,10 @@ class _Step:
     """One step of one graph; ``held`` are the chunks of weights and state that it starts from."""
 
     def __init__(
-        self, machine: _Machine, graph: TaskGraph, held: Mapping[Key, _Chunk], keeps_old: bool
+        self, machine: _Machine, graph: TaskGraph, held: Mapping[TaskKey, _Chunk], keeps_old: bool
     ) -> None:
         self.m, self.graph = machine, graph
-        self.chunks: dict[Key, _Chunk] = dict(held)
+        self.chunks: dict[TaskKey, _Chunk] = dict(held)
         # Tasks as the scheduler has them: one for each input, too.
         self.calls: list[Call | None] = [*(None for _ in graph.inputs), *graph.calls]
         self.keys = [*graph.inputs, *(call.key for call in graph.calls)]
@@ -162,9 +163,7 @@ class _Step:
             books.put(unit, chunk)
         books.release(unit)
         self.m.note()
-        self.m.units.append(
-            Ran(call.position, call.key[0], unit.worker, unit.begun, unit.computing, self.m.now)
-        )
+        self.m.units.append(Ran(call.position, call.key, unit.worker, unit.begun, unit.computing, self.m.now))
         self.idle.append(unit.worker)
         self._finish(self.number[call.key])
         self.start()
@@ -303,7 +302,7 @@ def simulate(
     )
 
 
-def _next(machine: _Machine, step: _Step) -> dict[Key, _Chunk]:
+def _next(machine: _Machine, step: _Step) -> dict[TaskKey, _Chunk]:
     """What the next step starts from; the rest is dropped."""
     graph, made = step.graph, step.chunks
     after = {key: made[graph.replaced.get(key, key)] for key in graph.inputs}
@@ -315,7 +314,7 @@ def _next(machine: _Machine, step: _Step) -> dict[Key, _Chunk]:
     return after
 
 
-def _arguments(call: Call | None) -> tuple[Key, ...]:
+def _arguments(call: Call | None) -> tuple[TaskKey, ...]:
     """Tasks whose results a task takes; an input takes none."""
     if call is None:
         return ()

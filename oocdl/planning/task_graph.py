@@ -18,11 +18,12 @@ from oocdl.graph.ir.index import Region, intersect, is_empty, region_shape, regi
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.transforms.factorize import Cell
-from oocdl.planning.partial_sums import Key, Lanes
+from oocdl.planning.partial_sums import Lanes
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
+from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
 from oocdl.planning.unit_cost import combine_buffer_bytes, unit_buffer_bytes
 
-Piece = tuple[Region, Key]
+Piece = tuple[Region, TaskKey]
 
 SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Role.SUM)
 """Roles of values that a unit reads from elsewhere than from chunks (sums: where there are none yet)."""
@@ -47,11 +48,11 @@ class Read:
 class UnitCall:
     """Run one unit."""
 
-    key: Key
+    key: TaskKey
     position: int
     """Place in the plan's order."""
     unit: Unit
-    arguments: tuple[Key, ...]
+    arguments: tuple[TaskKey, ...]
     reads: tuple[Read, ...]
     lanes: tuple[tuple[int, int] | None, ...]
     """For each made value: (argument number, elements so far) of the lane it is added to."""
@@ -70,10 +71,10 @@ class UnitCall:
 class CombineCall:
     """Combine the lanes of the outputs of one partial node, for one piece."""
 
-    key: Key
+    key: TaskKey
     position: int
     combine: str
-    arguments: tuple[Key, ...]
+    arguments: tuple[TaskKey, ...]
     """Lane by lane, each with all outputs."""
     values: tuple[str, ...]
     counts: tuple[int, ...]
@@ -88,8 +89,8 @@ class CombineCall:
 class PickCall:
     """One result of a call that makes several."""
 
-    key: Key
-    source: Key
+    key: TaskKey
+    source: TaskKey
     number: int
 
 
@@ -102,14 +103,14 @@ class TaskGraph:
 
     calls: tuple[Call, ...]
     pieces: Mapping[str, tuple[Piece, ...]]
-    inputs: tuple[Key, ...]
+    inputs: tuple[TaskKey, ...]
     """Chunks of weights, state and sums that the step starts from."""
-    outputs: tuple[Key, ...]
+    outputs: tuple[TaskKey, ...]
     """Chunks to be kept when the step is over."""
-    input_uses: Mapping[Key, tuple[int, ...]]
+    input_uses: Mapping[TaskKey, tuple[int, ...]]
     """Positions of the calls that read each input."""
-    input_bytes: Mapping[Key, int]
-    replaced: Mapping[Key, Key]
+    input_bytes: Mapping[TaskKey, int]
+    replaced: Mapping[TaskKey, TaskKey]
     """Input -> what the next step starts from instead."""
 
 
@@ -119,7 +120,7 @@ class _Draft:
 
     calls: list[Call] = field(default_factory=list)
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    readers: dict[Key, list[int]] = field(default_factory=dict)
+    readers: dict[TaskKey, list[int]] = field(default_factory=dict)
     position: int = 0
 
 
@@ -157,13 +158,13 @@ def expand_pass(
     Of these, ``absent`` are not there yet (sums of gradients, in the first pass of a step).
     """
     draft = _Draft()
-    inputs: list[Key] = []
-    sizes: dict[Key, int] = {}
+    inputs: list[TaskKey] = []
+    sizes: dict[TaskKey, int] = {}
     for name, regions in pieces.items():
         if name in absent:
             continue
         for number, region in enumerate(regions):
-            key = (f"stored/{name}", number)
+            key = stored_key(name, number)
             inputs.append(key)
             value = plan.factored.graph.values.get(name)
             # A pass that makes no update has no optimizer state; it only hands it on.
@@ -189,13 +190,13 @@ def expand_pass(
 
 def _read_in_next_step(
     draft: _Draft, plan: PassPlan, pieces: Mapping[str, Sequence[Region]]
-) -> dict[Key, Key]:
+) -> dict[TaskKey, TaskKey]:
     """What replaces weights and state is read where these were, a step later."""
-    replaced: dict[Key, Key] = {}
+    replaced: dict[TaskKey, TaskKey] = {}
     for name, update in plan.factored.graph.updates.items():
         made = dict(draft.pieces[plan.factored.stored(update)])
         for number, region in enumerate(pieces.get(name, ())):
-            before = (f"stored/{name}", number)
+            before = stored_key(name, number)
             readers = draft.readers.get(before, ())
             draft.readers.setdefault(made[region], []).extend(draft.position + reader for reader in readers)
             replaced[before] = made[region]
@@ -204,12 +205,11 @@ def _read_in_next_step(
 
 def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     layer = planned.layer
-    label = f"{layer.index:03d} {layer.name}"
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
     lanes = Lanes(plan, planned)
     for number, unit in enumerate(planned.units):
-        key = (label, number)
-        arguments: list[Key] = []
+        key = TaskKey(TaskKind.UNIT, layer.name, "", number)
+        arguments: list[TaskKey] = []
         own = planned.scratch[unit.program.key].own
         reads = tuple(
             replace(_read(draft, plan, name, region, arguments), own=place in own)
@@ -218,7 +218,9 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
         lane_of: list[tuple[int, int] | None] = [None] * len(unit.makes)
         for index, (name, region) in enumerate(unit.makes):
             if name in layer.partials:
-                previous = lanes.join(name, region, number, unit.counts[index], _made_key(unit, key, index))
+                previous = lanes.join(
+                    name, region, number, unit.counts[index], result_key(key, name, len(unit.makes))
+                )
                 if previous is not None:
                     lane_of[index] = (len(arguments), previous[1])
                     arguments.append(previous[0])
@@ -227,16 +229,18 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
         draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, planned))
         draft.position += 1
         for index, (name, region) in enumerate(unit.makes):
-            made = _made_key(unit, key, index)
+            made = result_key(key, name, len(unit.makes))
             if made != key:
                 draft.calls.append(PickCall(made, key, index))
             if name not in layer.partials or lanes.alone(name, region):
                 draft.pieces.setdefault(name, []).append((region, made))
     for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
-        _combine(draft, plan, label, cell, lanes)
+        _combine(draft, plan, layer.name, cell, lanes)
 
 
-def _stored(draft: _Draft, plan: PassPlan, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[Key]:
+def _stored(
+    draft: _Draft, plan: PassPlan, name: str, pieces: Mapping[str, Sequence[Region]]
+) -> list[TaskKey]:
     """Keys of the new pieces of a weight or state, cut anew where this plan cuts otherwise than it is stored.
 
     Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
@@ -244,22 +248,22 @@ def _stored(draft: _Draft, plan: PassPlan, name: str, pieces: Mapping[str, Seque
     update = plan.factored.stored(plan.factored.graph.updates[name])
     made = dict(draft.pieces[update])
     missing = [region for region in pieces[name] if region not in made]
-    for number, region in enumerate(missing):
-        key = (f"{len(plan.layers):03d} {update} as stored", number)
+    for number, region in enumerate(missing, len(made)):
+        key = TaskKey(TaskKind.RECUT, draft.pieces[update][0][1].layer, update, number)
         _cut_anew(draft, plan, update, region, key, tuple(made.items()))
     fresh = dict(draft.pieces[update])
     return [fresh[region] for region in pieces[name]]
 
 
 def _cut_anew(
-    draft: _Draft, plan: PassPlan, name: str, region: Region, key: Key, made: Sequence[Piece]
+    draft: _Draft, plan: PassPlan, name: str, region: Region, key: TaskKey, made: Sequence[Piece]
 ) -> None:
     """A call that only puts parts of other pieces together: its program has no instructions."""
-    arguments: list[Key] = []
+    arguments: list[TaskKey] = []
     dtype, shape = plan.factored.graph.values[name].dtype, region_shape(region)
     read = _parts(name, region, dtype, made, arguments)
     program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
-    unit = Unit(len(plan.layers), (key[1],), ((name, region),), program, ((name, region),), (1,))
+    unit = Unit(len(plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
     for argument in dict.fromkeys(arguments):
         draft.readers.setdefault(argument, []).append(draft.position)
     buffers = 2 * footprint(region_size(region) * itemsize(dtype))
@@ -284,8 +288,8 @@ def _unit_call(
     draft: _Draft,
     plan: PassPlan,
     unit: Unit,
-    key: Key,
-    arguments: list[Key],
+    key: TaskKey,
+    arguments: list[TaskKey],
     reads: tuple[Read, ...],
     lanes: list[tuple[int, int] | None],
     cell_of: Mapping[str, Cell],
@@ -308,12 +312,7 @@ def _unit_call(
     )
 
 
-def _made_key(unit: Unit, key: Key, index: int) -> Key:
-    """The key of one made value: the unit's own if it makes only one."""
-    return key if len(unit.makes) == 1 else (f"{key[0]} > {unit.makes[index][0]}", key[1])
-
-
-def _read(draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[Key]) -> Read:
+def _read(draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[TaskKey]) -> Read:
     value = plan.factored.graph.values[name]
     if value.role in SOURCES and name not in draft.pieces:
         read = Read(name, region, value.dtype, ())
@@ -322,7 +321,7 @@ def _read(draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: l
     return replace(read, order=plan.factored.orders.get(name, ()))
 
 
-def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], arguments: list[Key]) -> Read:
+def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], arguments: list[TaskKey]) -> Read:
     """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
     chunks: list[tuple[int, Region]] = []
     for held, key in pieces:
@@ -333,7 +332,7 @@ def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], argum
     return Read(name, region, dtype, tuple(chunks))
 
 
-def _combine(draft: _Draft, plan: PassPlan, label: str, cell: Cell, lanes: Lanes) -> None:
+def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, lanes: Lanes) -> None:
     """One call for each piece of a partial node whose result several units share."""
     values = plan.factored.graph.values
     names = [view.value for view in cell.outputs if any(n == view.value for n, _ in lanes.groups)]
@@ -343,7 +342,7 @@ def _combine(draft: _Draft, plan: PassPlan, label: str, cell: Cell, lanes: Lanes
             continue
         ends = [[lane[-1] for lane in lanes.groups[name, region]] for name in names]
         arguments = tuple(ends[index][lane][0] for lane in range(len(ends[0])) for index in range(len(names)))
-        key = (f"{label} = {names[0]}", number)
+        key = TaskKey(TaskKind.COMBINE, layer, names[0], number)
         for argument in arguments:
             draft.readers.setdefault(argument, []).append(draft.position)
         sizes = [region_size(region) * itemsize(values[name].dtype) for name in names]
@@ -363,21 +362,21 @@ def _combine(draft: _Draft, plan: PassPlan, label: str, cell: Cell, lanes: Lanes
         )
         draft.position += 1
         for index, name in enumerate(names):
-            made = key if len(names) == 1 else (f"{key[0]} > {name}", number)
+            made = result_key(key, name, len(names))
             if made != key:
                 draft.calls.append(PickCall(made, key, index))
             draft.pieces.setdefault(name, []).append((region, made))
 
 
-def _with_uses(call: Call, readers: Mapping[Key, Sequence[int]]) -> Call:
+def _with_uses(call: Call, readers: Mapping[TaskKey, Sequence[int]]) -> Call:
     """The call, told when each of its results will be read."""
     if isinstance(call, PickCall):
         return call
     if isinstance(call, UnitCall):
-        keys = [_made_key(call.unit, call.key, index) for index in range(len(call.unit.makes))]
+        names: Sequence[str] = [name for name, _ in call.unit.makes]
     else:
-        several = len(call.values) > 1
-        keys = [(f"{call.key[0]} > {name}", call.key[1]) if several else call.key for name in call.values]
+        names = call.values
+    keys = (result_key(call.key, name, len(names)) for name in names)
     uses = tuple(tuple(sorted(readers.get(key, ()))) for key in keys)
     return type(call)(**{**call.__dict__, "uses": uses})
 
@@ -386,7 +385,6 @@ __all__ = [
     "SOURCES",
     "Call",
     "CombineCall",
-    "Key",
     "PickCall",
     "Read",
     "TaskGraph",

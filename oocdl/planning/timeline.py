@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oocdl.planning.task_key import TaskKey
+
 
 @dataclass(frozen=True)
 class Ran:
     """When a unit ran, in seconds from the start of the step."""
 
     position: int
-    label: str
+    key: TaskKey
     worker: int
     begun: float
     computing: float
@@ -52,21 +54,3 @@ class Simulated:
     def moved_bytes(self) -> int:
         """From and to the spill."""
         return self.read_bytes + self.written_bytes
-
-
-def layer_of(label: str) -> str:
-    """The layer that a task belongs to, by the first part of its key.
-
-    >>> layer_of("033 grad/down1.relu1 = grad/down1.conv2.weight"), layer_of("007 head")
-    ('grad/down1.relu1', 'head')
-    """
-    return label.partition(" ")[2].partition(" = ")[0]
-
-
-def combines(label: str) -> bool:
-    """Whether a task combines what units have made, and is no unit itself.
-
-    >>> combines("033 grad/down1.relu1 = grad/down1.conv2.weight"), combines("007 head")
-    (True, False)
-    """
-    return " = " in label.partition(" ")[2]

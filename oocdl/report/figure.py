@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oocdl.errors import InputError
-from oocdl.planning.timeline import Moment, Ran, Simulated, layer_of
+from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.storage.files import reporting
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def figure_of(scene: Scene) -> Figure:
             "a picture of a plan needs matplotlib, which is not installed; pip install 'oocdl[plot]'"
         ) from error
     moments, units, ends = _joined(scene.passes)
-    rows = list(dict.fromkeys(layer_of(ran.label) for ran in sorted(units, key=lambda ran: ran.position)))
+    rows = list(dict.fromkeys(ran.key.layer for ran in sorted(units, key=lambda ran: ran.position)))
     gantt = min(max(len(rows) * ROW_INCHES, LEAST_GANTT_INCHES), MOST_GANTT_INCHES)
     figure: Figure = module.Figure(
         figsize=(INCHES_WIDE, MEMORY_INCHES + gantt + MARGIN_INCHES), layout="constrained"
@@ -181,7 +181,7 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
     short = SHORT * max(ran.done for ran in units)
     of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
     for ran in units:
-        of_layer[layer_of(ran.label)].append(ran)
+        of_layer[ran.key.layer].append(ran)
     for row, name in enumerate(rows):
         lanes = _lanes(of_layer[name])
         height = (1 - GAP) / len(lanes)

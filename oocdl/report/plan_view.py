@@ -20,7 +20,7 @@ from oocdl.planning.compiler import Compiled
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
-from oocdl.planning.timeline import Simulated, layer_of
+from oocdl.planning.timeline import Simulated
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of
@@ -33,11 +33,6 @@ SPILLED_CHUNK_BYTES = 3 * BLOCK_BYTES
 """A folder, ``zarr.json``, and the data's last block."""
 VERSIONS = 3
 """Of weights and state that are on disk while one is written."""
-
-
-def _label(layer: LayerPlan) -> str:
-    """What a layer is called in tables."""
-    return layer_of(f"{layer.layer.index:03d} {layer.layer.name}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +254,7 @@ class Plan:
                 f"{layer.read_bytes / 2**20:.1f}",
                 f"{layer.written_bytes / 2**20:.1f}",
                 f"{layer.flops / 1e9:.2f}",
-                f"{seconds[_label(layer)]:.4f}",
+                f"{seconds[layer.layer.name]:.4f}",
             )
         plan = self.compiled.plan
         table.add_section()

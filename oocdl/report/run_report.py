@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.planning.timeline import Simulated, combines, layer_of
+from oocdl.planning.task_key import TaskKind
+from oocdl.planning.timeline import Simulated
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.files import write_text
 
@@ -134,7 +135,7 @@ def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in simulated:
         for ran in sorted(one.units, key=lambda ran: ran.position):
-            layer = layer_of(ran.label)
+            layer = ran.key.layer
             found[layer] = found.get(layer, 0.0) + ran.done - ran.computing
     return found
 
@@ -170,7 +171,7 @@ def make_report(
             spent(lambda one: one.made_bytes),
         )
 
-    units = Counter(layer_of(ran.label) for one in simulated for ran in one.units if not combines(ran.label))
+    units = Counter(ran.key.layer for one in simulated for ran in one.units if ran.key.kind is TaskKind.UNIT)
     expected = Total(
         sum(one.seconds for one in simulated),
         predicted_peak_bytes,

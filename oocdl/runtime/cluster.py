@@ -9,9 +9,11 @@ those of a run in one process.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,9 @@ from oocdl.planning.compiler import Compiled
 from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.placement import Placed, largest_crossing, place
-from oocdl.planning.task_graph import CombineCall, Key, PickCall, TaskGraph
-from oocdl.runtime import execute, weight_io
+from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph
+from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, stored_key, task_key
+from oocdl.runtime import dask_records, execute, weight_io
 from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions
 from oocdl.runtime.session import Held, Moved, scalar_outputs
 from oocdl.runtime.trace import Recording
@@ -114,6 +117,7 @@ class WorkerSetup(WorkerPlugin):
         }
         execute.register(known.run_id, execute.Context(known.graphs, sources, engine, self.tier, heap))
         self._hire(worker)
+        dask_records.shorten_worker_logs(worker)
 
     def _hire(self, worker: Worker) -> None:
         """Threads of our own for its tasks: one more than compute, to read what comes next meanwhile.
@@ -133,6 +137,7 @@ class WorkerSetup(WorkerPlugin):
         worker.state.nthreads, worker.state.transfer_incoming_bytes_limit = self.before
         worker.transfer_outgoing_count_limit = self.most_outgoing
         worker.executors.pop(self.name).shutdown()
+        dask_records.lengthen_worker_logs(worker)
         execute.forget(self.run_setup.run_id)
         use(None)
         self.tier.close()
@@ -159,6 +164,16 @@ def _write(
     return written
 
 
+def _worker_of(worker_of: Mapping[TaskKey, int], workers: Sequence[str], key: DaskKey) -> list[str]:
+    """The address of the worker that runs a task; the scheduler asks for it."""
+    return [workers[worker_of[task_key(key)]]]
+
+
+def _priority_of(position_of: Mapping[TaskKey, int], key: DaskKey) -> int:
+    """How urgent a task is: the plan's order, the first of all tasks most."""
+    return -position_of[task_key(key)]
+
+
 @dataclass(eq=False)
 class ClusterSession(Held[Future[Chunk]]):
     """Runs steps of one run on a client's workers. The face of ``Session``."""
@@ -170,8 +185,11 @@ class ClusterSession(Held[Future[Chunk]]):
     settings: Settings
     threads: int
     """Programs that a worker runs at once."""
-    held: dict[Key, Future[Chunk]] = field(default_factory=dict)
+    held: dict[TaskKey, Future[Chunk]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of passes and renewals: no two of a session have the same keys, even if one has failed."""
+    tasks_since_renewal: int = 0
 
     def __enter__(self) -> ClusterSession:
         self.workers = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
@@ -193,10 +211,15 @@ class ClusterSession(Held[Future[Chunk]]):
         )
         self.plugin = WorkerSetup(setup)
         self.client.register_plugin(self.plugin)
+        dask_records.shorten_logs(self.client)
+        layers = dict.fromkeys(key.layer for placed in self.placed.values() for key in placed.worker_of)
+        self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         return self
 
     def __exit__(self, *_: object) -> None:
         self.held.clear()
+        self.groups.clear()
+        dask_records.lengthen_logs(self.client)
         self.client.unregister_worker_plugin(self.plugin.name)
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
@@ -208,35 +231,41 @@ class ClusterSession(Held[Future[Chunk]]):
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
         """Run one pass; returns its scalar outputs by value name."""
         compiled, placed = self.compiled[plan_id], self.placed[plan_id]
-        suffix = f" @{self.run_id}/{info.number}"
-        tasks = self._tasks(plan_id, info, placed, suffix)
-        wanted = [(key[0] + suffix, key[1]) for key in compiled.graph.outputs]
-        numbers, positions, workers = placed.worker_of, placed.position_of, self.workers
-        where = {(key[0] + suffix, key[1]): [workers[n]] for key, n in numbers.items()}
-        order = {(key[0] + suffix, key[1]): -n for key, n in positions.items()}
-        with annotate(workers=where.__getitem__, priority=order.__getitem__, executor=self.plugin.name):
+        pass_name = self.next_name()
+        names = {key: dask_key(key, pass_name) for key in placed.worker_of}
+        known = {key: future.key for key, future in self.held.items()} | names
+        tasks, wanted = self._tasks(plan_id, info, known), [known[key] for key in compiled.graph.outputs]
+        where = partial(_worker_of, placed.worker_of, self.workers)
+        priority = partial(_priority_of, placed.position_of)
+        with annotate(workers=where, priority=priority, executor=self.plugin.name):
             futures = self.client.get(tasks, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(list(made.values()))  # type: ignore[no-untyped-call]
         scalars = {key: self.client.gather(made[key]) for key in _scalar_keys(compiled)}
         self.held = weight_io.after_pass(compiled, made, self.held)
+        self.tasks_since_renewal += len(tasks)
+        if dask_records.is_due(self.tasks_since_renewal, len(self.held)):
+            self.held = dask_records.renew(self.client, self.run_id, self.held, self.next_name())
+            self.tasks_since_renewal = 0
         return scalar_outputs(compiled, scalars)
 
-    def _tasks(self, plan_id: str, info: PassInfo, placed: Placed, suffix: str) -> dict[Any, Any]:
-        def named(key: Key) -> Any:
-            return self.held[key].key if key in self.held else (key[0] + suffix, key[1])
+    def next_name(self) -> str:
+        """A name that no other pass has on the cluster, of this run or of another."""
+        return f"{self.run_id}/{next(self.numbers)}"
 
+    def _tasks(self, plan_id: str, info: PassInfo, names: Mapping[TaskKey, Any]) -> dict[Any, Any]:
+        """The tasks of a pass; ``names`` are the cluster's keys of all that they make and read."""
         tasks: dict[Any, Any] = {}
-        for strip in placed.strips:
-            key = named(strip.key)
-            tasks[key] = Task(key, execute.run_strip, self.run_id, strip.region, TaskRef(named(strip.source)))
-        for number, call in placed.calls:
-            key = named(call.key)
+        for strip in self.placed[plan_id].strips:
+            key, source = names[strip.key], TaskRef(names[strip.source])
+            tasks[key] = Task(key, execute.run_strip, self.run_id, strip.region, source)
+        for number, call in self.placed[plan_id].calls:
+            key = names[call.key]
             if isinstance(call, PickCall):
-                tasks[key] = Task(key, execute.pick, TaskRef(named(call.source)), call.number)
+                tasks[key] = Task(key, execute.pick, TaskRef(names[call.source]), call.number)
                 continue
             run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
-            references = [TaskRef(named(argument)) for argument in call.arguments]
+            references = [TaskRef(names[argument]) for argument in call.arguments]
             tasks[key] = Task(key, run, self.run_id, plan_id, number, info, *references)
         return tasks
 
@@ -246,18 +275,19 @@ class ClusterSession(Held[Future[Chunk]]):
         factored = compiled.plan.factored
         step = meta["step"]
         assert isinstance(step, int)
-        tensors = weight_io.specs(compiled)
+        tensors, name = weight_io.specs(compiled), self.next_name()
         writing = store.begin(step, tensors)
         writer = writing.writer()
         jobs: list[tuple[str, Future[Any]]] = []
         for spec in tensors:
             regions, trained = compiled.pieces[spec.name], spec.name in factored.graph.updates
-            futures = [self.held[f"stored/{spec.name}", number] for number in range(len(regions))]
+            futures = [self.held[stored_key(spec.name, number)] for number in range(len(regions))]
             if weight_io.by_piece(spec, regions):
-                for future, region in zip(futures, regions, strict=True):
+                for number, (future, region) in enumerate(zip(futures, regions, strict=True)):
                     ((box, part),) = own_regions(factored.factors[spec.name], region)
+                    key = dask_key(TaskKey(TaskKind.WRITE, "", spec.name, number), name)
                     job = self.client.submit(
-                        _write, self.run_id, writer, spec.name, box, part, trained, future, pure=False
+                        _write, self.run_id, writer, spec.name, box, part, trained, future, key=key
                     )
                     jobs.append((spec.name, job))
                 continue
@@ -267,8 +297,8 @@ class ClusterSession(Held[Future[Chunk]]):
             if trained:
                 weight_io.check_finite(spec.name, full)
             writing.write(spec.name, whole(spec.shape), full)
-        for name, job in jobs:
-            writing.record(name, job.result())
+        for written, job in jobs:
+            writing.record(written, job.result())
         writing.finish(meta)
 
     def moved(self) -> Moved:
@@ -287,7 +317,7 @@ class ClusterSession(Held[Future[Chunk]]):
         return list(self.client.run(execute.stop_recording, self.run_id).values())
 
 
-def _scalar_keys(compiled: Compiled) -> list[Key]:
+def _scalar_keys(compiled: Compiled) -> list[TaskKey]:
     factored = compiled.plan.factored
     names = [n for n in factored.graph.outputs if factored.graph.values[n].shape == ()]
     return [key for name in names for _, key in compiled.graph.pieces[factored.stored(name)]]

@@ -25,7 +25,7 @@ from oocdl.host.heap import Heap
 from oocdl.planning.calls import acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import CombineCall, PickCall, Read, TaskGraph, UnitCall
-from oocdl.planning.timeline import layer_of
+from oocdl.planning.task_key import TaskKey
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
@@ -50,6 +50,8 @@ class Context:
     measured: Measured = field(default_factory=Measured)
     recorder: Recorder | None = None
     """What tasks tell their times, while a trace is wanted."""
+    left: dict[TaskKey, Chunk] = field(default_factory=dict)
+    """Chunks on their way from one task of this process to another that does not depend on it."""
 
 
 _contexts: dict[str, Context] = {}
@@ -122,11 +124,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         made = _put(held, call.unit.makes, results, call.uses, [*map(_cut_axis, call.unit.makes, shapes)])
     done, waited = perf_counter(), reserved - begun + computing - gathered
     spent = Spent(1, waited, gathered - reserved, done - computing, read, made_bytes)
-    context.measured.add(call.key[0], spent)
+    context.measured.add(call.key.layer, spent)
     if (recorder := context.recorder) is not None:
         times = (begun, reserved, gathered, computing, computed, done)
         facts = _facts(call, plan_id, info) | {"read_bytes": read, "made_bytes": made_bytes}
-        recorder.task("unit", layer_of(call.key[0]), UNIT_PHASES, times, facts)
+        recorder.task("unit", call.key.layer, UNIT_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
 
 
@@ -154,10 +156,10 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
         makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses, [0] * len(makes))
     done = perf_counter()
-    context.measured.add(call.key[0], Spent(0, reserved - begun, 0.0, done - reserved))
+    context.measured.add(call.key.layer, Spent(0, reserved - begun, 0.0, done - reserved))
     if (recorder := context.recorder) is not None:
         times, facts = (begun, reserved, combined, done), _facts(call, plan_id, info)
-        recorder.task("combine", f"{layer_of(call.key[0])}: combine", COMBINE_PHASES, times, facts)
+        recorder.task("combine", f"{call.key.layer}: combine", COMBINE_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
 
 
@@ -165,9 +167,9 @@ def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[s
     """What a trace tells of a task beside its times."""
     values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
     return {
-        "layer": layer_of(call.key[0]),
-        "shard": call.key[1],
-        "task": call.key[0],
+        "layer": call.key.layer,
+        "shard": call.key.number,
+        "task": call.key.kind,
         "values": ", ".join(values),
         "plan": plan_id,
         "pass": info.number,

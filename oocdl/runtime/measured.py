@@ -9,8 +9,6 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oocdl.planning.timeline import layer_of
-
 
 @dataclass
 class Spent:
@@ -56,9 +54,8 @@ class Measured:
         self.kinds: dict[str, KindTotals] = {}
         """By plan id."""
 
-    def add(self, label: str, spent: Spent) -> None:
-        """One task has run; ``label`` is the first part of its key."""
-        layer = layer_of(label)
+    def add(self, layer: str, spent: Spent) -> None:
+        """Count what one task of a layer took."""
         with self._lock:
             self.read_bytes += spent.read_bytes
             self.made_bytes += spent.made_bytes

@@ -27,7 +27,7 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, tri
 from oocdl.planning.budget import Machine, gives_up
 from oocdl.planning.compiler import Compiled
 from oocdl.planning.passes import PassInfo
-from oocdl.planning.task_graph import Key
+from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.inputs import Feed, Kept, Reader, Sources
 from oocdl.runtime.scheduler import get
@@ -62,7 +62,7 @@ class Moved:
 class Held(ABC, Generic[T]):
     """Runs steps, and holds the chunks of weights and state between passes, or whatever stands for them."""
 
-    held: dict[Key, T]
+    held: dict[TaskKey, T]
 
     spent: bool = False
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
@@ -124,7 +124,7 @@ class Session(Held[Chunk]):
     """A Dask ``get``; None: our own."""
     most_bytes: int | None = None
     """Of memory that is worth taking; None: all that the machine gives."""
-    held: dict[Key, Chunk] = field(default_factory=dict)
+    held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __enter__(self) -> Session:
@@ -171,11 +171,11 @@ class Session(Held[Chunk]):
         compiled = self.compiled[plan_id]
         graph = compiled.graph
         self.tier.renew((self.held[key], graph.input_uses.get(key, ())) for key in graph.inputs)
-        replaced = {f"stored/{name}" for name in compiled.plan.factored.graph.updates}
+        updated = compiled.plan.factored.graph.updates
         large = gives_up(compiled.plan, self.machine)
         tasks: dict[Any, Any] = {}
         for key in graph.inputs:
-            take = self.held.pop if large and key[0] in replaced else self.held.__getitem__
+            take = self.held.pop if large and key.value in updated else self.held.__getitem__
             tasks[key] = Task(key, take, key)
         tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
@@ -232,15 +232,13 @@ def step_delayed(
         return session.run_id
 
     tasks: dict[Any, Any] = {opened: Task(opened, start)}
-    held: dict[Key, Key] = {}
-    for key in kinds[passes[0][0]].graph.inputs:
-        tasks[key] = Task(key, _load_piece, TaskRef(opened), key)
-        held[key] = key
-    losses: list[Key] = []
+    held = {key: dask_key(key, "start") for key in kinds[passes[0][0]].graph.inputs}
+    for key, name in held.items():
+        tasks[name] = Task(name, _load_piece, TaskRef(opened), key)
+    losses: list[DaskKey] = []
     for number, (plan_id, info) in enumerate(passes):
         compiled = kinds[plan_id]
-        names = {call.key: (f"{call.key[0]} @{number}", call.key[1]) for call in compiled.graph.calls}
-        names |= held
+        names = {call.key: dask_key(call.key, f"pass {number}") for call in compiled.graph.calls} | held
         for key, task in execute.pass_tasks(compiled.graph, TaskRef(opened), plan_id, info).items():
             tasks[names[key]] = task.substitute(names, names[key])
         loss = compiled.loss
@@ -258,7 +256,7 @@ _alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
 """Sessions that a Delayed has opened."""
 
 
-def _load_piece(run_id: str, key: Key) -> Chunk:
+def _load_piece(run_id: str, key: TaskKey) -> Chunk:
     """A piece of the initial weights; the task of a Delayed's inputs."""
     session, _ = _alone[run_id]
     if not session.held:
@@ -275,7 +273,7 @@ def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
     return value
 
 
-def scalar_outputs(compiled: Compiled, made: Mapping[Key, Chunk]) -> dict[str, float]:
+def scalar_outputs(compiled: Compiled, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
     """The graph's outputs of shape (), as numbers."""
     factored = compiled.plan.factored
     found: dict[str, float] = {}

@@ -13,7 +13,7 @@ from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, whole
 from oocdl.graph.transforms.factorize import Factors
 from oocdl.planning.compiler import Compiled
-from oocdl.planning.task_graph import Key
+from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
@@ -37,11 +37,11 @@ def initial(compiled: Compiled) -> Read:
     return read
 
 
-def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[Key, Array, Region]]:
+def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[TaskKey, Array, Region]]:
     """All pieces of weights and state, one at a time: (key, array, region)."""
     for name, regions in compiled.pieces.items():
         for number, region in enumerate(regions):
-            yield (f"stored/{name}", number), _piece(compiled, read, name, region), region
+            yield stored_key(name, number), _piece(compiled, read, name, region), region
 
 
 def _piece(
@@ -54,32 +54,32 @@ def _piece(
     return array
 
 
-def load(compiled: Compiled, read: Read, tier: Tier) -> dict[Key, Chunk]:
+def load(compiled: Compiled, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
     """Chunks of all weights and state that a step starts from, never more in RAM than the tier has."""
-    held: dict[Key, Chunk] = {}
+    held: dict[TaskKey, Chunk] = {}
     for name, regions in compiled.pieces.items():
         size = itemsize(compiled.plan.factored.graph.values[name].dtype)
         for number, region in enumerate(regions):
             # Twice: what is read, and the piece that it is copied to.
             with tier.reserve(2 * footprint(region_size(region) * size), []) as reserved:
                 array = _piece(compiled, read, name, region, reserved.empty)
-                held[f"stored/{name}", number] = reserved.put(array, region, ())
+                held[stored_key(name, number)] = reserved.put(array, region, ())
     return held
 
 
-def after_pass(compiled: Compiled, made: Mapping[Key, T], held: Mapping[Key, T]) -> dict[Key, T]:
+def after_pass(compiled: Compiled, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]) -> dict[TaskKey, T]:
     """What the next pass starts from: the updates that this pass made, the rest as it was.
 
     Sums of gradients that this pass did not make anew are used up.
     """
     factored = compiled.plan.factored
     stored = {**compiled.pieces, **compiled.sums}
-    sums = {f"stored/{value.name}" for value in factored.graph.of_role(Role.SUM)}
-    new = {key: chunk for key, chunk in held.items() if key[0] not in sums}
+    sums = {value.name for value in factored.graph.of_role(Role.SUM)}
+    new = {key: chunk for key, chunk in held.items() if key.value not in sums}
     for name, update in factored.graph.updates.items():
         pieces = dict(compiled.graph.pieces[factored.stored(update)])
         for number, region in enumerate(stored[name]):
-            new[f"stored/{name}", number] = made[pieces[region]]
+            new[stored_key(name, number)] = made[pieces[region]]
     return new
 
 
@@ -138,7 +138,7 @@ def check_finite(name: str, array: Array) -> None:
 
 
 def commit(
-    store: RunStore, compiled: Compiled, held: Mapping[Key, Chunk], tier: Tier, meta: Mapping[str, object]
+    store: RunStore, compiled: Compiled, held: Mapping[TaskKey, Chunk], tier: Tier, meta: Mapping[str, object]
 ) -> None:
     """Write all weights and state as one new version of the run."""
     factored = compiled.plan.factored
@@ -149,7 +149,7 @@ def commit(
     try:
         for spec in tensors:
             regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
-            chunks = [held[f"stored/{spec.name}", number] for number in range(len(regions))]
+            chunks = [held[stored_key(spec.name, number)] for number in range(len(regions))]
             trained = spec.name in factored.graph.updates
             if by_piece(spec, regions):
                 for chunk, region in zip(chunks, regions, strict=True):

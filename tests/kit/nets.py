@@ -10,6 +10,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import load as load_onnx
 from onnx import save as save_onnx
 
 from oocdl.graph.ir.index import whole
@@ -154,3 +155,43 @@ def files_of(run: Any) -> dict[str, bytes]:
         region = whole(tensor.spec.shape)
         found[tensor.spec.name] = run._store.read(tensor.spec.name, region).tobytes()
     return found
+
+
+ODD_NAMES = (
+    "a = b > c",
+    "x @ y | z",
+    "stored/w",
+    'it\'s "quoted", (twice)',
+    "größe ü 名前",
+    "two\nlines",
+    "0123456789abcdef0123456789abcdef",
+    "abcdefabcdefabcdefabcdefabcdefab",
+    "<lambda>",
+    "w as stored",
+    "conv-1-2",
+    "007 b = sum",
+)
+"""Names of nodes and values that a parser of keys would stumble over."""
+
+
+def write_with_odd_names(model: Path, path: Path) -> dict[str, str]:
+    """The same model with other names of nodes, weights and inner values: some odd, and one node without.
+
+    Returns plain name -> odd name, of the weights.
+    """
+    loaded = load_onnx(str(model))
+    graph = loaded.graph
+    kept = {port.name for port in (*graph.input, *graph.output)}
+    inner = [item.name for item in graph.initializer]
+    inner += [name for node in graph.node for name in node.output if name not in kept]
+    known = {name: f"{ODD_NAMES[n % len(ODD_NAMES)]}{n or ''}" for n, name in enumerate(dict.fromkeys(inner))}
+    for number, node in enumerate(graph.node):
+        odd = ODD_NAMES[number % len(ODD_NAMES)]
+        node.name = "" if number == 1 else odd if number < len(ODD_NAMES) else f"{odd} {number}"
+        node.input[:] = [known.get(name, name) for name in node.input]
+        node.output[:] = [known.get(name, name) for name in node.output]
+    for item in graph.initializer:
+        item.name = known[item.name]
+    del graph.value_info[:]
+    save_onnx(loaded, str(path))
+    return {name: odd for name, odd in known.items() if odd in {item.name for item in graph.initializer}}

@@ -14,6 +14,7 @@ from PIL import Image
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
+from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.report import figure as picture
 from oocdl.report.figure import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
@@ -26,10 +27,12 @@ def scene(layers: int = 3, passes: int = 1, workers: int = 2) -> Scene:
     """Each layer has a unit on each worker, which waits a second and runs a second, and a combining task."""
     units: list[Ran] = []
     for layer in range(layers):
-        label, start = f"{layer:03d} layer{layer}", 2.0 * layer
+        name, start = f"layer{layer}", 2.0 * layer
         for worker in range(workers):
-            units.append(Ran(len(units), label, worker, start, start + 1, start + 2))
-        units.append(Ran(len(units), f"{label} = sum", 0, start + 2, start + 2, start + 2))
+            unit = TaskKey(TaskKind.UNIT, name, "", worker)
+            units.append(Ran(len(units), unit, worker, start, start + 1, start + 2))
+        combine = TaskKey(TaskKind.COMBINE, name, "sum", 0)
+        units.append(Ran(len(units), combine, 0, start + 2, start + 2, start + 2))
     moments = tuple(Moment(float(second), 10 * MIB, 21 * MIB, 20 * MIB) for second in range(2 * layers))
     one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 20 * MIB, 0, 1.0, moments, tuple(units))
     return Scene("a step", (one,) * passes, 100 * MIB, 131 * MIB, 200 * MIB)

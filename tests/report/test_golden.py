@@ -21,6 +21,7 @@ from oocdl.planning import partial_sums
 from oocdl.planning.binding import bind
 from oocdl.planning.budget import Machine
 from oocdl.planning.passes import Course, compile_passes
+from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report.plan_view import Plan
 from oocdl.report.printer.notation import key_text, name_text
 from oocdl.report.printer.show import What, pass_text
@@ -176,4 +177,4 @@ def test_names_of_others_stay_on_their_line() -> None:
     for hostile in ("", "a = b > c", "a\nb", "x\x1b[31m", "a\u2028b", 'say "no"', "%3"):
         shown = name_text(hostile)
         assert shown.startswith('"') and shown.isprintable() and len(shown.splitlines()) == 1
-    assert key_text(("003 a\nb", 1)) == '"003 a\\nb" #1'
+    assert key_text(TaskKey(TaskKind.UNIT, "a\nb", "", 1)) == '"a\\nb" #1'

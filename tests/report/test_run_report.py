@@ -15,6 +15,7 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report.run_report import WIDTH, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
@@ -163,9 +164,9 @@ def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
 
 def simulated(seconds: float) -> Simulated:
     units = (
-        Ran(1, "001 b", 0, 0, 2, 2 + seconds),
-        Ran(0, "000 a", 0, 0, 1, 2),
-        Ran(2, "001 b = sum", 0, 2, 3, 4),
+        Ran(1, TaskKey(TaskKind.UNIT, "b", "", 0), 0, 0, 2, 2 + seconds),
+        Ran(0, TaskKey(TaskKind.UNIT, "a", "", 0), 0, 0, 1, 2),
+        Ran(2, TaskKey(TaskKind.COMBINE, "b", "sum", 0), 0, 2, 3, 4),
     )
     return Simulated(9, 5, 6, 0, 0, 0, 0, (), units)
 
@@ -174,8 +175,8 @@ def test_means_are_of_each_kind_of_pass() -> None:
     measured = Measured()
     for number in range(3):  # of each kind a first pass, and two that count
         for kind, count in (("first", 10), ("next", 20), ("next", 20), ("main", 30)):
-            measured.add("000 a", Spent(1, 0.1, 0.2, 1000.0 if number == 0 else count, 7, 8))
-            measured.add("001 b = sum", Spent(0, 0.0, 0.0, 0.5))
+            measured.add("a", Spent(1, 0.1, 0.2, 1000.0 if number == 0 else count, 7, 8))
+            measured.add("b", Spent(0, 0.0, 0.0, 0.5))
             measured.end(kind, 2.0, 3, 4)
     kinds = ("first", "next", "next", "main")
     report = make_report(kinds, [simulated(1.0)] * 4, 100, measured, 50)
@@ -194,6 +195,6 @@ def test_means_are_of_each_kind_of_pass() -> None:
 
 def test_nothing_is_reported_before_a_whole_step() -> None:
     measured = Measured()
-    measured.add("000 a", Spent(1))
+    measured.add("a", Spent(1))
     measured.end("ragged", 1.0, 0, 0)
     assert make_report(("main",), [simulated(1.0)], 1, measured, 1) is None

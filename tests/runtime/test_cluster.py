@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
+from oocdl.events import Event, StepDone
 from oocdl.graph.ir.index import Region
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
 from oocdl.planning.placement import largest_crossing, place
-from oocdl.planning.task_graph import Key, UnitCall
+from oocdl.planning.task_graph import UnitCall
+from oocdl.planning.task_key import TaskKey, dask_key
+from oocdl.runtime import dask_records
+from oocdl.runtime.cluster import ClusterSession
 from tests.kit import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -121,7 +126,9 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
     """Whatever a unit reads of another worker is a strip of just that, or a chunk that it needs whole."""
     graph = local.plan.compiled.graph
     placed = place(graph, workers)
-    regions: dict[Key, Region] = {key: region for pieces in graph.pieces.values() for region, key in pieces}
+    regions: dict[TaskKey, Region] = {
+        key: region for pieces in graph.pieces.values() for region, key in pieces
+    }
     strips = {strip.key: strip for strip in placed.strips}
     assert strips and {placed.worker_of[key] for key in strips} == set(range(workers))
     assert all(strip.region != regions[strip.source] for strip in strips.values())
@@ -153,6 +160,109 @@ def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_p
 
     oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
     assert set(client.run(left).values()) == {(0, 0)}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_nodes_and_values_may_have_any_name(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, local: bool
+) -> None:
+    model, data = job
+    odd_model = tmp_path / "odd.onnx"
+    names = nets.write_with_odd_names(model, odd_model)
+    options = {**CUTS, **QUICK, "client": None if local else client}
+    plain = oocdl.fit(model, data, workdir=tmp_path / "plain", **options)
+    odd = oocdl.fit(odd_model, data, workdir=tmp_path / "odd", **options)
+    assert names and set(names.values()) == set(odd.weights)
+    for name, other in names.items():
+        assert plain.weights[name][...].tobytes() == odd.weights[other][...].tobytes(), (name, other)
+    assert [row["loss"] for row in plain.history] == [row["loss"] for row in odd.history]
+
+
+@dataclass(frozen=True)
+class Books:
+    """How many records Dask has."""
+
+    prefixes: frozenset[str]
+    groups: frozenset[str]
+    spans: int
+    spans_groups: int
+    tasks: int
+    worker_prefixes: frozenset[str]
+    worker_tasks: int
+
+
+def books(client: Client) -> Books:
+    def of_scheduler(dask_scheduler: Any) -> tuple[Any, ...]:
+        spans = dask_scheduler.extensions["spans"].spans.values()
+        names = frozenset(dask_scheduler.task_prefixes), frozenset(dask_scheduler.task_groups)
+        return *names, len(spans), sum(len(span.groups) for span in spans), len(dask_scheduler.tasks)
+
+    def of_worker(dask_worker: Any) -> tuple[Any, ...]:
+        seen = dask_worker.state.task_counter.cumulative_elapsed()
+        return {prefix for prefix, _ in seen}, len(dask_worker.state.tasks)
+
+    workers = client.run(of_worker).values()
+    prefixes = frozenset(prefix for seen, _ in workers for prefix in seen)
+    return Books(*client.run_on_scheduler(of_scheduler), prefixes, sum(tasks for _, tasks in workers))
+
+
+def test_records_of_the_cluster_do_not_grow_with_steps(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_records, "TASKS_BETWEEN_RENEWALS", 1)
+    monkeypatch.setattr(dask_records, "TASKS_PER_RENEWED_CHUNK", 1)  # every two passes or so
+    found: list[Books] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone):
+            found.append(books(client))
+
+    run = oocdl.fit(
+        *job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **{**QUICK, "steps": 12}
+    )
+    layers = {key.layer for key in place(run.plan.compiled.graph, 2).worker_of}
+    early, late = found[1], found[-1]
+    assert layers | {"weights"} <= late.groups and late.groups <= late.prefixes
+    for name in ("prefixes", "groups", "spans", "spans_groups", "worker_prefixes"):
+        assert getattr(early, name) == getattr(late, name), name
+    calls = len(run.plan.compiled.graph.calls)  # all tasks of a step are known for a while after it
+    assert max(one.tasks for one in found) < 4 * calls
+    assert max(one.worker_tasks for one in found) < 4 * calls
+
+
+def test_renewed_chunks_are_the_same_bits_where_they_were(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**CUTS, **QUICK, "accumulate": 2, "optimizer": Adam(), "steps": 4}
+    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
+    renewals: list[int] = []
+    renew = dask_records.renew
+
+    def counted(given: Client, run_id: str, held: Any, name: str) -> Any:
+        before = given.who_has(list(held.values()))
+        made = renew(given, run_id, held, name)
+        after = given.who_has(list(made.values()))
+        assert list(made) == list(held)
+        for key, future in made.items():
+            assert set(after[future.key]) <= set(before[held[key].key])
+        renewals.append(len(made))
+        return made
+
+    monkeypatch.setattr(dask_records, "renew", counted)
+    monkeypatch.setattr(dask_records, "is_due", lambda tasks, held: True)
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    assert len(renewals) == 6  # of three rows, two a step, an epoch has two steps: one pass is alone
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+
+
+def test_no_two_passes_of_any_runs_share_a_key(client: Client, local: oocdl.Run) -> None:
+    """Even of one plan, and if a pass has failed and is tried again."""
+    plan = local.plan
+    sessions = [ClusterSession(client, plan.kinds, plan.dataset, plan.settings, 1) for _ in range(2)]
+    names = [session.next_name() for session in sessions for _ in range(3)]
+    keys = place(plan.compiled.graph, 2).worker_of
+    assert len({dask_key(key, name) for name in names for key in keys}) == len(names) * len(keys)
 
 
 def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:

@@ -73,19 +73,24 @@ def nest(path: Path) -> None:
             ends.append(ended)
 
 
-def tasks_of(run: oocdl.Run, *plan_ids: str) -> Counter[tuple[str, str, int]]:
-    """(plan, task, shard) of all that run, but pieces that are only picked."""
-    return Counter(
-        (plan_id, *call.key)
-        for plan_id in plan_ids
-        for call in run.plan.kinds[plan_id].graph.calls
-        if isinstance(call, UnitCall | CombineCall)
-    )
+def tasks_of(run: oocdl.Run, *plan_ids: str) -> Counter[tuple[object, ...]]:
+    """(plan, layer, task, values, shard) of all that run, but pieces that are only picked."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for plan_id in plan_ids:
+        for call in run.plan.kinds[plan_id].graph.calls:
+            if isinstance(call, UnitCall | CombineCall):
+                units = isinstance(call, UnitCall)
+                values = [name for name, _ in call.unit.makes] if units else call.values
+                key = call.key
+                found[plan_id, key.layer, key.kind, ", ".join(values), key.number] += 1
+    return found
 
 
-def ran(path: Path) -> Counter[tuple[str, str, int]]:
+def ran(path: Path) -> Counter[tuple[object, ...]]:
     found = (event["args"] for event in spans(path, "unit", "combine"))
-    return Counter((args["plan"], args["task"], args["shard"]) for args in found)
+    return Counter(
+        tuple(args[word] for word in ("plan", "layer", "task", "values", "shard")) for args in found
+    )
 
 
 def test_every_task_of_the_third_step_is_there_once(traced: tuple[oocdl.Run, Path]) -> None:

@@ -12,7 +12,7 @@ layers, found by local search: values are tried in order until none pays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.layers import Group, Grouping, final_values
@@ -201,7 +201,18 @@ def choose_stored(
                     changed |= search.try_change(value, home)
         if not changed:
             break
-    return tuple(_finish(search, found) for found in grouping.groups)
+    return _named_apart(_finish(search, found) for found in grouping.groups)
+
+
+def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Layers with no name twice: tasks go by it, and a node may be called as the update of a value is."""
+    found: dict[str, Layer] = {}
+    for layer in layers:
+        name = layer.name
+        while name in found:
+            name += "'"
+        found[name] = replace(layer, name=name)
+    return tuple(found.values())
 
 
 def _widened(factored: Factored) -> dict[str, str]:

@@ -17,8 +17,8 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.ir.program import Operand
-from oocdl.planning.partial_sums import Key
 from oocdl.planning.pass_plan import LayerPlan
+from oocdl.planning.task_key import TaskKey, TaskKind
 
 INDENT = "    "
 WIDEST = 48
@@ -37,14 +37,18 @@ def name_text(name: str) -> str:
     return name if _PLAIN.fullmatch(name) and name.isprintable() else json.dumps(name)
 
 
-def key_text(key: Key) -> str:
-    """A task or a chunk, by its key.
+def key_text(key: TaskKey) -> str:
+    """Write the key of a task, or of the chunk that it makes.
 
-    >>> key_text(("003 down1.conv1", 2))
-    '003 down1.conv1 #2'
+    >>> key_text(TaskKey(TaskKind.UNIT, "down1.conv1", "", 2))
+    'down1.conv1 #2'
+    >>> key_text(TaskKey(TaskKind.RESULT, "down1.conv1", "norm1:0", 2))
+    'down1.conv1 result norm1:0 #2'
     """
-    label, number = key
-    return f"{label if label.isprintable() else json.dumps(label)} #{number}"
+    kind = () if key.kind is TaskKind.UNIT else (str(key.kind),)
+    names = map(name_text, filter(None, (key.value,)))
+    layer = map(name_text, filter(None, (key.layer,)))
+    return " ".join((*layer, *kind, *names, f"#{key.number}"))
 
 
 def title_text(planned: LayerPlan) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region
 from oocdl.graph.partition.tiling import Unit
-from oocdl.planning.partial_sums import Key
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_key import TaskKey
 from oocdl.report.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
 from oocdl.report.printer.program import programs_of
 
@@ -21,7 +21,7 @@ class _Names:
     """What the texts of tasks look up."""
 
     plan: PassPlan
-    results: Mapping[Key, Mapping[int, Key]]
+    results: Mapping[TaskKey, Mapping[int, TaskKey]]
     """Task that makes several values -> the key of each."""
     programs: Mapping[Unit, int]
     """Unit of a layer -> number of its program there."""
@@ -38,7 +38,7 @@ class _Names:
         pieces = zip(grid.items(), call.unit.shard, strict=True)
         return "".join(f"{self.plan.classes.names[cut]}={n}, " for (cut, count), n in pieces if count > 1)
 
-    def result(self, key: Key, index: int) -> str:
+    def result(self, key: TaskKey, index: int) -> str:
         """The key of a task's result."""
         return key_text(self.results[key][index] if key in self.results else key)
 
@@ -55,7 +55,7 @@ def task_lines(plan: PassPlan, graph: TaskGraph) -> list[str]:
     return [*lines, "", "keeps", *aligned([(key_text(key),) for key in graph.outputs])]
 
 
-def _input_row(graph: TaskGraph, key: Key) -> Row:
+def _input_row(graph: TaskGraph, key: TaskKey) -> Row:
     after = f"replaced by {key_text(graph.replaced[key])}" if key in graph.replaced else ""
     return key_text(key), f"{graph.input_bytes[key]:,} B", after
 
@@ -78,7 +78,7 @@ def _tasks(graph: TaskGraph) -> Iterator[tuple[int, UnitCall | CombineCall]]:
 
 
 def _names(plan: PassPlan, graph: TaskGraph) -> _Names:
-    results: dict[Key, dict[int, Key]] = {}
+    results: dict[TaskKey, dict[int, TaskKey]] = {}
     for call in graph.calls:
         if isinstance(call, PickCall):
             results.setdefault(call.source, {})[call.number] = call.key

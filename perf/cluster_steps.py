@@ -1,0 +1,142 @@
+"""Many steps on a Dask cluster: nothing grows, no step becomes slower, and what a task costs there.
+
+A U-Net whose pass is about a hundred tasks, on one and on two processes of a Dask cluster, a thread each;
+the scheduler is in the process of the client. Before and after, the same steps in one process of as many
+threads: what a task costs on the cluster is the difference of medians.
+
+    python perf/cluster_steps.py [--toy] [--steps 1000] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import NO_COMMIT
+from cage import Outcome
+from cases import Case, unet, write_data
+from measure import (
+    failure,
+    folder,
+    measure_rates,
+    mib,
+    one_process,
+    one_run,
+    parser,
+    print_row,
+    print_top,
+    write_json,
+)
+
+MEMORY = 3 << 30
+WARM = 2
+"""Steps in which programs are compiled."""
+MOST_GROWTH, MOST_SLOWER = 0.05, 0.05
+MOST_SECONDS_A_TASK = 2.5e-3
+HEADS = (
+    "processes", "tasks", "one process s", "cluster s", "first s", "last s", "ms/task above", "scheduler MiB",
+    "workers MiB", "broken",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """Steps of one cluster. Seconds are medians."""
+
+    processes: int
+    tasks: int
+    """Of a pass."""
+    own_seconds: float
+    """Of a step in one process of as many threads."""
+    seconds: float
+    first_seconds: float
+    last_seconds: float
+    sizes: list[list[int]]
+    """Anonymous bytes of scheduler and workers, look by look."""
+
+    @property
+    def seconds_a_task(self) -> float:
+        """What the cluster takes longer."""
+        return (self.seconds - self.own_seconds) / self.tasks
+
+    def broken(self) -> list[str]:
+        """Promises that were not kept."""
+        growth = [max(sizes) / sizes[0] - 1 for sizes in zip(*self.sizes, strict=True)]
+        checks = {
+            f"memory +{100 * max(growth):.1f} %": max(growth) > MOST_GROWTH,
+            "slower": self.last_seconds > (1 + MOST_SLOWER) * self.first_seconds,
+            "ms/task": self.seconds_a_task > MOST_SECONDS_A_TASK,
+        }
+        return [name for name, is_broken in checks.items() if is_broken]
+
+    def cells(self) -> list[str]:
+        """A row."""
+        scheduler, *workers = ([mib(size) for size in sizes] for sizes in zip(*self.sizes, strict=True))
+        times = (self.own_seconds, self.seconds, self.first_seconds, self.last_seconds)
+        return [
+            f"{self.processes}", f"{self.tasks}", *(f"{seconds:.3f}" for seconds in times),
+            f"{1e3 * self.seconds_a_task:.2f}", f"{scheduler[0]} → {scheduler[-1]}",
+            ", ".join(f"{sizes[0]} → {sizes[-1]}" for sizes in workers), ", ".join(self.broken()) or "-",
+        ]  # fmt: skip
+
+
+def result(outcome: Outcome) -> Mapping[str, Any]:
+    """What a process found; the bench ends if it found nothing."""
+    if why := failure(outcome):
+        raise SystemExit(why)
+    return outcome.result
+
+
+def measure(case: Case, place: Path, processes: int, args: argparse.Namespace) -> Found:
+    """One cluster, between two runs in one process."""
+    options = {
+        "engine": args.engine, "memory": MEMORY, "commit_seconds": NO_COMMIT, "parallel": {"space": [2]},
+        "optimizer": "sgd", **case.options(),
+    }  # fmt: skip
+    data = place / "model.onnx", place / "data.zarr"
+
+    def own(number: int) -> list[float]:
+        words = {**options, "threads": processes, "steps": WARM + args.window}
+        run = one_run(*data, None, args.timeout, workdir=str(place / f"{processes}-{number}.run"), **words)
+        return list(result(run)["step_seconds"][WARM:])
+
+    before = own(0)
+    words = {
+        "model": str(data[0]), "dataset": str(data[1]), "workers": processes, "every": args.window,
+        "threads": 1, "steps": args.steps, "workdir": str(place / f"{processes}.run"), **options,
+    }  # fmt: skip
+    found = result(one_process("cluster_steps_one.py", words, None, args.timeout))
+    after, seconds = own(1), found["step_seconds"][WARM:]
+    first, last = (median(part) for part in (seconds[: args.window], seconds[-args.window :]))
+    tasks, both = found["planned"]["calls"], median(before + after)
+    return Found(processes, tasks, both, median(seconds), first, last, found["sizes"])
+
+
+def main() -> None:
+    """Parse, measure, tell. Exit code 1 if a promise is broken; a toy is too short to tell."""
+    made = parser(__doc__)
+    made.add_argument("--steps", type=int, help="of each cluster; default: 1000 (in a toy 12)")
+    made.add_argument("--window", type=int, help="steps from look to look, and of a median; default: 50 (4)")
+    args = made.parse_args()
+    args.steps, args.window = args.steps or (12 if args.toy else 1000), args.window or (4 if args.toy else 50)
+    case = unet(2, 16, 0) if args.toy else unet(8, 64, 0)
+    measure_rates(args)
+    found = []
+    print_top(HEADS)
+    with folder(args) as place:
+        case.write(place / "model.onnx")
+        write_data(case, place / "data.zarr")
+        for processes in (1, 2):
+            found.append(measure(case, place, processes, args))
+            print_row(HEADS, found[-1].cells())
+    write_json(args, found)
+    if not args.toy and any(one.broken() for one in found):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
