@@ -1,8 +1,8 @@
 """Many steps on a Dask cluster: nothing grows, no step becomes slower, and what a task costs there.
 
-A U-Net whose pass is about a hundred tasks, on one and on two processes of a Dask cluster, a thread each;
-the scheduler is in the process of the client. Before and after, the same steps in one process of as many
-threads: what a task costs on the cluster is the difference of medians.
+A U-Net whose pass is about a hundred tasks, on one and on two processes of a Dask cluster, of one thread
+each; the scheduler is in the process of the client. Before and after, the same steps in one process of as
+many threads: what a task costs on the cluster is the difference of medians.
 
     python perf/cluster_steps.py [--toy] [--steps 1000] [--json FILE]
 """

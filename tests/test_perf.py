@@ -102,6 +102,15 @@ def test_overhead_tells_where_time_goes(tmp_path: Path) -> None:
     assert (tmp_path / "overhead.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_cluster_steps_look_at_all_processes(tmp_path: Path) -> None:
+    printed, rows = bench(tmp_path, "cluster_steps")
+    assert [row["processes"] for row in rows] == [1, 2] and "ms/task above" in printed
+    for row in rows:
+        assert all(0 < row[f"{name}seconds"] < 60 for name in ("own_", "", "first_", "last_"))
+        assert [len(sizes) for sizes in row["sizes"]] == [1 + row["processes"]] * 3
+        assert all(size > 50 << 20 for sizes in row["sizes"] for size in sizes)
+
+
 def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/promise.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

@@ -209,11 +209,11 @@ class ClusterSession(Held[Future[Chunk]]):
             self.threads,
             max(largest_crossing(c.graph, self.placed[name]) for name, c in self.compiled.items()),
         )
+        layers = dict.fromkeys(key.layer for placed in self.placed.values() for key in placed.worker_of)
+        self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         self.plugin = WorkerSetup(setup)
         self.client.register_plugin(self.plugin)
         dask_records.shorten_logs(self.client)
-        layers = dict.fromkeys(key.layer for placed in self.placed.values() for key in placed.worker_of)
-        self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +240,10 @@ class ClusterSession(Held[Future[Chunk]]):
         with annotate(workers=where, priority=priority, executor=self.plugin.name):
             futures = self.client.get(tasks, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
-        wait(list(made.values()))  # type: ignore[no-untyped-call]
+        wait(futures)  # type: ignore[no-untyped-call]
+        for future in futures:
+            if future.status == "error":
+                future.result()  # raises what the task has raised
         scalars = {key: self.client.gather(made[key]) for key in _scalar_keys(compiled)}
         self.held = weight_io.after_pass(compiled, made, self.held)
         self.tasks_since_renewal += len(tasks)

@@ -26,8 +26,8 @@ from oocdl.storage.cache.chunk import Chunk
 
 TASKS_BETWEEN_RENEWALS = 1000
 """A record takes 5 KiB on a worker and 3 KiB on the scheduler."""
-TASKS_PER_RENEWED_CHUNK = 10
-"""A renewal is a task for every chunk that is held: it is to cost a tenth of the run's tasks at most."""
+TASKS_PER_RENEWED_CHUNK = 5
+"""A renewal is a task for every chunk that is held: these are to be a fifth of the run's tasks at most."""
 LOG_LENGTH = 60
 """Entries of Dask's logs for developers during a run."""
 LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"

@@ -380,3 +380,19 @@ def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest
     assert any(call.key.kind is TaskKind.RECUT for call in run.plan.ragged.graph.calls)
     for name in run.weights:
         np.testing.assert_allclose(run.weights[name][...], roomy.weights[name][...], rtol=1e-9, atol=1e-12)
+
+
+def test_a_node_may_be_called_as_a_layer_of_updates(tmp_path: Path) -> None:
+    """Tasks go by the names of layers: two with one name would be taken for each other."""
+    data = nets.write_data(tmp_path / "volumes.zarr", nets.volumes())
+    models = [nets.write_conv(tmp_path / f"{name}.onnx") for name in ("plain", "odd")]
+    loaded = onnx.load(str(models[1]))
+    (node,) = (node for node in loaded.graph.node if node.name == "conv1")
+    node.name = "update/div"
+    onnx.save(loaded, str(models[1]))
+    options = {**QUICK, "parallel": {"space": (2,)}, "steps": 2, "loss": "cross_entropy"}
+    plain, odd = (oocdl.fit(m, data, workdir=m.with_suffix(".run"), **options) for m in models)
+    names = [layer.layer.name for layer in odd.plan.layers]
+    assert {"conv1", "update/div"} < {layer.layer.name for layer in plain.plan.layers}
+    assert names.count("update/div") == 1 and "update/div'" in names
+    assert nets.files_of(plain) == nets.files_of(odd)
