@@ -36,12 +36,12 @@ MOST_ELEMENTS = 1500
 @contextmanager
 def all_channels_last() -> Iterator[None]:
     """``channels_last`` takes whatever has axes of space, however few channels it has."""
-    before = channels_last.LEAST, channels_last.MULTIPLE
-    channels_last.LEAST, channels_last.MULTIPLE = 1, 1
+    before = channels_last.LEAST_CHANNELS, channels_last.CHANNELS_MULTIPLE
+    channels_last.LEAST_CHANNELS, channels_last.CHANNELS_MULTIPLE = 1, 1
     try:
         yield
     finally:
-        channels_last.LEAST, channels_last.MULTIPLE = before
+        channels_last.LEAST_CHANNELS, channels_last.CHANNELS_MULTIPLE = before
 
 
 @dataclass

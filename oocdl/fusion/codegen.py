@@ -2,7 +2,7 @@
 
 The loop runs over five axes; the two inner ones are rows of lanes. In a row all members run on one
 vector after the other, in registers. Sums are kept a lane each: in their own precision over at most
-``CHUNK`` rows, then put to those in memory in float64. Moments of a chunk are those of the distances
+``CHUNK_ROWS`` rows, then put to those in memory in float64. Moments of a chunk are those of the distances
 to its first row, put together as Chan, Golub and LeVeque (1983) do.
 """
 
@@ -16,13 +16,13 @@ from typing import Any, Literal
 from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
 
-LANES = 16
+VECTOR_LANES = 16
 """Of a vector: a register of 512 bits of float32; LLVM takes more registers where they are smaller."""
-CHUNK = 64
+CHUNK_ROWS = 64
 """Rows that are summed in the precision of what is summed."""
-OUTER = 3
+OUTER_AXES = 3
 """Axes around rows and lanes."""
-FIELDS = OUTER + 3
+FIELDS_PER_ARRAY = OUTER_AXES + 3
 """Of each array in the arguments: its address, and bytes between neighbours of each axis."""
 Step = Literal["one", "next", "far"]
 """Lanes in memory: one for all of them, next to each other, or with gaps."""
@@ -86,20 +86,20 @@ class Writer:
         self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
         self.dtypes |= {op.out: op.dtype for op in loop.ops}
         streams = (*loop.reads, *loop.writes)
-        self.extents = [self._argument(i) for i in range(OUTER + 1)]
-        self.fields = [self._fields(OUTER + 1 + FIELDS * i) for i in range(len(streams))]
-        first = OUTER + 1 + FIELDS * len(streams)
+        self.extents = [self._argument(i) for i in range(OUTER_AXES + 1)]
+        self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(len(streams))]
+        first = OUTER_AXES + 1 + FIELDS_PER_ARRAY * len(streams)
         self.sums: list[list[list[str]]] = []
         for one in loop.sums:
-            self.sums.append([self._fields(first + FIELDS * plane) for plane in range(one.planes)])
-            first += FIELDS * one.planes
+            self.sums.append([self._fields(first + FIELDS_PER_ARRAY * plane) for plane in range(one.planes)])
+            first += FIELDS_PER_ARRAY * one.planes
 
     def _argument(self, index: int) -> str:
         address = self.b.new(f"getelementptr i64, ptr %arguments, i64 {index}")
         return self.b.new(f"load i64, ptr {address}")
 
     def _fields(self, first: int) -> list[str]:
-        address, *steps = (self._argument(first + i) for i in range(FIELDS))
+        address, *steps = (self._argument(first + i) for i in range(FIELDS_PER_ARRAY))
         return [self.b.new(f"inttoptr i64 {address} to ptr"), *steps]
 
     def write(self, name: str) -> str:
@@ -109,8 +109,8 @@ class Writer:
             at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
             bases = [self._base(fields, at) for fields in self.fields]
             sums = [[self._base(fields, at) for fields in planes] for planes in self.sums]
-            first = loops.enter_context(b.loop("0", self.extents[-1], CHUNK))
-            end = b.new(f"add i64 {first}, {CHUNK}")
+            first = loops.enter_context(b.loop("0", self.extents[-1], CHUNK_ROWS))
+            end = b.new(f"add i64 {first}, {CHUNK_ROWS}")
             inside = b.new(f"icmp slt i64 {end}, {self.extents[-1]}")
             end = b.new(f"select i1 {inside}, i64 {end}, i64 {self.extents[-1]}")
             self._strips(bases, sums, first, end)
@@ -126,15 +126,15 @@ class Writer:
 
     def _strips(self, bases: list[str], sums: list[list[str]], first: str, end: str) -> None:
         """A row's vectors, as many at once as registers allow."""
-        full, rest = divmod(self.loop.lanes, LANES)
-        widths = [LANES] * full + ([rest] if rest else [])
+        full, rest = divmod(self.loop.lanes, VECTOR_LANES)
+        widths = [VECTOR_LANES] * full + ([rest] if rest else [])
         most = 4 if len(self.loop.sums) < 2 else 2
         many = full // most if full >= 2 * most else 0
         if many:
-            with self.b.loop("0", str(many * most * LANES), most * LANES) as lane:
-                self._strip(bases, sums, first, end, lane, [LANES] * most)
+            with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
+                self._strip(bases, sums, first, end, lane, [VECTOR_LANES] * most)
         for start in range(many * most, len(widths), most):
-            self._strip(bases, sums, first, end, str(start * LANES), widths[start : start + most])
+            self._strip(bases, sums, first, end, str(start * VECTOR_LANES), widths[start : start + most])
 
     def _strip(
         self, bases: list[str], sums: list[list[str]], first: str, end: str, lane: str, widths: list[int]

@@ -19,7 +19,7 @@ from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
-ROW = 1 << 14
+MOST_COPIED_ELEMENTS = 1 << 14
 """Most elements that are worth copying to be a row."""
 
 

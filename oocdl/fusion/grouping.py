@@ -17,7 +17,7 @@ from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction, Program
-from oocdl.graph.transforms.channels_last import SPACED
+from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,45 +28,49 @@ class Chain:
     domain: Shape
     block: Shape
     """Extents of a block; those at the end of an axis may be smaller."""
-    last: bool = False
-    """Whether the members are ``turned``."""
+    channels_last: bool = False
+    """Whether shapes and axes of the members, domain and block have the channels last."""
 
 
 Group = Chain | Instruction
 
 
-def moved(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """What is of each axis, in the order that has the channels last.
+def to_channels_last(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Put the entry of the channels, one of each axis, behind those of space.
 
-    >>> moved((1, 16, 2, 3, 4))
+    >>> to_channels_last((1, 16, 2, 3, 4))
     (1, 2, 3, 4, 16)
     """
     return (shape[0], *shape[2:], shape[1])
 
 
-def unmoved(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Undo ``moved``."""
+def from_channels_last(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Undo ``to_channels_last``."""
     return (shape[0], shape[-1], *shape[1:-1])
 
 
-def turned(item: Instruction) -> Instruction:
-    """The instruction on operands and results whose axis of channels is the last."""
+def with_channels_last(item: Instruction) -> Instruction:
+    """The same instruction, its operands, results and axes given in the order that has channels last."""
     rank = len(item.kernel_shapes[0])
     attrs = dict(item.attrs)
     if "axes" in attrs:
-        places = unmoved(range(rank))
+        places = from_channels_last(range(rank))
         attrs["axes"] = tuple(sorted(places[axis % rank] for axis in attrs["axes"]))
-    operands = tuple(replace(o, shape=moved(o.shape)) if len(o.shape) == rank else o for o in item.operands)
-    shapes = tuple(moved(shape) for shape in item.kernel_shapes)
+    operands = tuple(
+        replace(o, shape=to_channels_last(o.shape)) if len(o.shape) == rank else o for o in item.operands
+    )
+    shapes = tuple(to_channels_last(shape) for shape in item.kernel_shapes)
     return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)
 
 
-def _is_last(item: Instruction, reductions: frozenset[str], ordered: Collection[int]) -> bool:
-    """Whether an instruction runs over something that has its channels last."""
+def _runs_channels_last(
+    item: Instruction, reductions: frozenset[str], channels_last_slots: Collection[int]
+) -> bool:
+    """Whether what an instruction runs over lies in slots that have their channels last."""
     slots = [operand.slot for operand in item.operands] if item.op in reductions else item.outputs
     rank = len(item.kernel_shapes[0])
     alike = all(len(o.shape) == rank or prod(o.shape) == 1 for o in item.operands)
-    return rank in SPACED and alike and any(slot in ordered for slot in slots)
+    return rank in SPATIAL_RANKS and alike and any(slot in channels_last_slots for slot in slots)
 
 
 def domain_of(instruction: Instruction, reductions: Iterable[str]) -> Shape:
@@ -104,7 +108,7 @@ class _Draft:
 
     elements: int
     reductions: frozenset[str]
-    last: bool = False
+    channels_last: bool = False
     before: list[Instruction] = field(default_factory=list)
     members: list[Instruction] = field(default_factory=list)
     after: list[Instruction] = field(default_factory=list)
@@ -169,7 +173,7 @@ class _Draft:
             shapes = [domain_of(member, self.reductions) for member in self.members]
             uncut = self._uncut(self.domain, shapes, self.whole)
             block = block_of(self.domain, uncut, self.elements)
-            chain = [Chain(tuple(self.members), self.domain, block, self.last)]
+            chain = [Chain(tuple(self.members), self.domain, block, self.channels_last)]
         return [*self.before, *chain, *self.after]
 
 
@@ -195,7 +199,7 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
     """
     reductions = frozenset(op for op, kernel in kernels.items() if kernel.finish is not None)
     groups: list[Group] = []
-    ordered = frozenset(slot for slot, _ in program.orders)
+    channels_last_slots = frozenset(slot for slot, _ in program.orders)
     draft = _Draft(elements, reductions)
     for item in program.instructions:
         if _is_small(item, elements):
@@ -205,11 +209,11 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
             groups += [*draft.groups(), item]
             draft = _Draft(elements, reductions)
             continue
-        last = _is_last(item, reductions, ordered)
-        member = turned(item) if last else item
-        if draft.last != last or not draft.add(member):
+        channels_last = _runs_channels_last(item, reductions, channels_last_slots)
+        member = with_channels_last(item) if channels_last else item
+        if draft.channels_last != channels_last or not draft.add(member):
             groups += draft.groups()
-            draft = _Draft(elements, reductions, last)
+            draft = _Draft(elements, reductions, channels_last)
             if not draft.add(member):
                 groups.append(item)
     return groups + draft.groups()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.fusion.codegen import FIELDS, OUTER, Loop, Op, Step, Stream, Sum, knows
+from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum, knows
 from oocdl.fusion.grouping import Chain
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_ops import ATTRIBUTES
@@ -22,9 +22,9 @@ from oocdl.fusion.members import Key, Member, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
-SHORT = 1024
+MOST_ROW_LANES = 1024
 """Most elements of the innermost axis that are lanes of one row; a longer one is cut."""
-CUT = 256
+CUT_ROW_LANES = 256
 """Lanes of a row of a longer one."""
 SUMS = frozenset({"ReduceSum", "Moments"})
 """Reductions that loops know."""
@@ -103,11 +103,11 @@ def _nest(groups: list[_Group], totals: Sequence[_Total]) -> _Nest | None:
     row_kept = bool(before) and any(kept[before[-1].axes[0]] for kept in keeps)
     if row_kept and inside:
         return None
-    if row_kept or (lanes.extent > SHORT and not inside):
+    if row_kept or (lanes.extent > MOST_ROW_LANES and not inside):
         nest = _Nest(tuple(before), None, lanes)
     else:
         nest = _Nest(tuple(before[:-1]), before[-1] if before else _Group((), 1), lanes)
-    return nest if len(nest.outer) <= OUTER else None
+    return nest if len(nest.outer) <= OUTER_AXES else None
 
 
 def _steps(view: View, groups: Iterable[_Group], domain: Shape) -> tuple[int, ...] | None:
@@ -162,7 +162,7 @@ class Fused:
         nest = self.nest
         if nest.rows is not None:
             return (_Call(nest.rows.extent, nest.lanes.extent, 0),)
-        lanes = min(CUT, nest.lanes.extent)
+        lanes = min(CUT_ROW_LANES, nest.lanes.extent)
         rows, rest = divmod(nest.lanes.extent, lanes)
         first = _Call(rows, lanes, 0)
         return (first, _Call(1, rest, rows * lanes)) if rest else (first,)
@@ -207,7 +207,7 @@ class Fused:
 
     def _arguments(self, call: _Call, arrays: Mapping[int, Placed], sums: Sequence[Array]) -> Array:
         extents = [group.extent for group in self.nest.outer]
-        lines = [[1] * (OUTER - len(extents)) + extents + [call.rows]]
+        lines = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
         for column in (*self.reads, *self.writes):
             lines.append(self._fields(arrays[column], call))
         for array in sums:
@@ -215,7 +215,7 @@ class Fused:
                 step if n > 1 else 0 for step, n in zip(array.strides[1:-1], array.shape[1:-1], strict=True)
             ]
             for plane in array:
-                lines.append([plane.ctypes.data, *[0] * (OUTER - len(outer)), *outer, 0, 8])
+                lines.append([plane.ctypes.data, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8])
         return np.array([number for line in lines for number in line], np.int64)
 
     def _fields(self, array: Placed, call: _Call) -> list[int]:
@@ -225,13 +225,13 @@ class Fused:
             row = lane * call.lanes
         else:
             *outer, row, lane = array.steps
-        return [array.address + call.start * lane, *[0] * (OUTER - len(outer)), *outer, row, lane]
+        return [array.address + call.start * lane, *[0] * (OUTER_AXES - len(outer)), *outer, row, lane]
 
     def _code(self, call: _Call, arguments: Array) -> Code:
         """The code for arrays that lie like these."""
         streams = []
         for number, column in enumerate((*self.reads, *self.writes)):
-            fields = arguments[OUTER + 1 + FIELDS * number :][:FIELDS]
+            fields = arguments[OUTER_AXES + 1 + FIELDS_PER_ARRAY * number :][:FIELDS_PER_ARRAY]
             nbytes = int(np.dtype(self.dtypes[column]).itemsize)
             single = call.lanes == 1 or fields[-1] == nbytes
             step: Step = "one" if fields[-1] == 0 else "next" if single else "far"

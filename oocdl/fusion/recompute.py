@@ -17,7 +17,7 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
 
-CHEAP = frozenset(FLOATS) | {"Cast"}
+RECOMPUTED_OPS = frozenset(FLOATS) | {"Cast"}
 Part = tuple[int, Crop | None]
 """A slot, and the box of it that is read; None: all."""
 Fits = Callable[[Chain, Mapping[int, str]], bool]
@@ -123,7 +123,7 @@ def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[l
     for index, source in enumerate(found):
         if not isinstance(source, Chain):
             continue
-        cheap = [i for i in source.members if i.op in CHEAP and i.kernel_shapes[0] == source.domain]
+        cheap = [i for i in source.members if i.op in RECOMPUTED_OPS and i.kernel_shapes[0] == source.domain]
         makers = {item.outputs[0]: item for item in cheap}
         readers = [at for at in range(index + 1, len(found)) if reads_of(found[at]) & makers.keys()]
         elsewhere = {
@@ -132,7 +132,7 @@ def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[l
         slots = frozenset(slot for slot in makers if slot not in final | elsewhere)
         for at in readers:
             target = found[at]
-            if not isinstance(target, Chain) or target.last != source.last:
+            if not isinstance(target, Chain) or target.channels_last != source.channels_last:
                 continue
             wanted = _wanted(target, slots)
             if not wanted or len(target.domain) != len(source.domain):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.speed import Points, Probe, Streaming
+from oocdl.graph.ir.speed import Probe, RateTable, Streaming
 
 ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose"
 """The operators that stand for all that do little arithmetic on each element, that compute an
 exponential or the like of it, that do little but read it, and that put it elsewhere."""
 
 
-def giga(sizes: Sequence[int], *rates: float) -> Points:
+def giga(sizes: Sequence[int], *rates: float) -> RateTable:
     """A table of rates from GFLOP/s.
 
     >>> giga((1, 4), 2, 3.5)

@@ -14,7 +14,7 @@ from math import prod
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Points, Probe, Scale
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
 from oocdl.ops._speed import READING, giga
 
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
@@ -81,7 +81,7 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
         yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
 
 
-def _points(op: str, table: Table, channels: Sequence[int]) -> dict[str, Points]:
+def _rate_tables(op: str, table: Table, channels: Sequence[int]) -> dict[str, RateTable]:
     """A table with the operator in its kinds, and sizes."""
 
     def sizes(what: str) -> list[int]:
@@ -96,8 +96,8 @@ def _speed(op: str, table: Table, bfloat16: Table) -> Computing:
         like=READING,
         kind=partial(_kind, makes_weights=op == "ConvWeightGrad"),
         probes=partial(_probes, op=op),
-        points=_points(op, table, CHANNELS),
-        bfloat16_points=_points(op, bfloat16, FEW_CHANNELS),
+        rate_tables=_rate_tables(op, table, CHANNELS),
+        bfloat16_rate_tables=_rate_tables(op, bfloat16, FEW_CHANNELS),
     )
 
 

@@ -155,12 +155,12 @@ RULES: tuple[OpRule, ...] = (
             like=READING,
             kind=_kind,
             probes=_probes,
-            points={
+            rate_tables={
                 "Einsum batched": giga(EXTENTS, 3, 11, 66, 92, 100, 110),
                 "Einsum inner": giga(EXTENTS, 4.4, 18, 67, 150, 200, 210),
                 "Einsum outer": giga(EXTENTS, 14, 34, 89, 200, 230, 220),
             },
-            bfloat16_points={
+            bfloat16_rate_tables={
                 "Einsum batched": giga(FEW_EXTENTS, 150, 320, 420),
                 "Einsum inner": giga(FEW_EXTENTS, 45, 330, 420),
                 "Einsum outer": giga(FEW_EXTENTS, 190, 470, 460),

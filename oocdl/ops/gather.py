@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Plain, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
 from oocdl.graph.ir.speed import Given, Probe
 from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
 from oocdl.ops._speed import MOVING, streaming
@@ -104,7 +104,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes,
         speed=streaming(MOVING, 290, _probes),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         keeps_axes=False,
     ),
     OpRule(

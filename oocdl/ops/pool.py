@@ -125,7 +125,7 @@ RULES: tuple[OpRule, ...] = (
         gradient=_gradient,
         axes=_axes,
         speed=Computing(
-            like=READING, kind=_kind, probes=_probes, points={"MaxPool": giga((8, 27), 3.4, 3.5)}
+            like=READING, kind=_kind, probes=_probes, rate_tables={"MaxPool": giga((8, 27), 3.4, 3.5)}
         ),
         flops=_flops,
         scratch_elements=_scratch,
@@ -137,7 +137,10 @@ RULES: tuple[OpRule, ...] = (
         gradient=no_second_derivative,
         axes=_axes_grad,
         speed=Computing(
-            like=READING, kind=_kind, probes=_probes_grad, points={"MaxPoolGrad": giga((8, 27), 0.84, 0.49)}
+            like=READING,
+            kind=_kind,
+            probes=_probes_grad,
+            rate_tables={"MaxPoolGrad": giga((8, 27), 0.84, 0.49)},
         ),
         flops=_flops_grad,
         scratch_elements=_scratch_grad,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule
-from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_workspace
+from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_scratch
 from oocdl.ops._broadcast import fail, is_float, plain, size
 from oocdl.ops._speed import EXPONENTIAL, READING, reductions, streaming
 
@@ -92,7 +92,7 @@ RULES: tuple[OpRule, ...] = (
         axes=reduction_axes("sum"),
         speed=streaming(READING, 70, reductions("ReduceSum", [(2, 3, 4)])),
         flops=_operand_size,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
     ),
     OpRule(
         op="ReduceMax",
@@ -101,7 +101,7 @@ RULES: tuple[OpRule, ...] = (
         axes=reduction_axes("max"),
         speed=streaming(READING, 73, reductions("ReduceMax", [])),
         flops=_operand_size,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         prefers_planes=True,
     ),
     OpRule(

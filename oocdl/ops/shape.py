@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
@@ -287,7 +287,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_transpose,
         speed=streaming(MOVING, 13, _probes_transpose),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         moves_only=True,
         keeps_axes=False,
     ),
@@ -298,7 +298,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_reshape,
         speed=streaming(MOVING, 140, _probes_reshape),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         moves_only=True,
         keeps_axes=False,
     ),
@@ -309,7 +309,7 @@ RULES: tuple[OpRule, ...] = (
         axes=broadcast_axes,
         speed=streaming(MOVING, 1000, _probes_expand),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         moves_only=True,
     ),
     OpRule(
@@ -319,7 +319,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_concat,
         speed=streaming(MOVING, 22, _probes_concat),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         joins=True,
         moves_only=True,
     ),
@@ -329,7 +329,7 @@ RULES: tuple[OpRule, ...] = (
         gradient=_gradient_split,
         expand=_expand_split,
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         moves_only=True,
     ),
     OpRule(
@@ -339,7 +339,7 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_slice,
         speed=streaming(MOVING, 180, _probes_slice),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
         moves_only=True,
     ),
     OpRule(
@@ -349,6 +349,6 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes_pad,
         speed=streaming(MOVING, 18, _probes_pad),
         flops=_no_flops,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oocdl.graph.ir.graph import Node, Value
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_workspace
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
 from oocdl.ops._broadcast import fail, is_float
 
 
@@ -49,13 +49,13 @@ def _log_softmax_gradient(build: Builder, node: Node, grads: Sequence[str | None
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax, scratch_elements=no_workspace
+        op="Softmax", infer=_infer, gradient=_softmax_gradient, expand=_softmax, scratch_elements=no_scratch
     ),
     OpRule(
         op="LogSoftmax",
         infer=_infer,
         gradient=_log_softmax_gradient,
         expand=_log_softmax,
-        scratch_elements=no_workspace,
+        scratch_elements=no_scratch,
     ),
 )

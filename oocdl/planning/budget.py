@@ -185,7 +185,7 @@ def compile_within(
     as may be, of half that size and so on, those with the fewest predicted seconds are taken.
     """
     if frozen is not None:
-        compiled = draft.rounding(frozen.get("rounded", ())).recut(frozen)
+        compiled = draft.with_bfloat16(frozen.get("rounded", ())).recut(frozen)
         try:
             _check_room(compiled.plan, machine)
         except BudgetError as error:
@@ -195,9 +195,10 @@ def compile_within(
     found = _best_on_device(draft, settings, machine)
     if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
         names = may_be_bfloat16(
-            found.compiled.plan.factored.graph, (p.layer for p in found.compiled.plan.layers)
+            found.compiled.plan.factored.graph,
+            (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
         )
-        other = _best_on_device(draft.rounding(names), settings, machine)
+        other = _best_on_device(draft.with_bfloat16(names), settings, machine)
         found = min((found, other or found), key=lambda chosen: chosen.simulated.seconds)
     if found is None:
         worst = _cut(draft, settings, machine, machine.capacity_bytes)

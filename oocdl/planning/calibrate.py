@@ -33,7 +33,7 @@ from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
-from oocdl.graph.ir.speed import Heavy, Points, Scale
+from oocdl.graph.ir.speed import Heavy, RateTable, Scale
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES
@@ -168,7 +168,7 @@ def measure_rates(
     )
 
 
-def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, Points]:
+def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
     """Tables of the heavy operators: the mean time of an operation over the probes of one size."""
     found: dict[str, dict[int, list[float]]] = {}
     for kind, size, probe in probes:

@@ -41,7 +41,7 @@ class Acquired(Generic[A]):
 
 def in_place(read: Read, arguments: Sequence[A]) -> A | None:
     """The piece that a read uses where it lies: its only one, and all of it. None: the read is a copy."""
-    if read.own or len(read.chunks) != 1:
+    if read.overwritten or len(read.chunks) != 1:
         return None
     piece = arguments[read.chunks[0][0]]
     return piece if piece.region == read.region else None

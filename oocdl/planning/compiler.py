@@ -11,7 +11,6 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import Imported
-from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
 from oocdl.planning.pass_plan import PassPlan, look_at_pass, plan_pass, replan_pass
 from oocdl.planning.recipe import FACTORS, GRAPH, Network, PassKind, Request, apply, import_model
@@ -40,7 +39,7 @@ class Compiled:
     """Value of role INPUT or TARGET -> dataset array."""
     kept: Mapping[str, str]
     """Name that ``keep`` gives -> value."""
-    rounded: frozenset[str]
+    bfloat16_values: frozenset[str]
     """Values that are stored as bfloat16."""
     sums: Mapping[str, tuple[Region, ...]]
     """How the sums of gradients that it makes are stored; they go from pass to pass, never to the run."""
@@ -58,12 +57,12 @@ class Draft:
     pieces: Mapping[str, tuple[Region, ...]] | None = None
     """How weights are stored, if another plan has decided that already."""
 
-    def rounding(self, names: Collection[str]) -> Draft:
+    def with_bfloat16(self, names: Collection[str]) -> Draft:
         """The same pass with these values, too, stored as bfloat16."""
-        names = self.network.rounded | frozenset(names)
-        if names == self.network.rounded:
+        names = self.network.bfloat16_values | frozenset(names)
+        if names == self.network.bfloat16_values:
             return self
-        network = replace(self.network, rounded=names)
+        network = replace(self.network, bfloat16_values=names)
         return replace(self, network=network, layering=_layering(network, self.request))
 
     def cut(self, limits: Limits) -> Compiled:
@@ -95,7 +94,7 @@ class Draft:
             outputs=network.outputs,
             feeds=network.feeds,
             kept=network.kept,
-            rounded=network.rounded,
+            bfloat16_values=network.bfloat16_values,
             sums=sums,
         )
 
@@ -108,13 +107,13 @@ def draft_pass(request: Request, pieces: Mapping[str, tuple[Region, ...]] | None
     network = apply(GRAPH, import_model(request), request)
     layering = _layering(network, request)
     if request.has_bfloat16:
-        stored = may_be_bfloat16(layering.factored.graph, _first_layers(layering))
-        names = frozenset(stored & network.graph.values.keys())
-        while names != network.rounded:
-            network = replace(network, rounded=names)
+        allowed = may_be_bfloat16(layering.factored.graph, _first_stored(layering))
+        names = frozenset(allowed & network.graph.values.keys())
+        while names != network.bfloat16_values:
+            network = replace(network, bfloat16_values=names)
             layering = _layering(network, request)
-            stored = frozenset(name for layer in _first_layers(layering) for name in layer.stores)
-            # What is made anew where it is read would be rounded for nothing.
+            stored = _first_stored(layering)
+            # A value that is recomputed where it is read would be rounded for nothing.
             names = frozenset(name for name in names if bfloat16_of(name) in stored)
     return Draft(request=request, network=network, layering=layering, pieces=pieces)
 
@@ -127,9 +126,9 @@ def _layering(network: Network, request: Request) -> Layering:
     return Layering(factored, request.rules, partial(scratch_of, rules=request.rules))
 
 
-def _first_layers(layering: Layering) -> tuple[Layer, ...]:
-    """The layers where only the class that is best to cut is cut."""
-    return layering.layers(layering.best_cut(2))
+def _first_stored(layering: Layering) -> frozenset[str]:
+    """The values that layers store where only the class that is best to cut is cut."""
+    return frozenset(name for layer in layering.layers(layering.best_cut(2)) for name in layer.stores)
 
 
 def going_on(compiled: Compiled, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:

@@ -20,9 +20,9 @@ from math import exp, log, prod
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import OpRule, Rules
 from oocdl.graph.ir.program import Instruction, Program, padded_shape
-from oocdl.graph.ir.speed import Computing, Points
+from oocdl.graph.ir.speed import Computing, RateTable
 
-LOW = " in bfloat16"
+BFLOAT16_SUFFIX = " in bfloat16"
 """Ends the kind of a product whose operands have 16 bits."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
@@ -37,7 +37,7 @@ class Rates:
     True
     """
 
-    arithmetic: Mapping[str, Points]
+    arithmetic: Mapping[str, RateTable]
     """Kind of heavy operator (``heavy_kind``) -> floating-point operations a second by size."""
     memory: Mapping[str, float]
     """Operator that is bound by memory -> bytes of operands and results a second."""
@@ -97,8 +97,8 @@ class Rates:
 
         ``speed``: of the operator; of a kind that was not measured its nominal rates count.
         """
-        nominal = speed.bfloat16_points if kind.endswith(LOW) else speed.points
-        return interpolate(self.arithmetic.get(kind) or nominal[kind.removesuffix(LOW)], size)
+        nominal = speed.bfloat16_rate_tables if kind.endswith(BFLOAT16_SUFFIX) else speed.rate_tables
+        return interpolate(self.arithmetic.get(kind) or nominal[kind.removesuffix(BFLOAT16_SUFFIX)], size)
 
     def bytes_per_second(self, op: str, rules: Rules) -> float:
         """The rate at which an operator's bytes are read and written.
@@ -110,7 +110,7 @@ class Rates:
         return known or self.copy_bytes_per_second
 
 
-def interpolate(points: Points, size: int) -> float:
+def interpolate(points: RateTable, size: int) -> float:
     """The rate at ``size``, on a line between the logarithms of its neighbours; flat beyond the ends.
 
     >>> interpolate(((1, 10.0), (4, 40.0)), 2), interpolate(((1, 10.0), (4, 40.0)), 99)
@@ -135,7 +135,7 @@ def heavy_kind(
     """
     shapes = [padded_shape(operand) for operand in step.operands]
     kind, size = speed.kind(step, shapes, thin_slab_elements)
-    return kind + LOW * (dtype == "bfloat16" and rule.product is not None), size
+    return kind + BFLOAT16_SUFFIX * (dtype == "bfloat16" and rule.product is not None), size
 
 
 def _result_bytes(step: Instruction) -> int:

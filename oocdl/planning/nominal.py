@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.ir.speed import Computing, Points, Streaming
+from oocdl.graph.ir.speed import Computing, RateTable, Streaming
 from oocdl.ops.registry import RULES
-from oocdl.planning.cost_model import LOW, Rates
+from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates
 
 
-def _tables(rules: Rules) -> Iterator[tuple[str, Points]]:
+def _tables(rules: Rules) -> Iterator[tuple[str, RateTable]]:
     for rule in rules.values():
         if isinstance(rule.speed, Computing):
-            yield from rule.speed.points.items()
-            yield from ((kind + LOW, points) for kind, points in rule.speed.bfloat16_points.items())
+            yield from rule.speed.rate_tables.items()
+            yield from (
+                (kind + BFLOAT16_SUFFIX, points) for kind, points in rule.speed.bfloat16_rate_tables.items()
+            )
 
 
 def _streams(rules: Rules) -> Iterator[tuple[str, float]]:

@@ -20,7 +20,7 @@ from oocdl.graph.transforms.bfloat16 import STORED
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
-from oocdl.planning.cost_model import LOW
+from oocdl.planning.cost_model import BFLOAT16_SUFFIX
 from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.tile_search import Layering, Limits
 
@@ -62,7 +62,7 @@ def _planned(build: Builder, *outputs: str, last: Collection[int] = ()) -> Progr
 
 
 def _with_wide_sums(graph: Graph) -> Graph:
-    """Products of bfloat16 have results of float32 unless those are data, as ``rounded`` has it."""
+    """Products of bfloat16 have results of float32 unless those are data, as ``use_bfloat16`` makes them."""
     wide: dict[str, Value] = {}
     for node in graph.nodes:
         product = RULES[node.op].product
@@ -84,7 +84,7 @@ def in_bfloat16(scale: Scale) -> Iterator[Heavy]:
     for kind, size, probe in heavy(replace(scale, few=True)):
         if RULES[probe.op].product is not None:
             inputs = tuple((shape, STORED) for shape, _ in probe.inputs)
-            yield kind + LOW, size, replace(probe, inputs=inputs)
+            yield kind + BFLOAT16_SUFFIX, size, replace(probe, inputs=inputs)
 
 
 def streams(share: float, bfloat16: bool = False) -> Iterator[Probe]:

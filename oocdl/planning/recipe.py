@@ -20,7 +20,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.reader import Imported, OnnxModel
-from oocdl.graph.transforms.bfloat16 import rounded
+from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import expand
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
@@ -82,7 +82,7 @@ class Network:
     """Gradient of this pass -> its sum with those of the passes before, where these are added up."""
     kept: Mapping[str, str] = field(default_factory=dict)
     """Name that ``keep`` gives -> value."""
-    rounded: frozenset[str] = frozenset()
+    bfloat16_values: frozenset[str] = frozenset()
     """Values of the canonical graph that are stored as bfloat16."""
     factored: Factored | None = None
     """The graph over stored factors, once it is."""
@@ -236,11 +236,10 @@ def _canonicalize(network: Network, request: Request) -> Network:
 
 def _bfloat16(network: Network, request: Request) -> Network:
     """Products of bfloat16 where the precision is that, and casts around what is stored as bfloat16."""
-    if not request.has_bfloat16 and not network.rounded:
+    if not request.has_bfloat16 and not network.bfloat16_values:
         return network
-    return replace(
-        network, graph=rounded(network.graph, request.rules, network.rounded, request.has_bfloat16)
-    )
+    graph = use_bfloat16(network.graph, request.rules, network.bfloat16_values, request.has_bfloat16)
+    return replace(network, graph=graph)
 
 
 def _factorize(network: Network, request: Request) -> Network:

@@ -40,8 +40,8 @@ class Read:
     """(argument number, part of it) that together make the region; empty for a source."""
     order: Order = ()
     """How the program wants it to lie in memory."""
-    own: bool = False
-    """Whether the program writes over it: an array of its own."""
+    overwritten: bool = False
+    """Whether the program writes over it, so that it needs a copy that nobody else reads."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,9 +210,9 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
         arguments: list[TaskKey] = []
-        own = planned.scratch[unit.program.key].own
+        overwrites = planned.scratch[unit.program.key].overwrites
         reads = tuple(
-            replace(_read(draft, plan, name, region, arguments), own=place in own)
+            replace(_read(draft, plan, name, region, arguments), overwritten=place in overwrites)
             for place, (name, region) in enumerate(unit.reads)
         )
         lane_of: list[tuple[int, int] | None] = [None] * len(unit.makes)

@@ -202,7 +202,7 @@ def _open_store(
     numerics = {name: compiled.plan.numerics() for name, compiled in kinds.items()}
     if frozen is None:
         cuts = {
-            name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.rounded)}
+            name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.bfloat16_values)}
             for name, compiled in kinds.items()
         }
         resuming.write_plan(store, facts, {**cuts, "numerics": numerics})

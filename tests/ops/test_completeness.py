@@ -38,8 +38,10 @@ def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
     else:
         made = list(rule.speed.probes(Scale(0.01, thin_slab_elements=THIN_SLAB_ELEMENTS)))
         probes = [probe for _, _, probe in made]
-        assert {kind for kind, _, _ in made} == set(rule.speed.points)
-        assert set(rule.speed.bfloat16_points) == (set(rule.speed.points) if rule.product else set())
+        assert {kind for kind, _, _ in made} == set(rule.speed.rate_tables)
+        assert set(rule.speed.bfloat16_rate_tables) == (
+            set(rule.speed.rate_tables) if rule.product else set()
+        )
     assert probes and {probe.op for probe in probes} == {op}
     assert 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
 

@@ -21,7 +21,7 @@ from oocdl.planning.calibrate import (
     rates_for,
     store_rates,
 )
-from oocdl.planning.cost_model import LOW, Rates, program_seconds
+from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, program_seconds
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.probes import overhead
 
@@ -54,7 +54,7 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
     rates = measure_rates(engine, tmp_path, **TINY)  # type: ignore[arg-type]
     has_bfloat16, thin = get_engine(engine).has_bfloat16, get_engine(engine).thin_slab_elements
     assert set(rates.arithmetic) == {
-        kind for kind in NOMINAL.arithmetic if has_bfloat16 or not kind.endswith(LOW)
+        kind for kind in NOMINAL.arithmetic if has_bfloat16 or not kind.endswith(BFLOAT16_SUFFIX)
     }
     assert rates.thin_slab_elements == thin > 0
     assert set(rates.memory) == set(NOMINAL.memory)

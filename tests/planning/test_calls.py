@@ -24,9 +24,11 @@ WHOLE = Piece(((0, 8),), 100)
 HALF = Piece(((0, 4),), 50)
 
 
-def read(region: Region, *numbers: int, own: bool = False) -> Read:
+def read(region: Region, *numbers: int, overwritten: bool = False) -> Read:
     """A read of argument ``numbers``."""
-    return Read("x", region, "float32", tuple((number, region) for number in numbers), own=own)
+    return Read(
+        "x", region, "float32", tuple((number, region) for number in numbers), overwritten=overwritten
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def read(region: Region, *numbers: int, own: bool = False) -> Read:
         (read(((0, 8),), 0), WHOLE),
         (read(((0, 4),), 1), HALF),
         (read(((0, 4),), 0), None),  # a part of it is copied
-        (read(((0, 8),), 0, own=True), None),  # the program writes over it
+        (read(((0, 8),), 0, overwritten=True), None),  # the program writes over it
         (read(((0, 8),), 1, 1), None),  # put together of several
         (read(((0, 8),)), None),  # from a source
     ],

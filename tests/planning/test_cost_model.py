@@ -11,17 +11,17 @@ import pytest
 
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.ir.speed import Computing, Heavy, Points, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, RateTable, Scale
 from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, elementwise
-from oocdl.planning.cost_model import LOW, Rates, heavy_kind, interpolate, program_seconds
+from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, heavy_kind, interpolate, program_seconds
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.probes import heavy, in_bfloat16, overhead, probe_program, streams
 from tests.kit.programs import operand, single
 
 LARGE = Scale(thin_slab_elements=THIN_SLAB_ELEMENTS)
-TABLE: Points = ((1, 1e9), (4, 3e9), (16, 2e9), (64, 50e9))
+TABLE: RateTable = ((1, 1e9), (4, 3e9), (16, 2e9), (64, 50e9))
 
 
 def seconds(program: Program, rates: Rates = NOMINAL) -> float:
@@ -109,13 +109,15 @@ def test_heavy_probes_are_of_the_kind_that_they_say(
     for kind, size, probe in source(Scale(thin_slab_elements=thin)):
         assert kind_of(probe_program(probe), thin) == (kind, size), probe
         kinds.add(kind)
-    wanted = {kind for kind in NOMINAL.arithmetic if kind.endswith(LOW) == (source is in_bfloat16)}
+    wanted = {
+        kind for kind in NOMINAL.arithmetic if kind.endswith(BFLOAT16_SUFFIX) == (source is in_bfloat16)
+    }
     assert kinds == {kind for kind in wanted if thin or "thin" not in kind}
 
 
 def test_products_of_16_bits_have_rates_of_their_own() -> None:
-    """All kinds of them, with results as ``rounded`` makes them: only convolutions forward have 16 bits."""
-    points: dict[str, Points] = {k: ((1, 1.0),) for k in NOMINAL.arithmetic if k.endswith(LOW)}
+    """All kinds of them, with results as ``use_bfloat16`` makes them: of convolutions forward in bfloat16."""
+    points: dict[str, RateTable] = {k: ((1, 1.0),) for k in NOMINAL.arithmetic if k.endswith(BFLOAT16_SUFFIX)}
     slow = replace(NOMINAL, arithmetic={**NOMINAL.arithmetic, **points})
     for _, _, probe in in_bfloat16(replace(LARGE, share=0.01)):
         program = probe_program(probe)

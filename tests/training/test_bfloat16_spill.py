@@ -61,7 +61,7 @@ def bits(run: oocdl.Run) -> dict[str, bytes]:
 @pytest.mark.usefixtures("slow_disk")
 def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
     plain, halved = fit(job, tmp_path / "a"), fit(job, tmp_path / "b", spill_dtype="bfloat16")
-    assert not plain.plan.compiled.rounded and len(halved.plan.compiled.rounded) > 5
+    assert not plain.plan.compiled.bfloat16_values and len(halved.plan.compiled.bfloat16_values) > 5
     moved = [
         sum(row["read_bytes"] + row["written_bytes"] for row in run.history[1:]) for run in (plain, halved)
     ]
@@ -84,14 +84,16 @@ def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path
     ]
     fit(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)
     runs.append(fit(job, tmp_path / "c", spill_dtype="bfloat16"))
-    assert all(run.plan.compiled.rounded for run in runs)
+    assert all(run.plan.compiled.bfloat16_values for run in runs)
     assert bits(runs[0]) == bits(runs[1]) == bits(runs[2])
     with pytest.raises(InputError, match="spill_dtype"):
         fit(job, tmp_path / "c", steps=6)
 
 
 def test_what_fits_is_not_rounded(job: Job, tmp_path: Path) -> None:
-    assert not oocdl.plan(*job, memory="6GiB", engine="torch", spill_dtype="bfloat16").compiled.rounded
+    assert not oocdl.plan(
+        *job, memory="6GiB", engine="torch", spill_dtype="bfloat16"
+    ).compiled.bfloat16_values
 
 
 def test_refusals(job: Job) -> None:

@@ -15,7 +15,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs, fill_of, pads_of, slot_dtypes
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
-from oocdl.graph.ir.program_cost import HOLES, ProgramScratch
+from oocdl.graph.ir.program_cost import HEAP_QUARTERS, ProgramScratch
 
 
 def _seen(array: Array, operand: Operand) -> Array:
@@ -76,7 +76,7 @@ def _work_bytes(program: Program) -> int:
         elements += sum(map(prod, item.kernel_shapes)) + KERNELS[item.op].scratch(item)
         peak = max(peak, live + itemsize("float64") * elements)
         live -= sum(size[slot] for slot in ending)
-    return peak * HOLES // 4
+    return peak * HEAP_QUARTERS // 4
 
 
 class NumpyEngine:

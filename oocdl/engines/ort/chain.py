@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.ort.lowerings import BLOCKWISE
-from oocdl.fusion.executor import ROW, AnyChainStep
-from oocdl.fusion.grouping import Chain, unmoved
+from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
+from oocdl.fusion.grouping import Chain, from_channels_last
 from oocdl.fusion.loop_nest import View
 from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
@@ -120,18 +120,18 @@ class ChainStep(AnyChainStep[Array]):
         """
         *_, places, channels = self.chain.domain
         alone = seen.ndim == self.rank and seen.shape[-2:] == (1, channels)
-        if not self.chain.last or not alone or seen.size * places > ROW:
+        if not self.chain.channels_last or not alone or seen.size * places > MOST_COPIED_ELEMENTS:
             return seen
         return np.repeat(seen, places, axis=-2)
 
     def _seen(self, array: Array, shape: Shape) -> Array:
         """What lies in a slot, in a shape of the chain."""
-        if not self.chain.last or len(shape) != self.rank:
+        if not self.chain.channels_last or len(shape) != self.rank:
             return array.reshape(shape)
-        return np.moveaxis(array.reshape(unmoved(shape)), 1, -1)
+        return np.moveaxis(array.reshape(from_channels_last(shape)), 1, -1)
 
     def _counts(self, item: Instruction, axes: tuple[int, ...]) -> Array:
         return self.blocks.elements(axes)
 
     def _result(self, array: Array, shape: Shape) -> Array:
-        return (np.moveaxis(array, -1, 1) if self.chain.last else array).reshape(shape)
+        return (np.moveaxis(array, -1, 1) if self.chain.channels_last else array).reshape(shape)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.pointwise import BLOCKWISE
-from oocdl.fusion.executor import ROW, AnyChainStep
-from oocdl.fusion.grouping import Chain, unmoved
+from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
+from oocdl.fusion.grouping import Chain, from_channels_last
 from oocdl.fusion.loop_nest import Fused, View
 from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
@@ -167,18 +167,18 @@ class ChainStep(AnyChainStep[Tensor]):
         """
         *_, places, channels = self.chain.domain
         alone = tensor.dim() == self.rank and tensor.shape[-2:] == (1, channels)
-        if not self.chain.last or not alone or tensor.numel() * places > ROW:
+        if not self.chain.channels_last or not alone or tensor.numel() * places > MOST_COPIED_ELEMENTS:
             return tensor
         return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
 
     def _seen(self, tensor: Tensor, shape: Shape) -> Tensor:
         """What lies in a slot, in a shape of the chain."""
-        if not self.chain.last or len(shape) != self.rank:
+        if not self.chain.channels_last or len(shape) != self.rank:
             return tensor.reshape(shape)
-        return tensor.reshape(unmoved(shape)).movedim(1, -1)
+        return tensor.reshape(from_channels_last(shape)).movedim(1, -1)
 
     def _counts(self, item: Instruction, axes: tuple[int, ...]) -> Tensor:
         return self.blocks.counts(axes, tuple(axis % self.rank for axis in item.attrs["axes"]))
 
     def _result(self, array: Tensor, shape: Shape) -> Tensor:
-        return (array.movedim(-1, 1) if self.chain.last else array).view(shape)
+        return (array.movedim(-1, 1) if self.chain.channels_last else array).view(shape)

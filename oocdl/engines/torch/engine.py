@@ -37,7 +37,7 @@ from oocdl.graph.ir.operands import (
 from oocdl.graph.ir.program import Instruction, Operand, Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.transforms.channels_last import SPACED
+from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18
@@ -140,7 +140,7 @@ class Step:
 
 def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
     """Which operands the kernel is given with their channels last."""
-    last = [o.slot in ordered and len(o.shape) in SPACED for o in instruction.operands]
+    last = [o.slot in ordered and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
     if any(last) or any(slot in ordered for slot in instruction.outputs):
         for index in DATA.get(instruction.op, ()):  # a kernel of both kinds would sort the other
             last[index] = True
@@ -149,7 +149,7 @@ def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[b
 
 def _arrangement(instruction: Instruction, index: int, ordered: Collection[int]) -> Prepare:
     """How a kernel's result is made to lie as its slot does."""
-    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPACED:
+    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPATIAL_RANKS:
         return channels_last
     return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
 
@@ -192,7 +192,7 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
         ending = frozenset(slot for slot, at in last.items() if at == index)
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
-            spare = _spare(program, ending & own, group.last)
+            spare = _spare(program, ending & own, group.channels_last)
             step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
             step = Step(group, turned)

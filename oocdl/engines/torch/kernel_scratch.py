@@ -20,7 +20,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import DATA, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.slabs import is_thin
-from oocdl.graph.transforms.channels_last import SPACED
+from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 POOLED, UNPOOLED = 2, 6
 """Times what is pooled at a time that the stages of a pooling take, and those of its gradient."""
@@ -38,7 +38,7 @@ class Slots:
 
     def has_channels_last(self, item: Instruction) -> bool:
         """Whether an instruction reads or makes something of space that has its channels last."""
-        seen = [operand for operand in item.operands if len(operand.shape) in SPACED]
+        seen = [operand for operand in item.operands if len(operand.shape) in SPATIAL_RANKS]
         return any(operand.slot in self.ordered for operand in seen) or item.outputs[0] in self.ordered
 
     def dtype(self, item: Instruction) -> str:

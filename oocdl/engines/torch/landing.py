@@ -10,7 +10,7 @@ from oocdl.engines.torch.conv.one_by_one import FULL, has_onednn, is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
 from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
-from oocdl.graph.transforms.channels_last import SPACED
+from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 ONEDNN = frozenset({"float32", "bfloat16"})
 """Precisions of its convolutions."""
@@ -20,7 +20,7 @@ def pooling(item: Instruction) -> bool:
     """Whether the gradient of a pooling is wanted whole."""
     made = item.kernel_shapes[0]
     whole = made == padded_shape(item.operands[0]) and not any(crop_of(item))
-    return whole and len(made) in SPACED and made[1] > 1
+    return whole and len(made) in SPATIAL_RANKS and made[1] > 1
 
 
 def convolution(item: Instruction) -> bool:
@@ -30,7 +30,7 @@ def convolution(item: Instruction) -> bool:
     if (
         item.dtypes[0] not in ONEDNN
         or not has_onednn()
-        or len(made) not in SPACED
+        or len(made) not in SPATIAL_RANKS
         or pads_of(weights) is not None
     ):
         return False

@@ -17,12 +17,12 @@ from oocdl.engines.torch.kernel_scratch import Slots, nbytes
 from oocdl.engines.torch.kernels import KERNELS
 from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.engines.torch.record import Result
-from oocdl.fusion.executor import ROW
+from oocdl.fusion.executor import MOST_COPIED_ELEMENTS
 from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction, Program
-from oocdl.graph.ir.program_cost import HOLES
+from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 
 
 class _Heap(Slots):
@@ -70,8 +70,8 @@ def _blocks_bytes(step: ChainStep) -> int:
     blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
     temporaries = max(BLOCKWISE[item.op].temporaries for item in step.chain.members)
     blocks += temporaries * block * int(width)
-    if step.chain.last:
-        blocks += ROW * int(width) * len(step.columns)
+    if step.chain.channels_last:
+        blocks += MOST_COPIED_ELEMENTS * int(width) * len(step.columns)
     for item in step.chain.members:
         if item.outputs in plan.parts:
             count = prod(len(step.blocks.sizes[axis]) for axis in plan.parts[item.outputs])
@@ -131,4 +131,4 @@ def scratch_bytes(
             _run_alone(heap, step, direct, rules)
         for slot in dying:
             heap.drop(slot)
-    return heap.peak * HOLES // 4
+    return heap.peak * HEAP_QUARTERS // 4

@@ -14,7 +14,7 @@ Order = tuple[int, ...]
 """Axes from outermost to innermost in memory; empty: as they are numbered."""
 
 PAGE_BYTES = 4096
-SMALL_BYTES = 32 << 10
+LEAST_PAGED_BYTES = 32 << 10
 """Smaller arrays come from the heap: a page each would be mostly empty."""
 
 
@@ -38,7 +38,7 @@ def footprint(nbytes: int) -> int:
     >>> footprint(100), footprint(100_000)
     (100, 102400)
     """
-    return nbytes if nbytes < SMALL_BYTES else -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+    return nbytes if nbytes < LEAST_PAGED_BYTES else -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order) -> Array:

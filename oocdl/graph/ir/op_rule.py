@@ -35,7 +35,7 @@ def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequ
     return [None] * len(node.inputs)
 
 
-def no_workspace(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+def no_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """The scratch_elements of an operator that takes nothing beyond its operands and results."""
     return 0
 

@@ -1,6 +1,7 @@
-"""What a program costs: memory while it runs, floating-point operations.
+"""Cost of a program: bytes of scratch while it runs, and floating-point operations.
 
-Engines and the planner share these bounds; what a unit's arrays take stands in ``cost.py``.
+Engines and the planner share these bounds; the bytes of a unit's inputs and results stand in
+``planning/unit_cost.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from oocdl.graph.ir.program import Program, padded_shape
 
 
 class ProgramScratch(NamedTuple):
-    """What a run of a program wants beside its inputs and the arrays its results go to."""
+    """Memory that a run of a program takes beside its inputs and the arrays that its results go to."""
 
     scratch_bytes: int
-    own: frozenset[int] = frozenset()
-    """Numbers of the inputs that it writes over: arrays of its own, which nobody else reads."""
+    overwrites: frozenset[int] = frozenset()
+    """Numbers of the inputs that the run writes over: each must be an array that nobody else reads."""
 
 
 ScratchOf = Callable[[Program], ProgramScratch]
-HOLES = 5
-"""Quarters of its blocks' sum that a program takes of the heap: blocks of several sizes leave holes."""
+HEAP_QUARTERS = 5
+"""Quarters of the sum of its blocks that a program takes of the heap: blocks of several sizes leave holes."""
 
 
 def program_flops(program: Program, rules: Rules) -> int:
@@ -35,10 +36,10 @@ def program_flops(program: Program, rules: Rules) -> int:
 
 
 def program_scratch_bytes(program: Program, rules: Rules) -> int:
-    """Upper bound of what one run takes, for an engine that makes every intermediate as a whole.
+    """An upper bound of the bytes one run takes in an engine that makes every intermediate as a whole.
 
-    Intermediates alive at the worst instruction (results among them, before they are put
-    where they belong), padded copies of that instruction's operands, and its scratch space.
+    It counts the intermediates alive at the worst instruction (results among them, before they are
+    copied to their arrays), padded copies of that instruction's operands, and its scratch space.
     """
     size: dict[int, int] = {}
     dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
@@ -64,9 +65,9 @@ def program_scratch_bytes(program: Program, rules: Rules) -> int:
             if last.get(slot, -1) <= number and slot not in held:
                 live -= size[slot]
                 held.add(slot)
-    return peak * HOLES // 4
+    return peak * HEAP_QUARTERS // 4
 
 
 def most_scratch(program: Program, rules: Rules) -> ProgramScratch:
-    """For any engine that overwrites no input."""
+    """The scratch of a program in any engine that overwrites no input."""
     return ProgramScratch(program_scratch_bytes(program, rules))

@@ -11,7 +11,7 @@ from oocdl.graph.ir.program import Instruction
 
 Given = tuple[Shape, str]
 """Shape and dtype of an operand."""
-Points = tuple[tuple[int, float], ...]
+RateTable = tuple[tuple[int, float], ...]
 """(size, operations a second), sizes ascending."""
 
 
@@ -69,10 +69,10 @@ class Computing:
     """(instruction, shapes of its operands with padding, ``Rates.thin_slab_elements``) -> the kind, whose
     table of rates counts, and the one size that matters most."""
     probes: Callable[[Scale], Iterable[Heavy]]
-    points: Mapping[str, Points]
+    rate_tables: Mapping[str, RateTable]
     """Nominal tables by kind, of one thread: floating-point operations a second by size. They count, too,
     where a cache of rates was measured before the kind existed."""
-    bfloat16_points: Mapping[str, Points] = field(default_factory=dict)
+    bfloat16_rate_tables: Mapping[str, RateTable] = field(default_factory=dict)
     """The same on operands of bfloat16; empty unless the operator is a product."""
     then: Callable[[Instruction], Sequence[str]] = lambda step: ()
     """Operators that the result goes through afterwards inside the kernel; their time comes on top."""

@@ -25,12 +25,12 @@ from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 HEAVY_FLOP_PER_BYTE = 10.0
 """From here on a node is run once and never recomputed."""
-READS_MUCH_BYTES = 8 << 20
+LARGE_MATRIX_BYTES = 8 << 20
 """A product that reads so much, and makes little of it, is not recomputed: its matrix would be read again."""
-SMALL_BYTES = 1 << 20
+SHARED_LAYER_BYTES = 1 << 20
 """Final values up to this size share layers, so that tasks are worth their overhead."""
 
-LARGE_BYTES = 1 << 10
+LEAST_COMPARED_BYTES = 1 << 10
 """Smaller values do not count when layers are compared by what they read."""
 CONE_VALUES = 40
 """How far back (in values) a reduction looks for a layer that reads the same."""
@@ -83,7 +83,7 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     made = sum(values[view.value].nbytes for view in cell.outputs)
     product = rules[cell.node.op].product
     is_matrix_product = product is not None and not product.data
-    return is_matrix_product and read >= READS_MUCH_BYTES and read > 4 * made
+    return is_matrix_product and read >= LARGE_MATRIX_BYTES and read > 4 * made
 
 
 class _Grouper:
@@ -229,7 +229,7 @@ class _Grouper:
     def is_large(self, value: str) -> bool:
         """Whether a value counts when layers are compared by what they read."""
         found = self.factored.graph.values[value]
-        return found.role not in SMALL_ROLES and found.nbytes >= LARGE_BYTES
+        return found.role not in SMALL_ROLES and found.nbytes >= LEAST_COMPARED_BYTES
 
     def can_chain(self, cell: Cell, group: Group) -> bool:
         """Whether all heavy values between the layer and ``cell`` are needed in the layer only."""
@@ -347,11 +347,11 @@ def _place_finals(grouper: _Grouper) -> None:
             continue
         home = small.get(touched)
         size = values[value].nbytes
-        if home is None or size > SMALL_BYTES or filled[home.index] + size > SMALL_BYTES:
+        if home is None or size > SHARED_LAYER_BYTES or filled[home.index] + size > SHARED_LAYER_BYTES:
             home = Group(len(grouper.groups), touched)
             grouper.groups.append(home)
             filled[home.index] = 0
-            if size <= SMALL_BYTES:
+            if size <= SHARED_LAYER_BYTES:
                 small[touched] = home
         home.finals.append(value)
         filled[home.index] += size

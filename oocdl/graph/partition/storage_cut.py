@@ -18,7 +18,7 @@ from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.layers import Group, Grouping, final_values
 from oocdl.graph.transforms.factorize import Cell, Factored
 
-PASSES = 3
+SWEEPS = 3
 """Sweeps of the local search; the models measured settle in two."""
 
 
@@ -190,7 +190,7 @@ def choose_stored(
     _seed(search, uses)
     cheap = [v.value for c in factored.cells if not search.is_anchor(c) for v in c.outputs]
     cheap = [value for value in cheap if value not in wide]
-    for _ in range(PASSES):
+    for _ in range(SWEEPS):
         changed = False
         for value in cheap:
             if value in search.home:

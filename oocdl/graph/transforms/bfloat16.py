@@ -1,12 +1,12 @@
-"""16 bits: values that are stored as bfloat16, and products that are computed in it.
+"""Bfloat16: values that are stored in it, and products that are computed in it.
 
-A stored value ``v`` becomes ``v/bfloat16``, a Cast of it, and what read ``v`` reads a Cast back.
-Both casts are cheap nodes as any other: the first is an epilogue of the layer that makes ``v``,
-the second a prologue of those that read it, and only the 16 bits between them are stored. Every
-reader gets the rounded value, so results do not depend on what is spilled.
+A stored value ``v`` gets a Cast to the value ``v/bfloat16``, and nodes that read ``v`` read a Cast of that
+back to float32. Both casts are cheap nodes as any other: the first becomes an epilogue of the layer that
+makes ``v``, the second a prologue of the layers that read it, and only the bfloat16 between them is stored.
+Every reader gets the rounded value, so results do not depend on what is spilled.
 
 Where products are computed in bfloat16 (``precision="bfloat16"``), convolutions and matrix products read
-such twins of their operands; everything between them is in float32, as are weights, their gradients,
+their operands in bfloat16; everything between them is in float32, as are weights, their gradients,
 sums over many elements, and the optimizer.
 """
 
@@ -18,87 +18,91 @@ from math import prod
 
 from oocdl.graph.ir.graph import Graph, Node, Role, Value
 from oocdl.graph.ir.op_rule import Product, Rules
-from oocdl.graph.partition.storage_cut import Layer
 
 STORED = "bfloat16"
 LEAST_BYTES = 1 << 16
-"""Smaller values (statistics, biases' gradients) stay as they are."""
-LEAST_CHANNELS = 8
-"""Of a convolution of one tap, to be worth it."""
+"""Smaller values (statistics, gradients of biases) stay in float32."""
+LEAST_ONE_TAP_CHANNELS = 8
+"""A convolution of one tap with fewer channels takes no less time in bfloat16."""
 
 
-def may_be_bfloat16(graph: Graph, layers: Iterable[Layer]) -> frozenset[str]:
-    """Stored values that may be rounded: large activations, and gradients of such."""
+def may_be_bfloat16(graph: Graph, stored: Iterable[str]) -> frozenset[str]:
+    """Select, of the ``stored`` values, large activations and their gradients: these may be bfloat16."""
     results = {*graph.outputs, *graph.updates.values()}
     found = set()
-    for layer in layers:
-        for name in layer.stores:
-            value = graph.values[name]
-            inner = value.role in (Role.ACTIVATION, Role.GRADIENT) and name not in results
-            if inner and value.dtype == "float32" and value.nbytes >= LEAST_BYTES:
-                found.add(name)
+    for name in stored:
+        value = graph.values[name]
+        inner = value.role in (Role.ACTIVATION, Role.GRADIENT) and name not in results
+        if inner and value.dtype == "float32" and value.nbytes >= LEAST_BYTES:
+            found.add(name)
     return frozenset(found)
 
 
 def bfloat16_of(name: str) -> str:
-    """The name of the value of 16 bits that stands for ``name``."""
+    """The name of the value that holds ``name`` in bfloat16."""
     return f"{name}/{STORED}"
 
 
 class _Rewriting:
-    """A graph in the making, with the twins of its values."""
+    """A graph that is being rewritten, node by node in topological order."""
 
     def __init__(self, graph: Graph, rules: Rules, names: Collection[str], products: bool) -> None:
         self.graph, self.rules, self.names, self.products = graph, rules, names, products
         self.values = dict(graph.values)
         self.nodes: list[Node] = []
-        self.twins: dict[str, str] = {}
+        self.made_in_bfloat16: set[str] = set()
+        """Values of ``graph`` that the new graph has in bfloat16, too."""
         self.maker = {name: node for node in graph.nodes for name in node.outputs}
-        self.multiplied = {name for node in graph.nodes if self._is_low(node) for name in node.inputs}
+        self.multiplied = {
+            name for node in graph.nodes if self._is_bfloat16_product(node) for name in node.inputs
+        }
 
-    def twin(self, name: str) -> str:
-        """The value of 16 bits that stands for ``name``; made when it is first asked for."""
-        if name not in self.twins:
+    def in_bfloat16(self, name: str) -> str:
+        """The value that holds ``name`` in bfloat16; its node is added when it is first asked for."""
+        if name not in self.made_in_bfloat16:
             maker = self.maker.get(name)
             if (
                 maker is not None
                 and self.rules[maker.op].moves_only
-                and self._is_wide(maker)
+                and self._reads_float32(maker)
                 and name not in self.names
             ):
-                inputs = tuple(self.twin(item) for item in maker.inputs)
-                self._make(Node(bfloat16_of(name), maker.op, inputs, (bfloat16_of(name),), maker.attrs))
+                inputs = tuple(self.in_bfloat16(item) for item in maker.inputs)
+                node = Node(bfloat16_of(name), maker.op, inputs, (bfloat16_of(name),), maker.attrs)
             else:
-                self._make(Node(bfloat16_of(name), "Cast", (name,), (bfloat16_of(name),), {"to": STORED}))
-        return self.twins[name]
+                node = Node(bfloat16_of(name), "Cast", (name,), (bfloat16_of(name),), {"to": STORED})
+            self._add_bfloat16(node, name)
+        return bfloat16_of(name)
 
     def add(self, node: Node) -> None:
-        """A node of the graph, on twins where it is a product."""
-        if self._is_low(node):
-            inputs = tuple(self.twin(name) for name in node.inputs)
+        """Add a node of the old graph; a product reads bfloat16."""
+        if self._is_bfloat16_product(node):
+            inputs = tuple(self.in_bfloat16(name) for name in node.inputs)
             if self._makes_data(node):
                 [made] = node.outputs
                 attrs = {**node.attrs, "precision": STORED}
-                self._make(replace(node, inputs=inputs, outputs=(bfloat16_of(made),), attrs=attrs))
-                self._back(bfloat16_of(made), made)
+                result = replace(node, inputs=inputs, outputs=(bfloat16_of(made),), attrs=attrs)
+                self._add_bfloat16(result, made)
+                self._cast_back(made, made)
                 return
             self.nodes.append(replace(node, inputs=inputs))
         else:
-            inputs = tuple(self._read(name) for name in node.inputs)
+            inputs = tuple(self._in_float32(name) for name in node.inputs)
             self.nodes.append(replace(node, inputs=inputs))
         for name in node.outputs:
             if name in self.names:
-                self._back(self.twin(name), self._read(name))
+                self.in_bfloat16(name)
+                self._cast_back(name, self._in_float32(name))
             elif name in self.multiplied and not self.rules[node.op].moves_only:
-                self.twin(name)  # at once: it becomes part of the chain that makes the value
+                self.in_bfloat16(name)  # at once: the Cast joins the chain that makes the value
 
-    def _is_low(self, node: Node) -> bool:
-        """Whether a node is a product of 16 bits."""
+    def _is_bfloat16_product(self, node: Node) -> bool:
+        """Whether a node becomes a product on operands of bfloat16."""
         product = self.rules[node.op].product
         return (
             self.products
             and product is not None
-            and self._is_wide(node)
+            and self._reads_float32(node)
             and not self._is_small(node, product)
         )
 
@@ -108,43 +112,43 @@ class _Rewriting:
         return product is not None and product.makes_data
 
     def _is_small(self, node: Node, product: Product) -> bool:
-        """Whether a convolution of one tap has so few channels that it takes no longer in 32 bits."""
+        """Whether a convolution has one tap and so few channels that float32 takes no longer."""
         if not product.data:
             return False
         first, second, *taps = self.graph.values[product.weights(node.inputs, node.outputs)].shape
-        return prod(taps) == 1 and min(first, second) < LEAST_CHANNELS
+        return prod(taps) == 1 and min(first, second) < LEAST_ONE_TAP_CHANNELS
 
-    def _is_wide(self, node: Node) -> bool:
+    def _reads_float32(self, node: Node) -> bool:
         return all(self.graph.values[name].dtype == "float32" for name in node.inputs)
 
-    def _read(self, name: str) -> str:
-        """What reads ``name`` in 32 bits reads."""
+    def _in_float32(self, name: str) -> str:
+        """The float32 value that nodes read for ``name``."""
         maker = self.maker.get(name)
-        # A convolution's result is rounded already.
-        exact = maker is not None and self._makes_data(maker) and self._is_low(maker)
+        # The result of a convolution in bfloat16 is rounded already.
+        exact = maker is not None and self._makes_data(maker) and self._is_bfloat16_product(maker)
         return f"{name}/rounded" if name in self.names and not exact else name
 
-    def _make(self, node: Node) -> None:
-        """A node whose result is a twin."""
-        [low] = node.outputs
-        name = low.removesuffix(f"/{STORED}")
+    def _add_bfloat16(self, node: Node, name: str) -> None:
+        """Add a node whose result is ``name`` in bfloat16."""
         value = self.graph.values[name]
-        # Of weights and inputs, too, a twin is made: it is no weight and no input.
+        # Of a weight or an input, too: what is computed from it is neither.
         role = Role.GRADIENT if value.role is Role.GRADIENT else Role.ACTIVATION
-        self.values[low] = Value(low, value.shape, STORED, role)
-        self.twins[name] = low
+        [made] = node.outputs
+        self.values[made] = Value(made, value.shape, STORED, role)
+        self.made_in_bfloat16.add(name)
         self.nodes.append(node)
 
-    def _back(self, low: str, name: str) -> None:
-        """Cast a twin back to 32 bits, as ``name``."""
-        self.values[name] = Value(name, self.values[low].shape, "float32", self.values[low].role)
-        self.nodes.append(Node(f"{low}/float32", "Cast", (low,), (name,), {"to": "float32"}))
+    def _cast_back(self, name: str, wide: str) -> None:
+        """Cast ``name`` in bfloat16 back to float32, as the value ``wide``."""
+        source = bfloat16_of(name)
+        self.values[wide] = Value(wide, self.values[source].shape, "float32", self.values[source].role)
+        self.nodes.append(Node(f"{source}/float32", "Cast", (source,), (wide,), {"to": "float32"}))
 
 
-def rounded(graph: Graph, rules: Rules, names: Collection[str], products: bool = False) -> Graph:
-    """``graph``, where each of ``names`` is rounded to bfloat16 for all that read it.
+def use_bfloat16(graph: Graph, rules: Rules, names: Collection[str], products: bool = False) -> Graph:
+    """The graph with each of ``names`` rounded to bfloat16 for all nodes that read it.
 
-    ``products``: convolutions and matrix products take operands of 16 bits.
+    ``products``: whether convolutions and matrix products read operands of bfloat16.
     """
     draft = _Rewriting(graph, rules, names, products)
     for node in graph.nodes:
@@ -157,7 +161,7 @@ def rounded(graph: Graph, rules: Rules, names: Collection[str], products: bool =
 
 
 def _needed(nodes: Iterable[Node], results: Iterable[str]) -> list[Node]:
-    """The nodes that results depend on."""
+    """The nodes that ``results`` depend on, in their order."""
     wanted, kept = set(results), []
     for node in reversed(list(nodes)):
         if any(name in wanted for name in node.outputs):

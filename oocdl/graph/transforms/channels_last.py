@@ -15,18 +15,18 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.op_rule import OpRule, Product, Rules
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
-LEAST, MULTIPLE = 8, 4
+LEAST_CHANNELS, CHANNELS_MULTIPLE = 8, 4
 """Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""
-SPACED = (4, 5)
+SPATIAL_RANKS = (4, 5)
 """Ranks of values with a batch, channels, and two or three axes of space."""
 
 
 def has_enough(channels: int) -> bool:
     """Whether so many channels are worth lying side by side."""
-    return channels >= LEAST and channels % MULTIPLE == 0
+    return channels >= LEAST_CHANNELS and channels % CHANNELS_MULTIPLE == 0
 
 
-def order_of(view: View, ranks: Collection[int] = SPACED) -> Order:
+def order_of(view: View, ranks: Collection[int] = SPATIAL_RANKS) -> Order:
     """The order that has the channels of a view last; empty if it is none, or would not do."""
     if len(view.shape) not in ranks or not view.positions[1] or not has_enough(view.shape[1]):
         return ()
@@ -48,7 +48,7 @@ def _wants_planes(cell: Cell, rule: OpRule) -> bool:
     return rule.prefers_planes and 1 in {axis % rank for axis in cell.node.attrs["axes"]}
 
 
-def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPACED) -> Factored:
+def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPATIAL_RANKS) -> Factored:
     """The same graph, its values of ``ranks`` ordered for convolutions.
 
     What a convolution reads or makes has its channels last, and so has what is computed from

@@ -52,7 +52,7 @@ def _rows(unit: Unit, planned: LayerPlan) -> list[tuple[str, ...]]:
     for item in program.instructions:
         shapes |= zip(item.outputs, item.shapes, strict=True)
         dtypes |= zip(item.outputs, item.dtypes, strict=True)
-    orders, own = dict(program.orders), planned.scratch[program.key].own
+    orders, own = dict(program.orders), planned.scratch[program.key].overwrites
     reads = [
         (
             f"%{slot}",

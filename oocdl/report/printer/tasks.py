@@ -108,7 +108,7 @@ def _unit_rows(names: _Names, call: UnitCall) -> list[Row]:
     values = names.plan.factored.graph.values
     reads: list[Row] = []
     for read in call.reads:
-        note = "overwritten" if read.own else ""
+        note = "overwritten" if read.overwritten else ""
         parts = [(part, key_text(call.arguments[number])) for number, part in read.chunks]
         for part, source in parts or [(read.region, f"({values[read.value].role})")]:
             reads.append((names.place(read.value, part), noted(source, [note])))

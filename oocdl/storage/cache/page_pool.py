@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.ir.array_layout import SMALL_BYTES, footprint
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, footprint
 
 Array = npt.NDArray[Any]
 
@@ -204,7 +204,7 @@ class Pool:
         """An array with arbitrary contents; C-contiguous."""
         kind = np.dtype(dtype)
         nbytes = prod(shape) * kind.itemsize
-        if nbytes < SMALL_BYTES:
+        if nbytes < LEAST_PAGED_BYTES:
             return np.empty(shape, kind)
         with self._lock:
             lent = self._take(footprint(nbytes))
@@ -254,7 +254,7 @@ class Pool:
         for hole, segment in sorted(warm, key=lambda pair: pair[0].size):
             if nbytes <= 0:
                 break
-            size = min(hole.size, footprint(max(nbytes, SMALL_BYTES)))
+            size = min(hole.size, footprint(max(nbytes, LEAST_PAGED_BYTES)))
             segment.cool(hole, size)
             self.mapped_bytes -= size
             nbytes -= size

@@ -79,7 +79,7 @@ def test_a_block_takes_next_to_nothing(pads: Pads) -> None:
     program = block(pads, shape)
     engine = get_engine("torch")
     needs = engine.scratch_of(program, RULES)
-    assert needs.own == {0}
+    assert needs.overwrites == {0}
     arrays = arrays_of(program)
     wanted, before = expected(arrays, pads), [array.copy() for array in arrays]
     out = ordered(np.empty, shape, "float32", LAST)
@@ -111,11 +111,11 @@ def test_an_input_that_is_read_again_is_left_alone() -> None:
     program = make_program(
         first.inputs, *kinds, (*first.instructions, again), outputs, (*first.orders, (8, LAST))
     )
-    assert get_engine("torch").scratch_of(program, RULES).own == frozenset()
+    assert get_engine("torch").scratch_of(program, RULES).overwrites == frozenset()
     kept = make_program(
         first.inputs, *kinds, first.instructions, (first.outputs[0], operand(0, SHAPE)), first.orders
     )
-    assert get_engine("torch").scratch_of(kept, RULES).own == frozenset()
+    assert get_engine("torch").scratch_of(kept, RULES).overwrites == frozenset()
 
 
 def test_double_precision_goes_another_way() -> None:

@@ -12,7 +12,7 @@ from oocdl.errors import GraphError
 from oocdl.graph.ir.graph import Graph, Node, Role, Value
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.bfloat16 import bfloat16_of, rounded
+from oocdl.graph.transforms.bfloat16 import bfloat16_of, use_bfloat16
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
@@ -165,14 +165,14 @@ def test_a_name_that_others_ask_for_has_to_be_a_value() -> None:
 
 
 def test_products_of_bfloat16_and_what_they_leave_behind_are_sound() -> None:
-    graph = rounded(sound(), RULES, ["active"], products=True)
+    graph = use_bfloat16(sound(), RULES, ["active"], products=True)
     verify(graph, RULES, "bfloat16")
     assert bfloat16_of("x") in graph.values
     assert graph.values["product"].dtype == "float32"  # bfloat16 is summed in float32
 
 
 def factored() -> Factored:
-    return channels_last(factorize(sound(), RULES))
+    return channels_last(factorize(sound(), RULES), RULES)
 
 
 def convolution() -> Factored:
@@ -182,7 +182,7 @@ def convolution() -> Factored:
     w = build.value("w", (8, 8, 3, 3), "float32", Role.WEIGHT)
     ones = (1, 1)
     build.outputs = [build("Conv", x, w, strides=ones, dilations=ones, pads=(1, 1, 1, 1))]
-    return channels_last(factorize(build.graph(), RULES))
+    return channels_last(factorize(build.graph(), RULES), RULES)
 
 
 def with_view(made: Factored, **changes: object) -> Factored:
