@@ -22,7 +22,7 @@ from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.transforms import channels_last as layout
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.host.heap import Heap
@@ -112,7 +112,7 @@ def run_graph(
     ``cuts`` asks for pieces by class number, ``parallel`` by name. ``channels_last``: what is of a
     convolution lies so. Returns the graph's outputs and updated values, whole, by name.
     """
-    small = expand(graph, rules)
+    small = canonicalize(graph, rules)
     verify(small, rules, "canonicalize")
     factored = factorize(small, rules)
     if channels_last:

@@ -19,7 +19,7 @@ from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.transforms import channels_last
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
@@ -340,7 +340,7 @@ def test_a_random_graph_cut_is_whole_and_its_gradients_are_autograds(data: st.Da
         maker.step()
     assume(maker.weights)
     forward, graph = maker.finish()
-    small = expand(graph, RULES)
+    small = canonicalize(graph, RULES)
     classes = find_classes(factorize(small, RULES))
     roomy = [number for number, extent in classes.extents.items() if extent > 1]
     counts = {number: data.draw(st.sampled_from((2, 3, 1, 4))) for number in roomy}

@@ -6,7 +6,7 @@ that is how units run. They are measured once (``oocdl.planning.calibrate``) and
 An instruction takes the time of its arithmetic or of its bytes, whichever is longer, and
 a little overhead. Heavy operators have a table of rates by their kind and one size that
 matters most; the rest is bound by memory, and has one rate of bytes an operator. Which
-operator is which its rule says (``graph/speed.py``); no operator has a name here.
+operator is which its rule says (``graph/ir/speed.py``); no operator has a name here.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
@@ -220,7 +220,7 @@ def _canonicalize(network: Network, request: Request) -> Network:
 
     Merging equal nodes can rename results, but never reorders them.
     """
-    graph = expand(replace(network.graph, outputs=network.results), request.rules)
+    graph = canonicalize(replace(network.graph, outputs=network.results), request.rules)
     name = dict(zip(network.results, graph.outputs, strict=True))
     return replace(
         network,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops.losses import (
@@ -36,7 +36,7 @@ Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def check(spec: Loss, x: torch.Tensor, y: torch.Tensor, truth: Truth) -> None:
-    """Value and gradient in float64, before and after ``expand``."""
+    """Value and gradient in float64, before and after ``canonicalize``."""
     build = Builder(RULES)
     logits = build.value("x", tuple(x.shape), "float64", Role.INPUT)
     target = build.value("y", tuple(y.shape), str(y.dtype).removeprefix("torch."), Role.TARGET)
@@ -47,7 +47,7 @@ def check(spec: Loss, x: torch.Tensor, y: torch.Tensor, truth: Truth) -> None:
     x = x.clone().requires_grad_()
     expected = truth(x, y)
     (slope,) = torch.autograd.grad(expected, x)
-    for graph in (build.graph(), expand(build.graph(), RULES)):
+    for graph in (build.graph(), canonicalize(build.graph(), RULES)):
         found = evaluate(graph, {"x": x.detach(), "y": y})
         torch.testing.assert_close(found[graph.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(found[graph.outputs[1]], slope, rtol=1e-11, atol=1e-14)

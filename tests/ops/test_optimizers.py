@@ -12,7 +12,7 @@ import torch
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
@@ -27,7 +27,7 @@ def ours(optimizer: Optimizer, steps: int, dtype: str = "float64") -> dict[str, 
     weights = {name: build.value(name, shape, dtype, Role.WEIGHT) for name, shape in SHAPES.items()}
     grads = {n: build.value(f"g/{n}", s, dtype, Role.INPUT) for n, s in SHAPES.items()}
     add_updates(build, optimizer, {weights[name]: grads[name] for name in SHAPES})
-    graph = expand(build.graph(), RULES)
+    graph = canonicalize(build.graph(), RULES)
     kept = {
         value.name: torch.zeros(value.shape, dtype=getattr(torch, dtype))
         for value in graph.of_role(Role.STATE)

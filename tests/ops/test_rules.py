@@ -12,7 +12,7 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import AxisRule, clip, pieces
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float
@@ -84,7 +84,7 @@ def test_gradient_is_autograds(case: Case) -> None:
     else:
         truth = evaluate(build.graph(), {**tensors, **weights})
     expected = torch.autograd.grad(truth[loss], [tensors[inputs[p]] for p in wanted], allow_unused=True)
-    for graph in (build.graph(), expand(build.graph(), RULES)):
+    for graph in (build.graph(), canonicalize(build.graph(), RULES)):
         names = graph.outputs[len(outputs) + 1 :]
         with torch.no_grad():
             found = evaluate(graph, {**tensors, **weights})

@@ -1,6 +1,6 @@
-"""Rewrites before anything is cut: composite operators, peepholes, twins, dead nodes.
+"""Rewrites before anything is cut: composite operators, peepholes, equal nodes, dead nodes.
 
-After ``expand`` every node's operator has an axis rule, no two nodes compute the same,
+After ``canonicalize`` every node's operator has an axis rule, no two nodes compute the same,
 and each is needed by an output or an update. Names of outputs stay where they can: a
 value that an output turned out to equal takes its name.
 """
@@ -16,7 +16,7 @@ from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder, Rules
 
 
-def expand(graph: Graph, rules: Rules) -> Graph:
+def canonicalize(graph: Graph, rules: Rules) -> Graph:
     """The simplified graph; ``outputs`` and ``updates`` keep their order and keys."""
     return _without_dead(_merged(_expanded(graph, rules), rules))
 
@@ -111,9 +111,9 @@ class _Merger:
             self.alias[node.outputs[0]] = same
             return
         key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
-        twin = self.seen.setdefault(key, node)
-        if twin is not node:
-            self.alias.update(zip(node.outputs, twin.outputs, strict=True))
+        first = self.seen.setdefault(key, node)
+        if first is not node:
+            self.alias.update(zip(node.outputs, first.outputs, strict=True))
             return
         self.nodes.append(node)
         self.producer.update(dict.fromkeys(node.outputs, node))

@@ -13,7 +13,7 @@ from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.partition.cut_classes import find_classes
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
@@ -36,7 +36,7 @@ def training(path: Path, shapes: dict[str, tuple[int, ...]], target: tuple[int, 
     build.role = Role.GRADIENT
     add_updates(build, SGD(0.01), differentiate(build, loss, weights))
     build.outputs = [loss]
-    return expand(build.graph(), RULES)
+    return canonicalize(build.graph(), RULES)
 
 
 def planned(graph: Graph, unit_bytes: int, threads: int = 2) -> PassPlan:

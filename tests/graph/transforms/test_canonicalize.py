@@ -6,7 +6,7 @@ import torch
 
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.ops import RULES
 from tests.kit.interpret import evaluate
 
@@ -19,7 +19,7 @@ def start() -> tuple[Builder, str]:
 def finish(build: Builder, *outputs: str) -> tuple[Graph, list[str]]:
     """The expanded graph, checked to give the same values, and its operators."""
     build.outputs = list(outputs)
-    before, after = build.graph(), expand(build.graph(), RULES)
+    before, after = build.graph(), canonicalize(build.graph(), RULES)
     given = {
         value.name: torch.arange(value.size, dtype=torch.float64).reshape(value.shape)
         for value in before.of_role(Role.INPUT, Role.WEIGHT)

@@ -11,7 +11,7 @@ import torch
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import expand
+from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, DiceCE, add_loss
@@ -97,7 +97,7 @@ def test_gradients_of_networks_are_autograds(model, spec) -> None:
     truth = evaluate(forward.graph(), {**values, **given})
     expected = torch.autograd.grad(truth[loss], [values[name] for name in weights])
     full = build.graph()
-    small = expand(replace(full, outputs=(*full.outputs, *grads.values())), RULES)
+    small = canonicalize(replace(full, outputs=(*full.outputs, *grads.values())), RULES)
     assert len(small.nodes) < len(full.nodes)
     assert all(RULES[node.op].axes for node in small.nodes)
     assert len({node.name for node in small.nodes}) == len(small.nodes)
