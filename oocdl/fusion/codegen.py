@@ -1,9 +1,9 @@
-"""One loop for a chain: what it reads, does, writes and sums, as text for LLVM.
+"""Writes the text for LLVM of a chain's loop, which reads, computes, writes and sums.
 
 The loop runs over five axes; the two inner ones are rows of lanes. In a row all members run on one
-vector after the other, in registers. Sums are kept a lane each: in their own precision over at most
-``CHUNK_ROWS`` rows, then put to those in memory in float64. Moments of a chunk are those of the distances
-to its first row, put together as Chan, Golub and LeVeque (1983) do.
+vector after the other, in registers. Each lane has a sum of its own: in the precision of the summed values
+over at most ``CHUNK_ROWS`` rows, which is then added to the sum in memory in float64. Moments of a chunk of
+rows are those of the distances to its first row; chunks are merged as Chan, Golub and LeVeque (1983) do.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
 
 VECTOR_LANES = 16
-"""Of a vector: a register of 512 bits of float32; LLVM takes more registers where they are smaller."""
+"""Lanes of a vector: 512 bits of float32. LLVM takes several registers where they are smaller."""
 CHUNK_ROWS = 64
-"""Rows that are summed in the precision of what is summed."""
+"""Rows whose values are summed in their own precision, before their sum is added in float64."""
 OUTER_AXES = 3
-"""Axes around rows and lanes."""
+"""Number of axes of the loop around rows and lanes."""
 FIELDS_PER_ARRAY = OUTER_AXES + 3
-"""Of each array in the arguments: its address, and bytes between neighbours of each axis."""
+"""Numbers that the arguments have for each array: its address, and its stride in bytes along each axis."""
 Step = Literal["one", "next", "far"]
-"""Lanes in memory: one for all of them, next to each other, or with gaps."""
+"""How the lanes of a row lie in memory: one element for all lanes, next to each other, or with gaps."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """A member that is no reduction."""
+    """An elementwise member; ``ins`` and ``out`` are columns."""
 
     name: str
     attrs: tuple[tuple[str, Any], ...]
@@ -41,45 +41,45 @@ class Op:
 
 @dataclass(frozen=True)
 class Stream:
-    """An array that is read or written."""
+    """An array that the loop reads or writes."""
 
     column: int
     dtype: str
     step: Step
     rows: bool
-    """Whether it is another in each row."""
+    """Whether its elements differ from row to row."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A column that is summed: its sum, or count, mean and sum of squares of distances to the mean."""
+    """A sum over a column, or its moments: count, mean, and sum of squared distances to the mean."""
 
     column: int
     moments: bool
 
     @property
     def planes(self) -> int:
-        """Arrays in memory."""
+        """Number of arrays in memory that hold it."""
         return 3 if self.moments else 1
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Everything that the code depends on."""
+    """The description of a loop: everything that its machine code depends on."""
 
     ops: tuple[Op, ...]
     reads: tuple[Stream, ...]
     writes: tuple[Stream, ...]
     sums: tuple[Sum, ...]
     lanes: int
-    """Of a row."""
+    """Lanes of a row."""
 
 
 _BYTES = {"float": 4, "double": 8, "bfloat": 2, "i64": 8, "i32": 4, "i1": 1, "i8": 1}
 
 
 class Writer:
-    """The function of one loop, of a pointer to its arguments."""
+    """Writes the function of one loop, which takes a pointer to its arguments."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop, self.b = loop, Builder()
@@ -103,7 +103,7 @@ class Writer:
         return [self.b.new(f"inttoptr i64 {address} to ptr"), *steps]
 
     def write(self, name: str) -> str:
-        """The text of the module, whose function has that name."""
+        """Return the text of an LLVM module whose one function is called ``name``."""
         b = self.b
         with ExitStack() as loops:
             at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
@@ -125,7 +125,7 @@ class Writer:
         return address
 
     def _strips(self, bases: list[str], sums: list[list[str]], first: str, end: str) -> None:
-        """A row's vectors, as many at once as registers allow."""
+        """Loop over the vectors of a row, as many at once as registers allow."""
         full, rest = divmod(self.loop.lanes, VECTOR_LANES)
         widths = [VECTOR_LANES] * full + ([rest] if rest else [])
         most = 4 if len(self.loop.sums) < 2 else 2
@@ -139,7 +139,7 @@ class Writer:
     def _strip(
         self, bases: list[str], sums: list[list[str]], first: str, end: str, lane: str, widths: list[int]
     ) -> None:
-        """Some vectors of each row from ``first`` to ``end``."""
+        """Compute some vectors of each row from ``first`` to ``end``."""
         b = self.b
         vectors = []
         for index, width in enumerate(widths):
@@ -154,7 +154,7 @@ class Writer:
 
 
 class _Vector:
-    """One vector of each row of a chunk."""
+    """Writes the code for one vector of each row of a chunk."""
 
     def __init__(
         self, writer: Writer, bases: list[str], sums: list[list[str]], lane: str, width: int, first: str
@@ -197,7 +197,7 @@ class _Vector:
         return self.b.at(self.addresses[index], self.b.new(f"mul i64 {row}, {self.w.fields[index][-2]}"))
 
     def _values(self, row: str) -> dict[int, str]:
-        """All columns in a row."""
+        """Compute the values of all columns in a row: column -> name of its vector."""
         values = dict(self.constant)
         for index, stream in enumerate(self.w.loop.reads):
             if stream.rows:
@@ -208,7 +208,7 @@ class _Vector:
         return values
 
     def row(self, row: str) -> None:
-        """Read, compute, write, sum."""
+        """Read a row, compute its members, write results and add to the sums."""
         self.b.lanes = self.width
         loop = self.w.loop
         values = self._values(row)
@@ -230,7 +230,7 @@ class _Vector:
         b.do(f"store {b.type} {b.new(f'fadd {b.type} {old}, {value}')}, ptr {slot}")
 
     def flush(self, count: str) -> None:
-        """Put the totals of a chunk to those in memory."""
+        """Add the totals of a chunk of ``count`` rows to those in memory."""
         b = self.b
         b.lanes = self.width
         for one, slots, planes in zip(self.w.loop.sums, self.totals, self.sums, strict=True):
@@ -255,7 +255,10 @@ class _Vector:
 
 
 def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
-    """Count, mean and squares of what was and of a chunk: count, origin, sum and squares from there."""
+    """Merge the moments in memory (count, mean, squares) with those of a chunk.
+
+    ``chunk``: its count, its origin, and the sum and the sum of squares of the distances to the origin.
+    """
 
     def do(name: str, x: str, y: str) -> str:
         return b.new(f"{name} {b.type} {x}, {y}")
@@ -271,7 +274,7 @@ def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
 
 
 def cast(b: Builder, value: str, source: str, target: str) -> str:
-    """A vector of ``source`` as one of ``target``."""
+    """Convert a vector of dtype ``source`` to dtype ``target``."""
     how = conversion(source, target)
     if how is None:
         return value
@@ -282,7 +285,7 @@ _WIDTH = {"bfloat16": 16, "float32": 32, "float64": 64}
 
 
 def conversion(source: str, target: str) -> str | None:
-    """LLVM's instruction from one dtype to another; None where they are one.
+    """Return LLVM's instruction that converts one dtype to another; None where they are the same.
 
     >>> conversion("float32", "bfloat16"), conversion("int64", "float32"), conversion("bool", "float32")
     ('fptrunc', 'sitofp', 'uitofp')
@@ -298,7 +301,7 @@ _TABLE: Mapping[str, Emit] = {**FLOATS, **COMPARE, **LOGIC}
 
 
 def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
-    """Whether loops can do what a member does; ``dtypes``: of each column."""
+    """Whether loops can compute a member; ``dtypes``: column -> dtype."""
     kinds = [dtypes[column] for column in op.ins]
     if any(kind not in KINDS for kind in (*kinds, op.dtype)):
         return False
@@ -314,7 +317,7 @@ def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
 
 
 def emit(b: Builder, op: Op, args: Sequence[str], dtype: str) -> str:
-    """The result of a member; ``dtype``: of its first operand."""
+    """Write the code of a member and return the name of its result; ``dtype``: that of its first operand."""
     if op.name == "Cast":
         return cast(b, args[0], dtype, op.dtype)
     if op.name == "Where":

@@ -1,7 +1,7 @@
-"""How a chain runs, whatever computes it: as one compiled loop, or block after block.
+"""Runs a chain as one compiled loop, or block after block.
 
-A chain whose members loops know is one loop over all of its domain (``fused``). Any other has its
-members run on one block, each with a kernel of the runtime, and then on the next.
+A chain of members that loops can compute runs as one loop over all of its domain (``Fused``). Any other
+chain runs all members on one block, each with a kernel of the runtime, and then on the next block.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
 MOST_COPIED_ELEMENTS = 1 << 14
-"""Most elements that are worth copying to be a row."""
+"""An operand of at most so many elements is copied to have its channels last."""
 
 
 class Blocks(Protocol[A]):
-    """The blocks of a domain in row-major order."""
+    """Cuts arrays into the blocks of a domain, in row-major order."""
 
     def pieces(self, array: A, over: tuple[int, ...] = ()) -> list[A]:
-        """Views of ``array``, a block each; along axes in ``over`` it has one element a block."""
+        """Return a view of ``array`` for each block; it has one element for each along axes in ``over``."""
         ...
 
     def of_buffer(self, buffer: A, shape: Shape) -> list[A]:
-        """The same memory in every block, as large as a value of ``shape`` is there."""
+        """Return a view of ``buffer`` for each block, as large as the block of a value of ``shape``."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class BlockPlan(Generic[A]):
-    """What is decided of a chain that runs block by block."""
+    """The plan of a chain that runs block by block."""
 
     parts: Mapping[tuple[int, ...], tuple[int, ...]]
-    """Outputs of reductions whose blocks are put together at the end; the axes these lie along."""
+    """Outputs of a reduction -> axes along which partial results of its blocks lie, until they are
+    combined at the end."""
     kinds: Mapping[int, Kind]
-    """Of each column that takes memory of a block."""
+    """Column that only lives inside a block -> shape and dtype of the whole value."""
     register_of: Mapping[int, int]
-    """Column -> which memory."""
+    """Column -> number of the register that holds it."""
     registers: Sequence[Kind]
     kernels: Sequence[tuple[Into[A], tuple[int, ...], tuple[int, ...]]]
-    """What runs on each block: from columns, into columns."""
+    """(kernel, columns that it reads, columns that it writes), in the order in which they run."""
 
 
 class AnyChainStep(ABC, Generic[A]):
-    """One chain, with all that can be decided before it runs."""
+    """A chain with all that can be decided before it runs; engines say how their arrays are handled."""
 
     def __init__(
         self,
@@ -61,25 +62,25 @@ class AnyChainStep(ABC, Generic[A]):
         blocks: Blocks[A],
         kernels: Mapping[str, Blockwise[A]],
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
+        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype."""
         self.chain, self.rank = chain, len(chain.domain)
         self._blocks, self._kernels = blocks, kernels
         self.members, self.columns = members_of(chain, lambda op: kernels[op].in_place)
-        """Members; operands from outside, and slots made here -> columns."""
+        """The members; operand from outside, or slot made by a member -> column."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         elementwise = made - self._reduced()
         fused = fuse(chain, self.members, self.columns, elementwise, dtype_of)
         self.plan: Fused | BlockPlan[A] = fused or self._block_plan(made)
         if isinstance(self.plan, Fused):
             self.summed = made - elementwise
-            """Slots made of sums after the loop, or of those of blocks."""
+            """Slots whose values are computed from sums: those of the loop, or those of all blocks."""
         else:
             self.summed = {slot for slots in self.plan.parts for slot in slots}
         self.full = made - self.summed
-        """Slots made whole."""
+        """Slots whose values are written element by element."""
 
     def _block_plan(self, made: Collection[int]) -> BlockPlan[A]:
-        """``made``: slots that are read after the chain."""
+        """Plan the blocks; ``made``: slots that are read after the chain."""
         members = self.chain.members
         parts = {item.outputs: axes for item in members if (axes := self._axes(item))}
         apart = {*made, *(slot for slots in parts for slot in slots)}
@@ -95,7 +96,7 @@ class AnyChainStep(ABC, Generic[A]):
         return BlockPlan(parts, kinds, register_of, registers, kernels)
 
     def _reduced(self) -> set[int]:
-        """Slots that reductions make."""
+        """Return the slots that reductions make."""
         return {
             slot
             for item in self.chain.members
@@ -104,13 +105,13 @@ class AnyChainStep(ABC, Generic[A]):
         }
 
     def _axes(self, item: Instruction) -> tuple[int, ...]:
-        """The axes that a reduction has to be put together along; none of another instruction."""
+        """Return the axes along which partial results of a reduction are combined; none for other members."""
         if self._kernels[item.op].finish is None:
             return ()
         return self._cut_axes(tuple(sorted({axis % self.rank for axis in item.attrs["axes"]})))
 
     def run(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
-        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
+        """Read operands from ``slots`` and put results there, in the arrays of ``places`` where given."""
         if isinstance(self.plan, Fused):
             self._run_fused(self.plan, slots, places)
         else:
@@ -177,7 +178,7 @@ class AnyChainStep(ABC, Generic[A]):
             self._keep(item, results, slots)
 
     def _extents(self, shape: Shape) -> Shape:
-        """Of a block's memory, as one axis."""
+        """Return the elements that a value of ``shape`` has in a block, as a shape of one axis."""
         sizes = zip(shape, self.chain.block, strict=True)
         return (prod(1 if n == 1 else size for n, size in sizes),)
 
@@ -189,44 +190,44 @@ class AnyChainStep(ABC, Generic[A]):
 
     @abstractmethod
     def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes that blocks of a reduction over ``over`` are put together along; none if it is not cut."""
+        """Return the axes of ``over`` along which a reduction has partial results; none if not cut."""
 
     @abstractmethod
     def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
-        """What lies in a slot, cropped, in a shape of the chain."""
+        """View the array of a slot as an operand: cropped, and in the shape that the chain gives it."""
 
     @abstractmethod
     def _wide(self, array: A) -> A:
-        """An operand as blocks are fastest with it."""
+        """View or copy an operand as blocks are fastest with it."""
 
     @abstractmethod
     def _view(self, array: A) -> View:
-        """Where an array lies, in the axes of the chain."""
+        """Tell the address and strides of an array, in the axes of the chain."""
 
     @abstractmethod
     def _copy(self, array: A) -> A:
-        """An array in memory without gaps."""
+        """Copy an array into memory without gaps."""
 
     @abstractmethod
     def _of_numpy(self, array: Array, dtype: str) -> A:
-        """A small array, in another dtype."""
+        """Convert a small NumPy array to the runtime's type and to ``dtype``."""
 
     @abstractmethod
     def _empty(self, shape: Shape, dtype: str) -> A:
-        """New memory."""
+        """Make an array without initializing it."""
 
     @abstractmethod
     def _part_shape(self, shape: Shape, axes: tuple[int, ...]) -> Shape:
-        """Of a reduction's results, a block each along ``axes``."""
+        """Return the shape of a reduction's partial results: as many along ``axes`` as there are blocks."""
 
     @abstractmethod
     def _whole(self, slot: int, kind: Kind, slots: Mapping[int, A], places: Mapping[int, A]) -> A:
-        """Memory of a result made whole: where it is wanted, or another's that ends, or new."""
+        """Return an array for a result: that of ``places``, or of an operand that ends here, or a new one."""
 
     @abstractmethod
     def _counts(self, item: Instruction, axes: tuple[int, ...]) -> A:
-        """Elements that a reduction has in each block, blocks along ``axes``."""
+        """Return how many elements a reduction has in each block, with the blocks along ``axes``."""
 
     @abstractmethod
     def _result(self, array: A, shape: Shape) -> A:
-        """A result as its slot has it."""
+        """View a result in the shape that its slot has."""

@@ -1,4 +1,4 @@
-"""Which instructions run together, block by block, so that what lies between stays in the cache.
+"""Groups instructions into chains, which run block by block so that intermediates stay in the cache.
 
 A chain is a run of elementwise instructions and reductions over one domain (the broadcast of
 their shapes). The domain is cut into boxes; all of the chain runs on one before the next.
@@ -74,12 +74,12 @@ def _runs_channels_last(
 
 
 def domain_of(instruction: Instruction, reductions: Iterable[str]) -> Shape:
-    """What an instruction runs over: a reduction's operand, else the result."""
+    """Return the shape that an instruction iterates over: of a reduction's operand, else of the result."""
     return instruction.operands[0].shape if instruction.op in reductions else instruction.kernel_shapes[0]
 
 
 def block_of(domain: Shape, whole: Iterable[int], elements: int) -> Shape:
-    """The largest block of at most so many elements; axes in ``whole`` are not cut.
+    """Return the shape of the largest block of at most ``elements`` elements; axes in ``whole`` are not cut.
 
     The outermost axes are cut first, into pieces as equal as possible.
 
@@ -104,7 +104,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape | None:
 
 @dataclass(eq=False)
 class _Draft:
-    """A chain in the making, and the small instructions around it."""
+    """A chain that is being built, and the small instructions around it."""
 
     elements: int
     reductions: frozenset[str]
@@ -114,16 +114,16 @@ class _Draft:
     after: list[Instruction] = field(default_factory=list)
     domain: Shape = ()
     made: dict[int, Shape] = field(default_factory=dict)
-    """Slot -> shape of what members make."""
+    """Slot that a member makes -> shape."""
     late: set[int] = field(default_factory=set)
-    """Slots that are there only after the chain."""
+    """Slots that are made only after the chain."""
     over: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Slot of a reduction's result -> the axes it is over."""
+    """Slot of a reduction's result -> the axes that are reduced."""
     whole: set[int] = field(default_factory=set)
-    """Axes that a result read in the chain is over."""
+    """Axes of reductions whose results the chain itself reads: blocks must not cut them."""
 
     def _uncut(self, domain: Shape, shapes: Iterable[Shape], whole: set[int]) -> set[int]:
-        """Axes that may not be cut: of reductions read here, and those that a member lacks."""
+        """Return the axes that may not be cut: ``whole``, and those that a member broadcasts along."""
         return whole | {
             axis
             for shape in shapes
@@ -167,7 +167,7 @@ class _Draft:
             self.before.append(item)
 
     def groups(self) -> list[Group]:
-        """What it has become, in order."""
+        """Return the instructions before the chain, the chain, and those after it."""
         chain: list[Group] = []
         if self.members:
             shapes = [domain_of(member, self.reductions) for member in self.members]
@@ -183,7 +183,7 @@ def _is_small(item: Instruction, elements: int) -> bool:
 
 
 def _fits(item: Instruction, reductions: frozenset[str]) -> bool:
-    """Whether it can be a member of some chain."""
+    """Whether an instruction can be a member of some chain."""
     if item.op in reductions and not item.attrs["axes"]:
         return False
     if any(pads_of(operand) for operand in item.operands):
@@ -192,10 +192,10 @@ def _fits(item: Instruction, reductions: frozenset[str]) -> bool:
 
 
 def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any]]) -> list[Group]:
-    """The instructions of ``program`` in an order that may be run, chains where they can be.
+    """Arrange the instructions of ``program`` in an order that may be run, in chains where possible.
 
-    ``kernels``: of the operators that may be members. Blocks have at most ``elements`` elements; an
-    instruction on less than a quarter of that is not worth a place in a chain, and runs before or after it.
+    ``kernels`` has the operators that may be members. Blocks have at most ``elements`` elements; an
+    instruction on at most a quarter of that is not worth a place in a chain, and runs before or after it.
     """
     reductions = frozenset(op for op, kernel in kernels.items() if kernel.finish is not None)
     groups: list[Group] = []
@@ -220,15 +220,15 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
 
 
 def members_of(group: Group) -> Sequence[Instruction]:
-    """The instructions of a group."""
+    """Return the instructions of a group."""
     return group.members if isinstance(group, Chain) else (group,)
 
 
 def reads_of(group: Group) -> frozenset[int]:
-    """Slots that a group reads."""
+    """Return the slots that a group reads."""
     return frozenset(operand.slot for item in members_of(group) for operand in item.operands)
 
 
 def makes_of(group: Group) -> frozenset[int]:
-    """Slots that a group makes."""
+    """Return the slots that a group makes."""
     return frozenset(slot for item in members_of(group) for slot in item.outputs)

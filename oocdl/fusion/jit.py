@@ -1,4 +1,4 @@
-"""Loops as machine code for this processor, by LLVM."""
+"""Compiles loops to machine code for this processor, by LLVM."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import llvmlite.binding as llvm
 from oocdl.fusion.codegen import Loop, Writer
 
 Code = Callable[[int], None]
-"""A loop; takes the address of its arguments."""
+"""A compiled loop, called with the address of its arguments."""
 
 _lock = threading.Lock()
 _made: dict[Loop, Code] = {}
 
 
 class _Linker:
-    """Makes code, and owns the memory that it lies in; of everything else that LLVM makes nothing is kept."""
+    """Compiles loops, and owns the memory of their code; nothing else that LLVM allocates is kept."""
 
     def __init__(self) -> None:
         llvm.initialize_native_target()
@@ -30,7 +30,7 @@ class _Linker:
         self.count = 0
 
     def make(self, loop: Loop) -> Code:
-        """The code of a loop."""
+        """Compile a loop."""
         self.count += 1
         name = f"loop{self.count}"
         module = llvm.parse_assembly(Writer(loop).write(name))
@@ -41,9 +41,9 @@ class _Linker:
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))
 
     def _improve(self, function: Any) -> None:
-        """Variables become registers; what is said twice is said once. All else is written as it should be.
+        """Run LLVM's passes that turn variables into registers and merge equal values.
 
-        LLVM's whole pipeline makes the loops no faster, and keeps 0.2 MiB for each.
+        Its whole pipeline makes the loops no faster, and keeps 0.2 MiB for each.
         """
         builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=2))
         passes = llvm.create_new_function_pass_manager()
@@ -65,7 +65,7 @@ def _linker() -> _Linker:
 
 
 def compiled(loop: Loop) -> Code:
-    """The code of a loop; made once."""
+    """Return the code of a loop, which is compiled once."""
     with _lock:
         if loop not in _made:
             _made[loop] = _linker().make(loop)

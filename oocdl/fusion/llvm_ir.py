@@ -1,4 +1,4 @@
-"""Text of LLVM's intermediate representation: values, loops, vectors of memory."""
+"""Builds text of LLVM's intermediate representation: values, loops, loads and stores of vectors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ KINDS |= {"bool": "i1", "uint8": "i8"}
 
 
 class Builder:
-    """Lines of one function; values on vectors of ``lanes`` of the dtype that is ``set``."""
+    """Collects the lines of one function; values are vectors of ``lanes`` elements of type ``kind``."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.variables: list[str] = []
-        """Lines that come first."""
+        """Lines at the start of the function, which allocate variables."""
         self.declared: dict[str, str] = {}
         """Function -> its declaration."""
         self.deviations: dict[tuple[str, float], str] = {}
-        """Variance and what is added to it -> what is made of it, where that is the same in all rows."""
+        """(variance, eps) -> its ``deviation``, where that is the same in all rows."""
         self._count = 0
         self._block = "entry"
         self.lanes, self.kind = 1, "float"
 
     @property
     def type(self) -> str:
-        """The vector that operators work on."""
+        """The vector type that operators work on, as LLVM writes it."""
         return f"<{self.lanes} x {self.kind}>"
 
     @property
@@ -36,21 +36,21 @@ class Builder:
         return self.kind in ("float", "double", "bfloat")
 
     def new(self, expression: str) -> str:
-        """A value: its name."""
+        """Add an instruction that makes a value; returns the value's name."""
         self._count += 1
         self.lines.append(f"  %v{self._count} = {expression}")
         return f"%v{self._count}"
 
     def do(self, line: str) -> None:
-        """An instruction without a value."""
+        """Add an instruction that makes no value."""
         self.lines.append(f"  {line}")
 
     def splat(self, scalar: str) -> str:
-        """A constant in each lane."""
+        """Return a constant vector with ``scalar`` in each lane."""
         return f"<{', '.join([f'{self.kind} {scalar}'] * self.lanes)}>"
 
     def spread(self, scalar: str, kind: str) -> str:
-        """A value in each lane."""
+        """Return a vector with the value ``scalar`` in each lane."""
         vector = f"<{self.lanes} x {kind}>"
         first = self.new(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
         return self.new(
@@ -58,31 +58,34 @@ class Builder:
         )
 
     def select(self, condition: str, yes: str, no: str) -> str:
-        """``yes`` where ``condition``, else ``no``."""
+        """Return a vector of ``yes`` where ``condition`` holds, else of ``no``."""
         return self.new(f"select <{self.lanes} x i1> {condition}, {self.type} {yes}, {self.type} {no}")
 
     def call(self, name: str, type_: str, args: Sequence[str]) -> str:
-        """One of LLVM's functions on vectors of floating-point numbers."""
+        """Call one of LLVM's functions on vectors of floating-point numbers."""
         kind = {"float": "f32", "double": "f64", "bfloat": "bf16"}[self.kind]
         full = f"@llvm.{name}.v{self.lanes}{kind}"
         self.declared[full] = f"declare {type_} {full}({', '.join([type_] * len(args))})"
         return self.new(f"call {type_} {full}({', '.join(f'{type_} {arg}' for arg in args)})")
 
     def slot(self, type_: str) -> str:
-        """A variable. All are made at the start: elsewhere each pass would make another."""
+        """Add a variable. All are allocated at the start: in a loop each iteration would allocate another."""
         name = f"%s{len(self.variables)}"
         self.variables.append(f"  {name} = alloca {type_}")
         return name
 
     def label(self, name: str) -> None:
-        """Begin a block, which the one before runs into."""
+        """Begin a basic block that the one before jumps to."""
         self.do(f"br label %{name}")
         self.lines.append(f"{name}:")
         self._block = name
 
     @contextmanager
     def loop(self, start: str, stop: str, step: int) -> Iterator[str]:
-        """Run once at least, for ``start``, and on as long as the next is less than ``stop``."""
+        """Write a loop around what is added inside; yields the index.
+
+        It runs once at least, for ``start``, and goes on while the next index is less than ``stop``.
+        """
         self._count += 1
         head, index, before = f"loop{self._count}", f"%i{self._count}", self._block
         self.label(head)
@@ -98,7 +101,7 @@ class Builder:
         self._block = end
 
     def load(self, dtype: str, address: str, step: str) -> str:
-        """A vector of memory; ``step``: "one" for all lanes, "next" to each other, else bytes between."""
+        """Load a vector; ``step``: "one" element for all, "next" to each other, else bytes between them."""
         if dtype == "bool":
             raw = self._load("i8", address, step)
             return self.new(f"icmp ne <{self.lanes} x i8> {raw}, zeroinitializer")
@@ -116,7 +119,7 @@ class Builder:
         return value
 
     def store(self, dtype: str, value: str, address: str, step: str) -> None:
-        """Put a vector into memory."""
+        """Store a vector; ``step`` as in ``load``."""
         kind = KINDS[dtype]
         if dtype == "bool":
             value, kind = self.new(f"zext <{self.lanes} x i1> {value} to <{self.lanes} x i8>"), "i8"
@@ -131,5 +134,5 @@ class Builder:
         return self.at(address, self.new(f"mul i64 {step}, {lane}"))
 
     def at(self, address: str, offset: str) -> str:
-        """The address so many bytes further on."""
+        """Return the address ``offset`` bytes further on."""
         return self.new(f"getelementptr i8, ptr {address}, i64 {offset}")

@@ -1,7 +1,7 @@
-"""Chains as one compiled loop each: every operand is read once, every result written once.
+"""Runs a chain as one compiled loop, which reads every operand once and writes every result once.
 
-What the loop is, and in which order it sums, depends on the chain alone: not on threads, and not on
-how operands happen to lie. Chains with a member that is not in the tables run block by block.
+The loop and the order of its sums depend on the chain alone: not on threads, and not on how operands
+happen to lie. A chain with a member that is not in the tables of ``loop_ops`` runs block by block.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
 MOST_ROW_LANES = 1024
-"""Most elements of the innermost axis that are lanes of one row; a longer one is cut."""
+"""The innermost axis is one row if it has at most so many elements; a longer one is cut into rows."""
 CUT_ROW_LANES = 256
-"""Lanes of a row of a longer one."""
+"""Lanes of each row that a longer axis is cut into."""
 SUMS = frozenset({"ReduceSum", "Moments"})
-"""Reductions that loops know."""
+"""Reductions that loops compute."""
 
 
 class View(NamedTuple):
-    """An array in memory."""
+    """The address, shape and strides of an array."""
 
     address: int
     shape: Shape
     strides: tuple[int, ...]
-    """Bytes."""
+    """Bytes between neighbours along each axis."""
 
 
 class Placed(NamedTuple):
-    """Where an array lies, as the loop has its axes."""
+    """The address of an array, and its strides along the axes of the loop."""
 
     address: int
     steps: tuple[int, ...]
@@ -49,7 +49,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Group:
-    """Axes of the domain that the loop takes as one."""
+    """Neighbouring axes of the domain that the loop iterates over as one."""
 
     axes: tuple[int, ...]
     extent: int
@@ -57,22 +57,22 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Nest:
-    """How the loop runs over the domain."""
+    """The loops over the domain: up to ``OUTER_AXES`` around the rows, rows, and lanes."""
 
     outer: tuple[_Group, ...]
     rows: _Group | None
-    """None: parts of the lanes' axis."""
+    """None: the axis of the lanes is cut into rows."""
     lanes: _Group
 
 
 @dataclass(frozen=True, eq=False)
 class _Total:
-    """A reduction: its column, and the shape of its result."""
+    """A reduction, and the column that it sums."""
 
     item: Instruction
     column: int
     kept: tuple[bool, ...]
-    """Of each axis of the domain."""
+    """Whether the result has it, for each axis of the domain."""
 
 
 def _kept(item: Instruction, rank: int) -> tuple[bool, ...]:
@@ -81,9 +81,9 @@ def _kept(item: Instruction, rank: int) -> tuple[bool, ...]:
 
 
 def _groups(domain: Shape, alike: Sequence[tuple[bool, ...]], apart: Collection[int]) -> list[_Group]:
-    """Neighbouring axes put together where each of ``alike`` says the same of both.
+    """Join neighbouring axes of the domain where each of ``alike`` has the same flag for both.
 
-    ``apart``: axes that do not lie within those before them.
+    ``apart``: axes that are never joined to those before them, because an operand is cropped.
     """
     groups: list[list[int]] = []
     for axis in (axis for axis, extent in enumerate(domain) if extent > 1):
@@ -96,7 +96,7 @@ def _groups(domain: Shape, alike: Sequence[tuple[bool, ...]], apart: Collection[
 
 
 def _nest(groups: list[_Group], totals: Sequence[_Total]) -> _Nest | None:
-    """Rows and lanes; None where sums would have to be kept a row each."""
+    """Choose outer axes, rows and lanes; None where each row and lane would need a sum of its own."""
     *before, lanes = groups or [_Group((), 1)]
     keeps = [total.kept for total in totals]
     inside = bool(lanes.axes) and any(kept[lanes.axes[0]] for kept in keeps)
@@ -111,7 +111,7 @@ def _nest(groups: list[_Group], totals: Sequence[_Total]) -> _Nest | None:
 
 
 def _steps(view: View, groups: Iterable[_Group], domain: Shape) -> tuple[int, ...] | None:
-    """Bytes between neighbours of each group; None where it has no one stride."""
+    """Return the stride in bytes along each group; None where a group has no single stride."""
     found = []
     lead = len(domain) - len(view.shape)
     for group in groups:
@@ -128,33 +128,33 @@ def _steps(view: View, groups: Iterable[_Group], domain: Shape) -> tuple[int, ..
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """The loop over all rows, or over what is left of the last."""
+    """One call of the loop: over all full rows, or over the shorter last one."""
 
     rows: int
     lanes: int
     start: int
-    """The first of the lanes' axis."""
+    """Where on the axis of the lanes the call begins."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A chain's loop."""
+    """A chain as a loop, which is compiled for the strides of its operands when they are first seen."""
 
     chain: Chain
     dtypes: Mapping[int, str]
-    """Of each column."""
+    """Column -> dtype."""
     ops: tuple[Op, ...]
     reads: tuple[int, ...]
-    """Columns from outside."""
+    """Columns that the loop reads."""
     writes: tuple[int, ...]
-    """Columns that are made whole."""
+    """Columns that the loop writes."""
     totals: tuple[_Total, ...]
     nest: _Nest
     codes: dict[tuple[object, ...], Code]
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory for sums, and for what is made of them."""
+        """Bytes for sums, and for the results that are computed from them."""
         return 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
 
     @cached_property
@@ -169,7 +169,7 @@ class Fused:
 
     @cached_property
     def _kept_shapes(self) -> tuple[Shape, ...]:
-        """Of the sums of each total: planes, kept outer axes, and a lane each."""
+        """The shape of the sums of each total: planes, outer axes (one where reduced), lanes."""
         lanes = self._calls[0].lanes
         return tuple(
             (
@@ -182,19 +182,19 @@ class Fused:
 
     @cached_property
     def _axes(self) -> tuple[_Group, ...]:
-        """All axes of the loop, in order."""
+        """The axes of the loop, outermost first."""
         rows = () if self.nest.rows is None else (self.nest.rows,)
         return (*self.nest.outer, *rows, self.nest.lanes)
 
     def place(self, view: View) -> Placed | None:
-        """Where the loop finds an array; None where it cannot run over it as it lies, but over a copy."""
+        """Return an array's strides along the axes of the loop; None if the array must be copied first."""
         steps = _steps(view, self._axes, self.chain.domain)
         return None if steps is None else Placed(view.address, steps)
 
     def run(self, arrays: Mapping[int, Placed]) -> list[tuple[Instruction, list[Array]]]:
-        """Read and write all columns; ``arrays`` has each.
+        """Run the loop over ``arrays``, which has each column that is read or written.
 
-        Returns the reductions and their results, float64 in the shape of the chain.
+        Returns each reduction with its results, as float64 in the shape that the chain gives them.
         """
         sums = [np.zeros(shape) for shape in self._kept_shapes]
         for call in self._calls:
@@ -219,7 +219,7 @@ class Fused:
         return np.array([number for line in lines for number in line], np.int64)
 
     def _fields(self, array: Placed, call: _Call) -> list[int]:
-        """An array's address and strides, all axes that a loop has."""
+        """Return an array's address and its strides along all axes that a loop has."""
         if self.nest.rows is None:
             *outer, lane = array.steps
             row = lane * call.lanes
@@ -228,7 +228,7 @@ class Fused:
         return [array.address + call.start * lane, *[0] * (OUTER_AXES - len(outer)), *outer, row, lane]
 
     def _code(self, call: _Call, arguments: Array) -> Code:
-        """The code for arrays that lie like these."""
+        """Return the code for arrays with strides like these."""
         streams = []
         for number, column in enumerate((*self.reads, *self.writes)):
             fields = arguments[OUTER_AXES + 1 + FIELDS_PER_ARRAY * number :][:FIELDS_PER_ARRAY]
@@ -244,7 +244,7 @@ class Fused:
         return self.codes[key]
 
     def _result(self, total: _Total, sums: Array) -> list[Array]:
-        """Of the sums of each lane."""
+        """Compute the results of a reduction from the sums of the lanes."""
         lanes = self.nest.lanes.axes
         over = self.nest.rows is None or not (lanes and total.kept[lanes[0]])
         shape = total.item.kernel_shapes[0]
@@ -266,9 +266,9 @@ def fuse(
     full: Collection[int],
     dtype_of: Mapping[int, str],
 ) -> Fused | None:
-    """The loop of a chain; None where loops cannot do what it does.
+    """Build the loop of a chain; None where loops cannot compute it.
 
-    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: of each slot.
+    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
     """
     rank = len(chain.domain)
     dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
@@ -300,12 +300,12 @@ def fuse(
 
 
 def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
-    """Whether a chain runs as one loop."""
+    """Whether a chain can run as one loop."""
     members, columns = members_of(chain, lambda op: 0)
     return fuse(chain, members, columns, (), dtype_of) is not None
 
 
 def _varies(shape: Shape, domain: Shape) -> tuple[bool, ...]:
-    """Which axes of the domain an operand has."""
+    """Return, for each axis of the domain, whether an operand of ``shape`` varies along it."""
     full = (1,) * (len(domain) - len(shape)) + tuple(shape)
     return tuple(mine > 1 for mine in full)

@@ -1,4 +1,4 @@
-"""The elementwise operators of fused loops, as instructions of LLVM on vectors.
+"""Writes the elementwise operators of loops as instructions of LLVM on vectors.
 
 Every elementwise operator of an engine stands in one of these tables, or in ``NO_LOOP`` with the reason.
 Each entry takes the builder, its operands (names of values) and the node's attributes, and gives the
@@ -18,7 +18,7 @@ Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
 
 
 def constant(value: float, kind: str) -> str:
-    """A number as LLVM writes those of ``kind``, rounded to it.
+    """Round a number to ``kind`` and write it as LLVM does.
 
     >>> constant(0.01, "float")
     '0x3F847AE140000000'
@@ -33,12 +33,12 @@ def _splat(b: Builder, value: float) -> str:
 
 
 def _two(name: str) -> Emit:
-    """An instruction of two operands."""
+    """Return the entry of an operator that is one instruction of two operands."""
     return lambda b, args, attrs: b.new(f"{name} {b.type} {args[0]}, {args[1]}")
 
 
 def _call(name: str) -> Emit:
-    """A function of LLVM's on floating-point numbers."""
+    """Return the entry of an operator that is a function of LLVM on floating-point numbers."""
     return lambda b, args, attrs: b.call(name, b.type, args)
 
 
@@ -81,7 +81,7 @@ def _elu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
 
 
 def deviation(b: Builder, variance: str, eps: float) -> str:
-    """What centred values are multiplied with: one over the root of ``variance + eps``."""
+    """Return the factor of centred values, ``1 / sqrt(variance + eps)``."""
     if (variance, eps) not in b.deviations:
         moved = b.new(f"fadd {b.type} {variance}, {_splat(b, eps)}")
         return b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {b.call('sqrt', b.type, [moved])}")
@@ -123,14 +123,14 @@ FLOATS: Mapping[str, Emit] = {
     "Normalize": _normalize,
     "Dropout": _dropout,
 }
-"""Operators on floating-point numbers whose operands are all of the result's dtype."""
+"""Operators on floating-point numbers whose operands all have the dtype of the result."""
 
 COMPARE: Mapping[str, Emit] = {
     "Greater": _compare("ogt", "sgt"),
     "Less": _compare("olt", "slt"),
     "Equal": _compare("oeq", "eq"),
 }
-"""Operators on two numbers of one dtype, that give a bool."""
+"""Operators that compare two numbers of one dtype; the result is a bool."""
 
 LOGIC: Mapping[str, Emit] = {
     "And": _two("and"),
@@ -140,10 +140,10 @@ LOGIC: Mapping[str, Emit] = {
 """Operators on bools."""
 
 DTYPES_DIFFER = frozenset({"Cast", "Where"})
-"""Operators that ``fused_loop`` makes itself: their operands and results are of several dtypes."""
+"""Operators that ``codegen`` writes itself: their operands and results are of several dtypes."""
 
 ATTRIBUTES = frozenset({"alpha", "eps", "ratio"})
-"""Attributes that entries here read."""
+"""Attributes that the entries of these tables read."""
 
 _FUNCTION = "LLVM has no vectors of this function: it would call the C library a number at a time"
 _ORDER = "engines multiply in orders of their own, and their bits would change"
@@ -153,4 +153,4 @@ NO_LOOP: Mapping[str, str] = {
     ),
     **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
 }
-"""Operators that chains run block by block, and why."""
+"""Operator that chains run block by block -> the reason why loops do not compute it."""

@@ -1,4 +1,4 @@
-"""What a chain's members read and make, as columns; memory of a block for those that stay inside."""
+"""Numbers the values that a chain reads and makes as columns, and gives columns inside it memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Crop = tuple[tuple[int, int], ...]
 Key = tuple[int, Crop | None, Shape]
 """Slot, crop and shape of an operand."""
 Kind = tuple[Shape, str]
-"""Shape of a value in its kernel, and dtype."""
+"""Shape that a value has in its kernel, and dtype."""
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One instruction: its operands and results as columns, an array a block each."""
+    """An instruction of a chain, its operands and results given as columns."""
 
     item: Instruction
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     owned: int
-    """In the memory of how many of its first operands a result may lie."""
+    """The number of leading operands in whose memory a result may lie."""
 
     def may_take(self, source: int) -> bool:
-        """Whether a result may lie in the memory of column ``source``."""
+        """Whether a result may lie in the memory of the operand in column ``source``."""
         return self.owned > 0 and source not in self.ins[self.owned :]
 
 
 def members_of(chain: Chain, in_place: Callable[[str], int]) -> tuple[list[Member], dict[Key | int, int]]:
-    """The members, and the column of each operand from outside and of each slot made here.
+    """Return the members, and the column of each operand from outside and of each slot that a member makes.
 
-    ``in_place``: operator -> in the memory of how many of its first operands a result may lie.
+    ``in_place``: operator -> the number of leading operands in whose memory a result may lie.
     """
     columns: dict[Key | int, int] = {}
     members = []
@@ -51,7 +51,10 @@ def members_of(chain: Chain, in_place: Callable[[str], int]) -> tuple[list[Membe
 
 
 def allocate(members: Sequence[Member], kinds: Mapping[int, Kind]) -> tuple[dict[int, int], list[Kind]]:
-    """Memory of a block each for the columns in ``kinds``: the register of each, and their kinds."""
+    """Give each column in ``kinds`` a register, which is memory of one block that columns use in turn.
+
+    Returns column -> number of its register, and the kind of each register.
+    """
     last: dict[int, int] = {}
     for index, member in enumerate(members):
         last |= dict.fromkeys((*member.outs, *member.ins), index)

@@ -1,7 +1,7 @@
-"""Values that a later chain makes again, where keeping them would cost more.
+"""Lets a later chain compute a value again, where keeping the value would cost more.
 
-A value that only chains read is written whole by one and read by another. Where it comes from what
-is there anyway by a few elementwise instructions, the later chain's loop makes it again, in registers.
+A value that only chains read is written as a whole by one and read by another. Where a few elementwise
+instructions make it from values that exist anyway, the later chain's loop computes it again, in registers.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from oocdl.graph.ir.program import Instruction, Operand, Program
 
 RECOMPUTED_OPS = frozenset(FLOATS) | {"Cast"}
 Part = tuple[int, Crop | None]
-"""A slot, and the box of it that is read; None: all."""
+"""A slot, and the box of it that is read; None: all of it."""
 Fits = Callable[[Chain, Mapping[int, str]], bool]
-"""Whether a chain, given the dtype of each slot, runs as one loop."""
+"""(chain, slot -> dtype) -> whether the chain runs as one loop."""
 
 
 def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
-    """What ``box`` says of what ``outer`` has cut out, said of the whole."""
+    """Return ``box``, which is relative to the box ``outer``, relative to the whole array."""
     if outer is None or box is None:
         return outer or box
     return tuple((a + start, a + stop) for (a, _), (start, stop) in zip(outer, box, strict=True))
 
 
 def _extents(operand: Operand, shape: Shape) -> Shape:
-    """Of what an operand sees of a slot of ``shape``."""
+    """Return the extents of the part of a slot of ``shape`` that an operand reads."""
     return shape if operand.crop is None else tuple(stop - start for start, stop in operand.crop)
 
 
 @dataclass
 class _Copy:
-    """Members of one chain, made again for a part of its domain in another."""
+    """Copies members of one chain into another, for the part of the domain that the other reads."""
 
     source: Chain
     target: Chain
     shapes: Mapping[int, Shape]
     fresh: Callable[[], int]
     makers: Mapping[int, Instruction]
-    """Slot -> member of ``source`` that makes it."""
+    """Slot -> the member of ``source`` that makes it."""
     members: list[Instruction] = field(default_factory=list)
     slots: dict[Part, int] = field(default_factory=dict)
-    """Part of a slot of ``source`` -> slot of its copy. One slot may be wanted at several boxes."""
+    """Part of a slot of ``source`` -> slot of its copy. Several boxes of one slot may be read."""
     large: set[Part] = field(default_factory=set)
-    """What is read whole for it."""
+    """Parts of the size of the domain that the copies read."""
 
     def make(self, slot: int, box: Crop | None) -> bool:
-        """Make the part of a slot that ``box`` cuts out; whether that can be."""
+        """Copy the members that make ``box`` of a slot; returns whether that is possible."""
         if (slot, box) in self.slots:
             return True
         item = self.makers.get(slot)
@@ -71,7 +71,7 @@ class _Copy:
         return True
 
     def _operand(self, operand: Operand, item: Instruction, box: Crop | None) -> Operand | None:
-        """What the copy reads; None where that is not there."""
+        """Return the operand of a copy; None where the other chain cannot read it."""
         domain = self.target.domain
         if operand.slot in self.makers:
             found = self.make(operand.slot, box)
@@ -89,7 +89,7 @@ class _Copy:
 
 
 def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
-    """The target, making ``wanted`` itself; None where that cannot be or reads more."""
+    """Return the target with copies that make ``wanted``; None where that is impossible, or reads more."""
     if not all(copy.make(slot, box) for slot, box in wanted):
         return None
     read = {(o.slot, o.crop) for item in copy.target.members for o in item.operands}
@@ -108,7 +108,7 @@ def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
 
 
 def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
-    """The parts of ``slots`` that a chain reads; none where it reads one otherwise than as its domain."""
+    """Return the parts of ``slots`` that a chain reads; none unless it reads all in its domain's shape."""
     read = [operand for item in target.members for operand in item.operands if operand.slot in slots]
     if any(operand.shape != target.domain or operand.pads is not None for operand in read):
         return []
@@ -116,7 +116,7 @@ def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
 
 
 def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[list[Group], dict[int, str]]:
-    """The groups, and the dtype of each slot, new ones among them."""
+    """Return groups in which later chains recompute cheap values, and slot -> dtype, new slots included."""
     found, dtypes, shapes = list(groups), slot_dtypes(program), slot_shapes(program)
     final = {item.slot for item in program.outputs}
     numbers = count(max(dtypes, default=0) + 1)
