@@ -1,5 +1,5 @@
-"""The graph: values, nodes, operator rules, index expressions, and programs.
+"""The graph (values, nodes, operator rules, index expressions) and programs, which engines run.
 
-Programs are what engines run: the nodes of one layer for shards of one shape. What a program costs
-and how its operands are prepared is said here, below engines and planner alike.
+A program is the nodes of one layer for shards of one shape. Its costs, and how its operands are
+prepared, are defined here because engines and planner both need them.
 """

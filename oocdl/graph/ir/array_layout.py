@@ -1,4 +1,4 @@
-"""What arrays take in memory, and how they lie there: rules that plans, engines and the RAM tier share."""
+"""Bytes of arrays, and the order of their axes in memory: rules that plans, engines and the tier share."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Order = tuple[int, ...]
-"""Axes from outermost to innermost in memory; empty: as they are numbered."""
+"""Axes from outermost to innermost in memory; empty: in the order of their numbers (C order)."""
 
 PAGE_BYTES = 4096
 LEAST_PAGED_BYTES = 32 << 10
-"""Smaller arrays come from the heap: a page each would be mostly empty."""
+"""Arrays of fewer bytes come from the heap, because pages of their own would be mostly empty."""
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return int(np.dtype(dtype).itemsize)
 
 
 def array_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of an array.
+    """Return the bytes of an array of ``shape``.
 
     >>> array_bytes((2, 3), "bfloat16")
     12
@@ -33,7 +33,7 @@ def array_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def footprint(nbytes: int) -> int:
-    """Bytes of memory that an array of ``nbytes`` takes in the tier: whole pages.
+    """Return the bytes of memory that an array of ``nbytes`` takes in the tier, which gives out whole pages.
 
     >>> footprint(100), footprint(100_000)
     (100, 102400)
@@ -42,7 +42,7 @@ def footprint(nbytes: int) -> int:
 
 
 def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order) -> Array:
-    """An array of ``shape`` whose memory, from ``make(shape, dtype)``, has its axes in ``order``.
+    """Make an array of ``shape`` whose axes lie in ``order`` in the memory that ``make(shape, dtype)`` gives.
 
     >>> ordered(np.empty, (2, 3, 4), np.uint8, (1, 2, 0)).strides
     (1, 8, 2)
@@ -51,17 +51,17 @@ def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DType
 
 
 def as_numbered(stored: Array, order: Order) -> Array:
-    """A view of ``stored``, whose axes are in ``order``, that has them as they are numbered."""
+    """View ``stored``, whose axes are in ``order``, with its axes in the order of their numbers."""
     return stored.transpose(np.argsort(order)) if order else stored
 
 
 def as_stored(array: Array, order: Order) -> Array:
-    """Undo ``as_numbered``."""
+    """Undo ``as_numbered``: view ``array`` with its axes in ``order``."""
     return array.transpose(order) if order else array
 
 
 def in_memory_order(array: Array) -> tuple[Array, Order]:
-    """The same memory as a C-contiguous array, and the order of axes that makes it one.
+    """View an array as C-contiguous; returns the view and the order of its axes in memory.
 
     Raises ValueError if the array has gaps.
     """

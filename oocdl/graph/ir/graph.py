@@ -1,8 +1,7 @@
 """The intermediate representation: values, nodes, graphs. Frozen data, no behaviour.
 
-One graph holds forward, loss, gradient and update alike. Passes read a graph
-and return another; ``Builder`` is the only way nodes are made, so every value
-has its shape and dtype from the moment it exists.
+One graph holds forward, loss, gradients and update. Transforms read a graph and return another.
+Importers make nodes by ``Builder`` only, so every value has its shape and dtype from the moment it exists.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Attrs = Mapping[str, Any]
 
 
 class Role(StrEnum):
-    """What a value is for; decides where its bytes come from and go to."""
+    """The purpose of a value, which decides where its bytes come from and go to."""
 
     INPUT = "input"  # read from the dataset, by region
     TARGET = "target"  # read from the dataset, by region
@@ -40,7 +39,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the graph."""
+    """A tensor of the graph: a description, without contents."""
 
     name: str
     shape: Shape
@@ -50,18 +49,18 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole value."""
+        """The bytes of the whole value."""
         return self.size * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation. ``attrs`` are plain Python data and never change."""
+    """One operation on whole values, given by name. ``attrs`` are plain Python data and never change."""
 
     name: str
     op: str
@@ -77,18 +76,18 @@ class Graph:
     values: Mapping[str, Value]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
-    """What has to be computed: model outputs, later losses and updated weights."""
+    """Names of the values that must be computed, updates aside: model outputs, or losses."""
     constants: Mapping[str, Array] = field(default_factory=dict)
-    """Contents of the values of role CONSTANT."""
+    """Value of role CONSTANT -> its contents."""
     updates: Mapping[str, str] = field(default_factory=dict)
     """Weight or state -> the value that replaces it at the end of the step."""
 
     def of_role(self, *roles: Role) -> list[Value]:
-        """Values that have one of ``roles``, in order of creation."""
+        """Return the values that have one of ``roles``, in order of creation."""
         return [value for value in self.values.values() if value.role in roles]
 
     def consumers(self) -> dict[str, list[Node]]:
-        """Value name -> the nodes that read it, each once."""
+        """Return value name -> the nodes that read it, each once."""
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -97,5 +96,5 @@ class Graph:
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Non-negative, sorted axes."""
+    """Return ``axes`` non-negative and sorted."""
     return tuple(sorted(axis % rank for axis in axes))

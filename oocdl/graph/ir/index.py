@@ -1,10 +1,11 @@
-"""The index notation: how a node's operand axes relate, and what follows from it.
+"""The index notation, which relates the axes of a node's operands, and interval arithmetic on regions.
 
 An ``AxisRule`` gives, for each axis of each operand, an index expression over
 *letters*. Every output axis is one plain letter (or ``None`` where its extent is
 one and it follows nothing). From the range of each letter, exact interval
-arithmetic gives the region of every operand that is needed. Ranges are half
-open and *not* clipped: what lies outside a value is what the node pads.
+arithmetic gives the region of every operand that is needed: ``index.needs(out)`` is
+the range of the operand's axis for the range ``out`` of the letter. Ranges are half
+open and *not* clipped: the part of a range that lies outside a value is padding.
 
 >>> Window("d", kernel=3, stride=2, pad=1).needs((0, 4))
 (-1, 8)
@@ -78,7 +79,7 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Around:
-    """All of every window that touches the letter: a ``Window`` of an ``Inverse`` (pooling gradients)."""
+    """All indices of every window that touches the letter: a ``Window`` of an ``Inverse`` (MaxPoolGrad)."""
 
     letter: str
     kernel: int
@@ -105,7 +106,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Whole:
-    """All of the axis, whatever the output region (kernels, tables that are looked up)."""
+    """All indices of the axis, whatever the output region (kernels, tables that are looked up)."""
 
     extent: int
 
@@ -118,26 +119,26 @@ Index = Plain | Shifted | Window | Inverse | Around | Band | Whole
 
 @dataclass(frozen=True)
 class AxisRule:
-    """Index expressions of one node, an entry an axis; ``None`` marks a broadcast axis of extent one."""
+    """The index expressions of one node, one for each axis; ``None`` marks a broadcast axis of extent one."""
 
     inputs: tuple[tuple[Index | None, ...], ...]
     outputs: tuple[tuple[Plain | None, ...], ...]
     extents: Mapping[str, int]
     """Letter -> extent."""
     uncut: frozenset[str] = field(default_factory=frozenset)
-    """Letters that must always be whole."""
+    """Letters that are never cut."""
     combine: str | None = None
-    """How partial results over a cut reduced letter are combined: ``sum``, ``moments``,
-    ``logsumexp``; ``None`` where a reduced letter must be whole."""
+    """The way to combine partial results over a cut reduced letter: ``sum``, ``moments``,
+    ``logsumexp``; ``None`` where reduced letters are never cut."""
 
     @property
     def kept(self) -> frozenset[str]:
-        """Letters of the outputs."""
+        """The letters of the outputs."""
         return frozenset(axis.letter for axes in self.outputs for axis in axes if axis is not None)
 
     @property
     def reduced(self) -> tuple[str, ...]:
-        """Letters that no output has, in order of appearance."""
+        """The letters of inputs that no output has, in order of appearance."""
         kept = self.kept
         letters = (
             axis.letter
@@ -149,13 +150,13 @@ class AxisRule:
 
 
 def clip(wanted: Range, extent: int) -> Range:
-    """The part of ``wanted`` inside ``range(extent)``; ``(0, 0)`` if there is none."""
+    """Return the part of ``wanted`` inside ``range(extent)``; ``(0, 0)`` if there is none."""
     start, stop = max(wanted[0], 0), min(wanted[1], extent)
     return (start, stop) if start < stop else (0, 0)
 
 
 def hull(first: Region | None, second: Region) -> Region:
-    """The smallest region that holds both; an empty region holds nothing."""
+    """Return the smallest region that holds both; an empty region holds nothing."""
     if first is None or is_empty(first):
         return second
     if is_empty(second):
@@ -164,22 +165,22 @@ def hull(first: Region | None, second: Region) -> Region:
 
 
 def is_empty(region: Region) -> bool:
-    """Whether no element is inside."""
+    """Whether a region has no elements."""
     return any(start >= stop for start, stop in region)
 
 
 def whole(shape: Sequence[int]) -> Region:
-    """The region of a whole value."""
+    """Return the region of a whole value of ``shape``."""
     return tuple((0, extent) for extent in shape)
 
 
 def region_shape(region: Region) -> tuple[int, ...]:
-    """Extents of a region."""
+    """Return the extents of a region."""
     return tuple(stop - start for start, stop in region)
 
 
 def region_size(region: Region) -> int:
-    """Number of elements of a region."""
+    """Return the number of elements of a region."""
     size = 1
     for start, stop in region:
         size *= stop - start
@@ -187,22 +188,22 @@ def region_size(region: Region) -> int:
 
 
 def intersect(first: Region, second: Region) -> Region:
-    """The common part; may be empty."""
+    """Return the common part of two regions, which may be empty."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
 
 
 def as_slices(region: Region) -> tuple[slice, ...]:
-    """A region as NumPy indexes it."""
+    """Return a region as slices."""
     return tuple(slice(start, stop) for start, stop in region)
 
 
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """``inner`` as slices relative to the start of ``outer``."""
+    """Return ``inner`` as slices relative to the start of ``outer``."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
 
 
 def pieces(extent: int, count: int) -> tuple[Range, ...]:
-    """``range(extent)`` in at most ``count`` equal pieces, the last one smaller: a regular chunk grid.
+    """Split ``range(extent)`` into at most ``count`` pieces, equal but for the last: a regular chunk grid.
 
     >>> pieces(7, 3)
     ((0, 3), (3, 6), (6, 7))

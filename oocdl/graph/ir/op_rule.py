@@ -31,28 +31,28 @@ T = TypeVar("T")
 
 
 def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """The gradient rule of an operator that has none: zero to every input."""
+    """The gradient rule of an operator whose gradient is zero for every input."""
     return [None] * len(node.inputs)
 
 
 def no_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The scratch_elements of an operator that takes nothing beyond its operands and results."""
+    """The ``scratch_elements`` of an operator that takes no memory beyond its operands and results."""
     return 0
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a matrix product or a convolution is to those that choose precisions and memory orders.
+    """Marks a matrix product or a convolution, for transforms that choose precisions and memory orders.
 
-    Products take operands of bfloat16 and add up in float32.
+    Products may read operands of bfloat16, and sum in float32.
 
     >>> Product(data=(0,)).weights(["x", "w"], ["y"]), Product(data=(0, 1)).weights(["x", "dy"], ["dw"])
     ('w', 'dw')
     """
 
     data: tuple[int, ...] = ()
-    """The operands of a convolution that are data [batch, channels, ..]. Of one, the other operand is
-    weights, and the result is data; of two, the result is weights. Empty: a matrix product."""
+    """The numbers of a convolution's operands that are data [batch, channels, ..]. If one is, the other is
+    the weights, and the result is data; if both are, the result is weights. Empty: a matrix product."""
 
     @property
     def makes_data(self) -> bool:
@@ -61,7 +61,7 @@ class Product:
         return len(self.data) == 1
 
     def weights(self, inputs: Sequence[T], outputs: Sequence[T]) -> T:
-        """Of what is given of a convolution's operands and results, that of its weights."""
+        """Return the item of the weights among ``inputs`` (one for each operand) and ``outputs``."""
         others = [item for place, item in enumerate(inputs) if place not in self.data]
         return others[0] if others else outputs[0]
 
@@ -71,8 +71,8 @@ class OpRule:
     """Everything the compiler knows of one operator.
 
     Exactly one of ``axes`` and ``expand`` is given: an operator is either cut as it is, or rewritten
-    into others before anything is cut (after gradients). What is cut runs, and has a ``speed``.
-    Defaults are right for an elementwise operator of one floating-point operation an element.
+    into others after gradients and before anything is cut. An operator that is cut also runs, and has a
+    ``speed``. Defaults are right for an elementwise operator of one floating-point operation for an element.
     """
 
     op: str
@@ -85,30 +85,30 @@ class OpRule:
     expand: Expand | None = None
     speed: Speed | None = None
     flops: Cost = lambda node, inputs, outputs: sum(_size(shape) for shape in outputs)
-    """Floating-point operations for operands of the given (local) shapes, 2 for a multiply-add."""
+    """(node, shapes of inputs, shapes of outputs) -> floating-point operations, 2 for a multiply-add; the
+    shapes are those of one shard."""
     scratch_elements: Cost
-    """Upper bound of the elements of scratch space that the slowest engine takes beyond operands,
-    padded copies of them, and results. Budgets are kept by it, so that it has no default."""
+    """The same arguments -> an upper bound of the elements of scratch space that any engine takes beyond
+    operands, their padded copies, and results. Memory budgets rely on it, so it has no default."""
     fill: float = 0.0
-    """What lies outside a value where a window reaches beyond it."""
+    """The padding of an operand where a window reaches beyond the value."""
     joins: bool = False
-    """Operands fill disjoint parts of the output: what lies outside one belongs to another (Concat)."""
+    """Whether operands fill disjoint parts of the output: outside of one lies another (Concat)."""
     localize: Localize | None = None
-    """Attributes that depend on the shard's position: (node, ranges of the output's own axes,
-    for each input the ranges of its own axes, whole shapes of the inputs) -> further attributes
-    of the instruction."""
+    """(node, ranges of the output's own axes, for each input the ranges of its own axes, whole shapes of
+    the inputs) -> further attributes of the instruction, which depend on the position of the shard."""
     onnx: Mapping[str, Any] | None = None
     """Attributes, with their defaults, of the ONNX operator that has the same name and does the same;
     None: there is none, or reading it takes more than that."""
     product: Product | None = None
-    """Given for matrix products and convolutions."""
+    """Given for matrix products and convolutions only."""
     moves_only: bool = False
-    """Whether every element of the result is one of an operand's, from a place that shapes and attributes
-    say: rounded before or after, the result is the same."""
+    """Whether every element of the result is an element of an operand, at a place that shapes and attributes
+    determine: rounding operands or rounding the result then gives the same."""
     keeps_axes: bool = True
-    """Whether axes of the result lie as those of the operands do, so that one memory order suits them all."""
+    """Whether the result has the axes of the operands, so that one memory order suits all of them."""
     prefers_planes: bool = False
-    """Whether the operator, run over the channels of each place, is faster if channels do not lie last."""
+    """Whether the operator, when it reduces channels, is faster if these do not lie last in memory."""
 
 
 Rules = Mapping[str, OpRule]
@@ -119,7 +119,7 @@ def _size(shape: Shape) -> int:
 
 
 class Builder:
-    """Grows a graph; the only mutable thing in ``graph/``.
+    """Grows a graph node by node, inferring shapes and dtypes.
 
     >>> from oocdl.ops import RULES
     >>> build = Builder(RULES)
@@ -143,7 +143,7 @@ class Builder:
         self._labels = {node.name for node in self.nodes}
 
     def unique(self, stem: str) -> str:
-        """A name that no value or node has yet."""
+        """Return a name that no value or node has yet: ``stem``, or ``stem`` with a number."""
         while True:
             count = self._counts.get(stem, 0)
             self._counts[stem] = count + 1
@@ -159,7 +159,7 @@ class Builder:
         return name
 
     def constant(self, data: Any, dtype: str | None = None, stem: str = "const") -> str:
-        """A constant value. Python floats become float32 unless ``dtype`` says otherwise."""
+        """Add a constant; returns its name. Python floats become float32 unless ``dtype`` says otherwise."""
         array = np.asarray(data)
         if dtype is None and array.dtype == np.float64 and not isinstance(data, np.ndarray):
             dtype = "float32"
@@ -170,11 +170,11 @@ class Builder:
         return name
 
     def like(self, number: float, value: str) -> str:
-        """A scalar constant of the dtype of ``value``."""
+        """Add a scalar constant of the dtype of ``value``; returns its name."""
         return self.constant(number, self.dtype(value))
 
     def zeros_like(self, value: str) -> str:
-        """Zeros of the shape and dtype of ``value``, as an expanded scalar."""
+        """Add zeros of the shape and dtype of ``value``, as an expanded scalar; returns their name."""
         return self("Expand", self.like(0.0, value), shape=self.shape(value))
 
     def node(
@@ -185,7 +185,10 @@ class Builder:
         names: Sequence[str] | None = None,
         label: str | None = None,
     ) -> tuple[str, ...]:
-        """Add a node; returns the names of its outputs (``names`` where given)."""
+        """Add a node; returns the names of its outputs, which are ``names`` where given.
+
+        Raises ModelError if the rule refuses the inputs.
+        """
         rule = self.rules[op]
         name = self.unique(label or self.scope + op.lower())
         draft = Node(name, op, tuple(inputs), (), dict(attrs or {}))
@@ -203,19 +206,19 @@ class Builder:
         return outputs
 
     def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Add a node with one output (or whose first output is wanted); returns its name."""
+        """Add a node; returns the name of its first output."""
         return self.node(op, inputs, attrs)[0]
 
     def shape(self, value: str) -> Shape:
-        """Shape of a value."""
+        """Return the shape of a value."""
         return self.values[value].shape
 
     def dtype(self, value: str) -> str:
-        """Dtype of a value."""
+        """Return the dtype of a value."""
         return self.values[value].dtype
 
     def graph(self) -> Graph:
-        """The graph as it is now, frozen."""
+        """Return the graph as it is now, frozen."""
         return Graph(
             values=dict(self.values),
             nodes=tuple(self.nodes),

@@ -1,4 +1,4 @@
-"""What both engines read from a program: padding, liveness, pieces, crops."""
+"""Answers what engines ask of a program: pads, fills, crops, pieces, dtypes and shapes of slots."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from oocdl.graph.ir.program import Instruction, Operand, Program
 Pads = tuple[tuple[int, int], ...]
 
 ALIGNMENT = 16
-"""Bytes; NumPy's and PyTorch's allocators give at least so much."""
+"""Bytes; the allocators of NumPy and PyTorch align to at least so many."""
 
 PAD_THEMSELVES = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"})
-"""Operators whose kernels get operands unpadded, because they can do without the copy."""
+"""Operators whose kernels pad without a copy, and therefore get their operands unpadded."""
 
 DATA: Mapping[str, tuple[int, ...]] = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}
-"""Operands that a kernel wants with their channels last if one of them has them so: the data of its rule's
-``product``, for engines, who know instructions and no rules."""
+"""Operator -> its operands that are data: if one has its channels last, the kernel wants all of them so.
+These are ``data`` of the rule's ``product``, for engines, which know instructions and no rules."""
 
 
 def aligned(array: Array) -> Array:
-    """``array`` at an address as allocators give them, copied if it is not.
+    """Return ``array``, copied if its address is not aligned as allocators align.
 
     Some kernels (MKL's matrix by vector) add in another order elsewhere, and equal
     inputs must give equal bits.
@@ -36,16 +36,16 @@ def aligned(array: Array) -> Array:
 
 
 def pads_of(operand: Operand) -> Pads | None:
-    """The padding of an operand, or None where nothing is added."""
+    """Return the pads of an operand; None where all are zero."""
     if operand.pads is None or not any(before or after for before, after in operand.pads):
         return None
     return operand.pads
 
 
 def fill_of(instruction: Instruction, index: int) -> float:
-    """What the operand is padded with.
+    """Return the number that operand ``index`` is padded with.
 
-    Where a window does not exist, its gradient is zero although its values are -inf.
+    The gradient of a window that does not exist is zero, although its values are -inf.
     """
     if instruction.op == "MaxPoolGrad" and index == 1:
         return 0.0
@@ -53,30 +53,30 @@ def fill_of(instruction: Instruction, index: int) -> float:
 
 
 def is_empty(operand: Operand) -> bool:
-    """Whether nothing of the slot is seen: all of the operand is padding."""
+    """Whether an operand has no element of its slot, so that all of it is padding."""
     return prod(operand.shape) == 0
 
 
 def spatial_pads(operand: Operand) -> Pads:
-    """(before, after) of the axes after batch and channels; zeros where there are none."""
+    """Return the pads (before, after) of the axes after batch and channels; zeros if there are none."""
     if operand.pads is None:
         return ((0, 0),) * (len(operand.shape) - 2)
     return operand.pads[2:]
 
 
 def crop_of(instruction: Instruction) -> tuple[int, ...]:
-    """The ``crop`` attribute, zeros where there is none."""
+    """Return the ``crop`` attribute; zeros if there is none."""
     crop: Sequence[int] = instruction.attrs.get("crop") or (0,) * len(instruction.kernel_shapes[0])
     return tuple(crop)
 
 
 def concat_axis(instruction: Instruction) -> int:
-    """The axis of a Concat, non-negative."""
+    """Return the axis of a Concat, non-negative."""
     return int(instruction.attrs["axis"]) % len(instruction.kernel_shapes[0])
 
 
 def concat_pieces(instruction: Instruction) -> list[int]:
-    """The operands of a Concat that have something of the wanted region.
+    """Return the numbers of the operands of a Concat that have a part of the wanted region.
 
     An operand that is wanted in part lies in a region of the result's extent, padded
     on the other operands' side; so the operands, unpadded, follow each other.
@@ -91,7 +91,7 @@ def concat_pieces(instruction: Instruction) -> list[int]:
 
 
 def slot_dtypes(program: Program) -> dict[int, str]:
-    """The dtype of each slot of a program."""
+    """Return slot -> dtype."""
     found = dict(zip(program.inputs, program.input_dtypes, strict=True))
     for instruction in program.instructions:
         found |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
@@ -99,7 +99,7 @@ def slot_dtypes(program: Program) -> dict[int, str]:
 
 
 def slot_shapes(program: Program) -> dict[int, Shape]:
-    """The shape of each slot of a program."""
+    """Return slot -> shape of the array it holds."""
     found = dict(zip(program.inputs, program.input_shapes, strict=True))
     for instruction in program.instructions:
         found |= dict(zip(instruction.outputs, instruction.shapes, strict=True))
@@ -107,19 +107,19 @@ def slot_shapes(program: Program) -> dict[int, Shape]:
 
 
 def output_dtypes(program: Program) -> list[str]:
-    """The dtype of each output of a program."""
+    """Return the dtype of each output of a program."""
     found = slot_dtypes(program)
     return [found[item.slot] for item in program.outputs]
 
 
 def empty_outputs(program: Program) -> list[Array]:
-    """New arrays for the outputs of a program, in memory as it wants them."""
+    """Make arrays for the outputs of a program, their axes in the order in memory that it asks for."""
     kinds = zip(program.outputs, output_dtypes(program), program.output_orders, strict=True)
     return [ordered(np.empty, item.shape, dtype, order) for item, dtype, order in kinds]
 
 
 def check_known(program: Program, known: frozenset[str], engine: str) -> None:
-    """Refuse a program with operators that the engine has no kernel for, naming all of them."""
+    """Raise UnsupportedError, which names all operators of the program that the engine has no kernel for."""
     missing = sorted({item.op for item in program.instructions} - known)
     if missing:
         names = ", ".join(f"'{op}'" for op in missing)
@@ -128,26 +128,26 @@ def check_known(program: Program, known: frozenset[str], engine: str) -> None:
 
 @dataclass(frozen=True)
 class Letters:
-    """The letters of a two-operand einsum by class."""
+    """The letters of an einsum of two operands, sorted by the operands that have them."""
 
     left: str
     right: str
     out: str
     left_kept: str
-    """Those of the left operand that are not summed over it alone."""
+    """Letters of the left operand, without those that only it has and that are summed."""
     right_kept: str
     batch: str
-    """Of both operands and the result."""
+    """Letters of both operands and the result."""
     rows: str
-    """Of the left operand and the result."""
+    """Letters of the left operand and the result."""
     inner: str
-    """Of both operands, not the result: the inner axis of the product."""
+    """Letters of both operands but not the result, which the product sums over."""
     columns: str
-    """Of the right operand and the result."""
+    """Letters of the right operand and the result."""
 
 
 def classify(equation: str) -> Letters:
-    """The classes of an einsum's letters.
+    """Sort the letters of an einsum of two operands.
 
     >>> letters = classify("bik,bjkl->bij")
     >>> letters.batch, letters.rows, letters.inner, letters.columns, letters.right_kept

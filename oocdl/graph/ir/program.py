@@ -1,6 +1,6 @@
-"""What an engine runs: the nodes of one layer, for one shard, on local arrays.
+"""Programs, which engines run: the nodes of one layer, for one shard, on local arrays.
 
-A program is made by ``graph/cut.py`` from a layer and the geometry of a shard.
+A program is made by ``graph/partition/tiling.py`` from a layer and the geometry of a shard.
 Its values are numbered slots. Kernels see ordinary ONNX axes: every operand is
 first cropped, reshaped to its node's own axes, and padded with the node's fill.
 Programs of equal geometry are equal, so interior shards share one.
@@ -22,19 +22,19 @@ from oocdl.graph.ir.graph import Node, Shape
 
 @dataclass(frozen=True)
 class Operand:
-    """How a kernel sees one slot."""
+    """An operand of an instruction: a slot, cropped, viewed in the node's own axes, and padded."""
 
     slot: int
     crop: tuple[tuple[int, int], ...] | None
-    """(start, stop) an axis of the slot's array; None: all of it."""
+    """(start, stop) for each axis of the slot's array; None: all of it."""
     shape: Shape
-    """The shape to view the cropped array as: the node's own axes."""
+    """The shape in which the cropped array is viewed: the node's own axes."""
     pads: tuple[tuple[int, int], ...] | None
-    """(before, after) an axis of ``shape``, filled with ``Instruction.fill``; None: nothing."""
+    """(before, after) for each axis of ``shape``, filled with ``Instruction.fill``; None: no padding."""
 
 
 def padded_shape(operand: Operand) -> Shape:
-    """The shape of an operand as its node sees it."""
+    """Return the shape of an operand with its padding."""
     if operand.pads is None:
         return operand.shape
     return tuple(
@@ -44,16 +44,16 @@ def padded_shape(operand: Operand) -> Shape:
 
 @dataclass(frozen=True, eq=False)
 class Instruction:
-    """One kernel call."""
+    """One call of a kernel."""
 
     op: str
     operands: tuple[Operand, ...]
     outputs: tuple[int, ...]
-    """Slots."""
+    """The slots that it makes."""
     kernel_shapes: tuple[Shape, ...]
-    """Shapes of the outputs with the node's own axes, as the kernel returns them."""
+    """The shapes of the outputs in the node's own axes, as the kernel returns them."""
     shapes: tuple[Shape, ...]
-    """Shapes of the outputs as they are kept in their slots (same elements, same order)."""
+    """The shapes of the outputs as their slots have them (same elements, same order)."""
     dtypes: tuple[str, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """The node's attributes, and ``crop``: per axis of the first output, how many
@@ -63,7 +63,7 @@ class Instruction:
 
     @property
     def node(self) -> Node:
-        """A node without names, for rules that tell costs."""
+        """A node without names, to ask the operator's rule for costs."""
         return Node("", self.op, (), (), self.attrs)
 
 
@@ -76,21 +76,21 @@ class Program:
     input_dtypes: tuple[str, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Operand, ...]
-    """Cropped to the owned region; ``shape`` is that of the cropped array (no pads)."""
+    """The slots of the results, cropped to the region that the shard owns; they have no pads."""
     key: str
-    """Equal for equal programs; engines cache by it."""
+    """A digest, equal for equal programs, by which engines cache."""
     orders: tuple[tuple[int, Order], ...] = ()
-    """(slot, how it lies in memory) of slots that do not lie as their axes are numbered."""
+    """(slot, order of its axes in memory) for the slots that are not in C order."""
 
     @property
     def input_orders(self) -> tuple[Order, ...]:
-        """The order of each input; empty: as its axes are numbered."""
+        """The order in memory of each input's axes; empty: C order."""
         orders = dict(self.orders)
         return tuple(orders.get(slot, ()) for slot in self.inputs)
 
     @property
     def output_orders(self) -> tuple[Order, ...]:
-        """The order of each output; empty: as its axes are numbered."""
+        """The order in memory of each output's axes; empty: C order."""
         orders = dict(self.orders)
         return tuple(orders.get(item.slot, ()) for item in self.outputs)
 
@@ -106,7 +106,10 @@ def make_program(
     outputs: tuple[Operand, ...],
     orders: tuple[tuple[int, Order], ...] = (),
 ) -> Program:
-    """A program with its key: a digest of everything that the arithmetic depends on."""
+    """Make a program and its key, a digest of everything that the arithmetic depends on.
+
+    Equal programs are one object while any of them lives.
+    """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((inputs, shapes, dtypes, outputs, orders)).encode())
     for step in instructions:

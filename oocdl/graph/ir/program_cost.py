@@ -28,7 +28,7 @@ HEAP_QUARTERS = 5
 
 
 def program_flops(program: Program, rules: Rules) -> int:
-    """Floating-point operations of one run of the program."""
+    """Return the floating-point operations of one run of the program."""
     return sum(
         rules[step.op].flops(step.node, list(map(padded_shape, step.operands)), list(step.kernel_shapes))
         for step in program.instructions
@@ -36,7 +36,7 @@ def program_flops(program: Program, rules: Rules) -> int:
 
 
 def program_scratch_bytes(program: Program, rules: Rules) -> int:
-    """An upper bound of the bytes one run takes in an engine that makes every intermediate as a whole.
+    """Return an upper bound of the bytes of one run, in an engine that makes every intermediate as a whole.
 
     It counts the intermediates alive at the worst instruction (results among them, before they are
     copied to their arrays), padded copies of that instruction's operands, and its scratch space.
@@ -69,5 +69,5 @@ def program_scratch_bytes(program: Program, rules: Rules) -> int:
 
 
 def most_scratch(program: Program, rules: Rules) -> ProgramScratch:
-    """The scratch of a program in any engine that overwrites no input."""
+    """Return the scratch of a program in an engine that overwrites no input."""
     return ProgramScratch(program_scratch_bytes(program, rules))

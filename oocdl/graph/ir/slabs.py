@@ -1,4 +1,4 @@
-"""Thin slabs of volumes, which engines convolve at another speed than thick ones."""
+"""Tells thin slabs of volumes, which engines convolve at another speed than thick ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oocdl.graph.ir.graph import Shape
 
 THIN_SLAB_ELEMENTS = 20480
 """Channels x depth x height of one sample up to which PyTorch computes a 3D convolution by im2col, unless
-it is gone around: slabs of a kind of their own, slower for the gradient of the weights."""
+the engine avoids it. Such slabs are slower for the gradient of the weights."""
 
 
 def is_thin(shape: Shape, most: int = THIN_SLAB_ELEMENTS) -> bool:

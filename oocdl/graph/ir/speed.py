@@ -1,4 +1,4 @@
-"""How fast an operator is, as its rule says: what bounds it, how it is measured, and its nominal rates."""
+"""The speed of an operator, as its rule says: what bounds it, how it is measured, and its nominal rates."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 
 Given = tuple[Shape, str]
-"""Shape and dtype of an operand."""
+"""Shape and dtype of an operand of a probe."""
 RateTable = tuple[tuple[int, float], ...]
-"""(size, operations a second), sizes ascending."""
+"""(size, floating-point operations for a second), sizes ascending."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One operator on arrays of given shapes, to be measured (``oocdl.planning.probes``)."""
+    """A measurement of one operator on arrays of given shapes (see ``oocdl.planning.probes``)."""
 
     op: str
     inputs: tuple[Given, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     chained: bool = False
-    """Whether it is measured before a Neg, whose own time is taken off."""
+    """Whether the operator is measured together with a Neg that follows it, whose own time is subtracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Streaming:
     """The operator whose rate counts where this one's is not known, as in a cache of rates that was
     measured before this one existed. An operator that others are like names itself."""
     probes: Callable[[Shape], Iterable[Probe]]
-    """What is measured of it, for the shape of a volume [batch, channels, depth, height, width]; the
-    mean time of a byte counts. Probes with arrays of bfloat16 are left out where an engine has none."""
+    """Shape of a volume [batch, channels, depth, height, width] -> measurements, whose mean time for a byte
+    counts. Probes with arrays of bfloat16 are left out where an engine has no bfloat16."""
     bytes_per_second: float | None = None
-    """Nominal rate, operands and results counted, of one thread; None: that of ``like``."""
+    """The nominal rate of one thread, with bytes of operands and results counted; None: that of ``like``."""
 
 
 Heavy = tuple[str, int, Probe]
@@ -46,12 +46,12 @@ Heavy = tuple[str, int, Probe]
 
 @dataclass(frozen=True)
 class Scale:
-    """How large probes of heavy operators are, and how many."""
+    """The size of probes of heavy operators, and their number."""
 
     share: float = 1.0
-    """Of their elements: 1 is for measuring, less is for tests."""
+    """The factor of their elements: 1 is for measuring, less is for tests."""
     few: bool = False
-    """Whether only few sizes are measured, as in bfloat16, where few are computed at all."""
+    """Whether only a few sizes are measured, as in bfloat16, in which few sizes are computed at all."""
     thin_slab_elements: int = 0
     """See ``Rates.thin_slab_elements``."""
 
@@ -73,9 +73,9 @@ class Computing:
     """Nominal tables by kind, of one thread: floating-point operations a second by size. They count, too,
     where a cache of rates was measured before the kind existed."""
     bfloat16_rate_tables: Mapping[str, RateTable] = field(default_factory=dict)
-    """The same on operands of bfloat16; empty unless the operator is a product."""
+    """The same tables for operands of bfloat16; empty unless the operator is a product."""
     then: Callable[[Instruction], Sequence[str]] = lambda step: ()
-    """Operators that the result goes through afterwards inside the kernel; their time comes on top."""
+    """Operators that the kernel applies to the result; their time is added."""
 
 
 Speed = Streaming | Computing

@@ -1,5 +1,5 @@
-"""Layers, and how they are cut.
+"""Forms layers and cuts them into shards.
 
-Which nodes run together and which values are stored, by the fewest bytes moved; which axes are cut
-together; and the region of every operand that a shard needs.
+It decides which nodes run together and which values are stored, by the fewest bytes moved; finds the axes
+that are cut together; and computes the region of every operand that a shard needs.
 """

@@ -1,4 +1,4 @@
-"""Which stored axes are cut together, and what a cut means for each node.
+"""Finds the stored axes that are cut together, and what such a cut means for each node.
 
 Axes that share a letter anywhere belong to one *cut class*: all depths of a
 U-Net, at every resolution, are one class. A plan cuts classes; how many pieces
@@ -27,12 +27,12 @@ class Classes:
     of_letter: Mapping[tuple[str, str], int]
     """(node name, letter) -> class."""
     names: Mapping[int, str]
-    """``batch``, ``space0``.., or ``channels`` with a number."""
+    """Class -> ``batch``, ``space0``.., or ``channels`` with a number."""
     extents: Mapping[int, int]
     """Class -> largest extent of its axes."""
 
     def cut_letter(self, cell: Cell, cut: int) -> str | None:
-        """The letter of ``cell`` that a cut of class ``cut`` cuts, if any."""
+        """Return the letter of ``cell`` that a cut of class ``cut`` cuts; None if it cuts none."""
         kept = (
             index.letter
             for view in cell.outputs
@@ -47,7 +47,7 @@ class Classes:
         return None
 
     def touched(self, cell: Cell, cuts: Iterable[int]) -> frozenset[int]:
-        """The classes among ``cuts`` that cut ``cell``."""
+        """Return the classes among ``cuts`` that cut ``cell``."""
         return frozenset(cut for cut in cuts if self.cut_letter(cell, cut) is not None)
 
     def is_partial(self, cell: Cell, cuts: Iterable[int]) -> bool:
@@ -56,7 +56,7 @@ class Classes:
 
 
 def find_classes(factored: Factored) -> Classes:
-    """Union of all axes that share a letter."""
+    """Put all axes that share a letter into one class."""
     parent: dict[StoredAxis, StoredAxis] = {
         (name, axis): (name, axis) for name, shape in factored.shapes.items() for axis in range(len(shape))
     }
@@ -89,7 +89,7 @@ def find_classes(factored: Factored) -> Classes:
 
 
 def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, str]:
-    """Names by the axes of the model's inputs; all other classes are channels."""
+    """Name classes after the axes of the model's inputs; all other classes are channels."""
     names: dict[int, str] = {}
     inputs = factored.graph.of_role(Role.INPUT, Role.TARGET)
     for value in inputs:
@@ -116,7 +116,7 @@ def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, s
 
 
 def is_local(index: Index | None) -> bool:
-    """Whether an operand's piece comes from the same piece of a cut axis, without a halo."""
+    """Whether a shard reads, along a cut axis, only the piece that the same shard made, without a halo."""
     if isinstance(index, Window):
         return index.kernel <= index.stride and index.pad == 0
     if isinstance(index, Inverse):

@@ -1,10 +1,10 @@
-"""Layers: which nodes run together as one task a shard.
+"""Groups nodes into layers, each of which runs as one task for each shard.
 
-Some nodes are *anchors*: heavy ones (many FLOP a byte) run once, and nodes whose
+Some nodes are *anchors*: heavy ones (many FLOP for a byte) run once, and nodes whose
 result is partial under the cut must be combined before anyone reads them. Each
 anchor belongs to one layer. All other nodes are cheap: they are recomputed in the
 prologue or epilogue of whichever layer needs them, from values that are stored;
-which values those are is decided in ``traffic``.
+``storage_cut`` chooses these values.
 
 Heavy nodes share a layer where they read the same value (both gradients of one
 convolution), or where what lies between them is needed nowhere else (the last
@@ -24,25 +24,25 @@ from oocdl.graph.partition.cut_classes import Classes, is_local
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 HEAVY_FLOP_PER_BYTE = 10.0
-"""From here on a node is run once and never recomputed."""
+"""A node of at least this intensity runs once and is never recomputed."""
 LARGE_MATRIX_BYTES = 8 << 20
-"""A product that reads so much, and makes little of it, is not recomputed: its matrix would be read again."""
+"""A product that reads so much for a small result is not recomputed: its matrix would be read again."""
 SHARED_LAYER_BYTES = 1 << 20
 """Final values up to this size share layers, so that tasks are worth their overhead."""
 
 LEAST_COMPARED_BYTES = 1 << 10
-"""Smaller values do not count when layers are compared by what they read."""
+"""Values of fewer bytes do not count when layers are compared by what they read."""
 CONE_VALUES = 40
-"""How far back (in values) a reduction looks for a layer that reads the same."""
+"""The number of values before a reduction that are searched for a layer that reads the same."""
 SMALL_ROLES = (Role.WEIGHT, Role.STATE, Role.SUM, Role.CONSTANT, Role.SCALAR)
 
 Ready = tuple[int, bool]
-"""(layer, inside): made in that layer, or (not inside) only complete after it."""
+"""(layer, inside): inside, the value is made in that layer; else it is complete only after it."""
 
 
 @dataclass
 class Group:
-    """A layer that is being put together."""
+    """A layer that is being formed."""
 
     index: int
     touched: frozenset[int]
@@ -51,12 +51,12 @@ class Group:
     finals: list[str] = field(default_factory=list)
     """Values that must be stored although no anchor makes them: graph outputs."""
     values: set[str] = field(default_factory=set)
-    """Values that the layer computes or reads, as far as known."""
+    """Values that the layer computes or reads, as far as they are known yet."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grouping:
-    """Anchors in their layers, and where each value can first be had."""
+    """Anchors in their layers, and the layer from which each value can first be read."""
 
     groups: tuple[Group, ...]
     layer_of: dict[str, int]
@@ -68,7 +68,7 @@ class Grouping:
 
 
 def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
-    """Arithmetic intensity of a node, over all its operands."""
+    """Return the arithmetic intensity of a node: operations for each byte of operands and results."""
     values = factored.graph.values
     inputs = [values[name].shape for name in cell.node.inputs]
     outputs = [values[name].shape for name in cell.node.outputs]
@@ -77,7 +77,7 @@ def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
 
 
 def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
-    """Whether a product is mostly the reading of a matrix, as one of few rows with large weights is."""
+    """Whether a matrix product mostly reads a matrix, as one of few rows with large weights does."""
     values = factored.graph.values
     read = sum(values[view.value].nbytes for view in cell.inputs)
     made = sum(values[view.value].nbytes for view in cell.outputs)
@@ -87,7 +87,7 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
 
 
 class _Grouper:
-    """Walks the cells in order and gives each anchor its layer."""
+    """Gives each anchor its layer, in one walk over the cells."""
 
     def __init__(self, factored: Factored, classes: Classes, rules: Rules, cuts: Iterable[int]) -> None:
         self.factored, self.classes = factored, classes
@@ -114,7 +114,7 @@ class _Grouper:
         return cell.node.name in self.heavy or cell.node.name in self.partial
 
     def earliest(self, cell: Cell) -> Ready:
-        """When all inputs can be had; inside a layer only if no halo is read there."""
+        """Return the first layer in which all inputs can be read; inside it only if no halo is read there."""
         layer, inside = -1, False
         for view in cell.inputs:
             made, within = self.ready.get(view.value, (-1, False))
@@ -140,7 +140,7 @@ class _Grouper:
         return True
 
     def place_awaited(self, cell: Cell) -> None:
-        """Place the reductions that ``cell`` reads, if they are still without a layer."""
+        """Give the reductions that ``cell`` reads a layer, if they have none yet."""
         for view in cell.inputs:
             if view.value in self.deferred:
                 self.place(self.deferred[view.value])
@@ -151,7 +151,7 @@ class _Grouper:
             self.place(next(iter(self.deferred.values())))
 
     def home(self, cell: Cell) -> Group | None:
-        """The layer that an anchor can share as things are."""
+        """Return the layer that an anchor can share now; None if it needs one of its own."""
         layer, inside = self.earliest(cell)
         return self.find_group(cell, layer if inside else layer + 1, inside)
 
@@ -171,7 +171,7 @@ class _Grouper:
             self.layer_of[view.value] = group.index
 
     def cone(self, cell: Cell) -> set[str]:
-        """Large values at and shortly before the inputs of an anchor, through cheap nodes."""
+        """Return the large values among the inputs of an anchor, and before them through cheap nodes."""
         found: set[str] = set()
         pending = [view.value for view in cell.inputs]
         while pending and len(found) < CONE_VALUES:
@@ -191,7 +191,7 @@ class _Grouper:
         return self._makers
 
     def find_group(self, cell: Cell, floor: int, inside: bool) -> Group | None:
-        """An existing layer that the anchor can share, or None."""
+        """Return an existing layer, ``floor`` or later, that the anchor can share; None if there is none."""
         touched = self.touched[cell.node.name]
         heavy = cell.node.name in self.heavy
         for group in self.groups[max(floor, 0) :]:
@@ -207,7 +207,7 @@ class _Grouper:
         return None
 
     def shares_input(self, shared: set[str], group: Group) -> bool:
-        """Whether a heavy anchor of the layer reads one of the same (large) values."""
+        """Whether a heavy anchor of the layer reads one of the ``shared`` values."""
         return any(
             view.value in shared
             for anchor in group.anchors
@@ -216,7 +216,7 @@ class _Grouper:
         )
 
     def costs_less_here(self, cell: Cell, group: Group) -> bool:
-        """Whether a layer handles most of what a reduction would have to read."""
+        """Whether a layer reads or computes most of the bytes that a reduction has to read."""
         cone, values = self.cone(cell), self.factored.graph.values
         ends = [name for name in cone if self.is_end(name)] or list(cone)
         shared = sum(values[name].nbytes for name in ends if name in group.values)
@@ -232,7 +232,7 @@ class _Grouper:
         return found.role not in SMALL_ROLES and found.nbytes >= LEAST_COMPARED_BYTES
 
     def can_chain(self, cell: Cell, group: Group) -> bool:
-        """Whether all heavy values between the layer and ``cell`` are needed in the layer only."""
+        """Whether ``cell`` can run in the layer, because values between them are needed nowhere else."""
         starts = {v.value for a in group.anchors if a.node.name in self.heavy for v in a.outputs}
         between = self.heavy_sources(cell) & starts
         if not between:
@@ -253,7 +253,7 @@ class _Grouper:
         return {s for s in self.anchor_sources(cell) if self.factored_makers[s].node.name in self.heavy}
 
     def anchor_sources(self, cell: Cell) -> set[str]:
-        """Outputs of anchors that ``cell`` depends on through cheap nodes."""
+        """Return the outputs of anchors that ``cell`` depends on through cheap nodes."""
         found: set[str] = set()
         pending = [view.value for view in cell.inputs]
         seen: set[str] = set()
@@ -270,7 +270,7 @@ class _Grouper:
         return found
 
     def anchors_after(self, value: str) -> list[Cell]:
-        """Anchors that depend on ``value`` through cheap nodes."""
+        """Return the anchors that depend on ``value`` through cheap nodes."""
         found: dict[str, Cell] = {}
         pending, seen = [value], set()
         while pending:
@@ -287,7 +287,7 @@ class _Grouper:
 
 
 def _early_first(factored: Factored, heavy: set[str]) -> list[Cell]:
-    """Cells that depend on no heavy node first: sums over targets are then ready for the loss."""
+    """Return cells that depend on no heavy node first: sums over targets are then ready for the loss."""
     late: set[str] = set()
     early: list[Cell] = []
     rest: list[Cell] = []
@@ -324,14 +324,14 @@ def group(factored: Factored, classes: Classes, rules: Rules, cuts: Sequence[int
 
 
 def final_values(factored: Factored) -> list[str]:
-    """Stored values that must exist when the step is over."""
+    """Return the stored values that must exist when the pass is over."""
     graph = factored.graph
     wanted = [*graph.outputs, *graph.updates.values()]
     return list(dict.fromkeys(factored.stored(name) for name in wanted))
 
 
 def _place_finals(grouper: _Grouper) -> None:
-    """Layers for the outputs that no anchor makes: updates, the loss."""
+    """Give the outputs that no anchor makes (updates, the loss) a layer."""
     small: dict[frozenset[int], Group] = {}
     filled: dict[int, int] = {}
     values = grouper.factored.graph.values

@@ -1,7 +1,7 @@
-"""What a shard needs of each operand of a node: interval arithmetic, one axis at a time.
+"""Computes the region of each operand that a shard needs, by interval arithmetic, one axis at a time.
 
 Shards of a grid share most of their ranges (all axes that a slab does not cut are the same),
-so what follows from an axis' ranges is worked out once.
+so the result for the ranges of an axis is computed once.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class OwnAxis:
     """One of a node's own axes of an operand, for given ranges of the letters it follows."""
 
     positions: tuple[int, ...]
-    """Stored axes that it is made of."""
+    """The stored axes that it consists of."""
     clipped: tuple[Range, ...]
-    """What is wanted of each, inside the value."""
+    """For each stored axis the needed range, clipped to the value."""
     own: Range
-    """The same as a range of the own axis; empty if only padding is wanted."""
+    """The same as a range of the own axis; empty if only padding is needed."""
     pads: tuple[int, int]
-    """What is wanted before and after it, outside of the value."""
+    """How much padding is needed before and after it."""
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing inside the value is wanted."""
+        """Whether nothing inside the value is needed."""
         return self.clipped[0][0] == self.clipped[0][1]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What of an own axis does not depend on ranges."""
+    """The part of an own axis' description that does not depend on ranges."""
 
     positions: tuple[int, ...]
     indices: tuple[Index | None, ...]
@@ -44,7 +44,7 @@ class _Layout:
 
 
 class Operands:
-    """Axes of the operands of some cells, by the ranges of their letters."""
+    """Computes the axes of operands from the ranges of letters, each once."""
 
     def __init__(self, factored: Factored) -> None:
         self._factored = factored
@@ -52,7 +52,7 @@ class Operands:
         self._known: dict[object, OwnAxis] = {}
 
     def axes(self, cell: Cell, number: int, ranges: Mapping[str, Range]) -> list[OwnAxis]:
-        """All own axes of input ``number``."""
+        """Return the own axes of input ``number`` of a cell; ``ranges``: letter -> range."""
         where = (cell.node.name, number)
         layouts = self._layouts.get(where)
         if layouts is None:
@@ -95,7 +95,7 @@ def _own_axis(layout: _Layout, ranges: Mapping[str, Range]) -> OwnAxis:
 
 
 def _needs(index: Index | None, ranges: Mapping[str, Range], extent: int) -> Range:
-    """The range of a stored axis that is wanted, not clipped."""
+    """Return the needed range of a stored axis, not clipped."""
     if index is None:
         return 0, extent
     return index.needs((0, 1) if isinstance(index, Whole) else ranges[index.letter])

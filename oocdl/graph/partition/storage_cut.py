@@ -1,4 +1,4 @@
-"""Which cheap values are stored: as little as possible moves between layers.
+"""Chooses the cheap values that are stored, so that few bytes move between layers.
 
 Every layer recomputes its cheap values from what is stored. Storing one more
 value costs its bytes once, and pays where several layers would otherwise each
@@ -24,16 +24,16 @@ SWEEPS = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
-    """One unit of work a shard."""
+    """Nodes that run together, as one task for each shard."""
 
     name: str
     index: int
     cells: tuple[Cell, ...]
-    """All that a shard computes, in order."""
+    """The nodes that a shard computes, in order."""
     reads: tuple[str, ...]
-    """Stored values and sources that it reads."""
+    """The stored values and sources that it reads."""
     stores: tuple[str, ...]
-    """Values made whole by the shards together, each its piece."""
+    """Values of which each shard makes its piece; together the pieces are the value."""
     partials: tuple[str, ...]
     """Values of which each shard makes a partial result."""
     touched: frozenset[int]
@@ -66,7 +66,7 @@ class _Search:
         return cell.node.name in self.grouping.heavy or cell.node.name in self.grouping.partial
 
     def traverse(self, group: Group) -> tuple[set[str], set[str]]:
-        """What a layer reads, and which cheap values it computes."""
+        """Return the values that a layer reads, and the cheap values that it computes."""
         reads: set[str] = set()
         computed: set[str] = set()
         pending = [view.value for anchor in group.anchors for view in anchor.inputs]
@@ -102,7 +102,7 @@ class _Search:
         self.reads[index], self.computes[index] = reads, computed
 
     def cost(self, layers: Iterable[int], extra: Iterable[str]) -> int:
-        """Bytes read by ``layers``, and written for the values they read and ``extra``."""
+        """Return the bytes that ``layers`` read, plus those written for what they read and for ``extra``."""
         layers = list(layers)
         read = sum(self.nbytes[value] for index in layers for value in self.reads[index])
         touched = {value for index in layers for value in self.reads[index]} | set(extra)
@@ -135,7 +135,7 @@ class _Search:
         return False
 
     def _written_before(self, values: set[str], state: Mapping[int, tuple[set[str], set[str]]]) -> int:
-        """Bytes that were written for ``values`` already, by readers outside the change."""
+        """Return the bytes of those ``values`` that were written anyway, for readers outside the change."""
         total = 0
         for value in values:
             others = self.readers.get(value, set()) - set(state)
@@ -152,7 +152,7 @@ class _Search:
             self.home[value] = new
 
     def best_home(self, value: str) -> int | None:
-        """The first layer that can make the value: in its epilogue, else its first user."""
+        """Return the first layer that can store the value: the one that makes it, else its first user."""
         made, inside = self.grouping.ready.get(value, (-1, False))
         touched = self.classes.touched(self.maker[value], self.cuts)
         groups = self.grouping.groups
@@ -163,7 +163,7 @@ class _Search:
 
 
 def _seed(search: _Search, users: Mapping[str, int]) -> None:
-    """Start from storing what fans out where it is made: else every cone reaches the inputs."""
+    """Store values of several readers where they are made, to start: else every cone reaches the inputs."""
     for cell in search.factored.cells:
         if search.is_anchor(cell):
             continue
@@ -178,7 +178,7 @@ def _seed(search: _Search, users: Mapping[str, int]) -> None:
 def choose_stored(
     factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]
 ) -> tuple[Layer, ...]:
-    """Decide what is stored and finish the layers."""
+    """Choose the values that are stored, and finish the layers."""
     search = _Search(factored, grouping, classes, cuts)
     uses: dict[str, int] = {}
     for cell in factored.cells:
@@ -216,7 +216,7 @@ def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _widened(factored: Factored) -> dict[str, str]:
-    """Values that are others in a wider type -> those: to read the narrow one always costs less."""
+    """Return value -> the narrower value that it is a Cast of, which always costs less to read."""
     values, found = factored.graph.values, {}
     for cell in factored.cells:
         if cell.node.op == "Cast":
@@ -227,7 +227,7 @@ def _widened(factored: Factored) -> dict[str, str]:
 
 
 def _may_pay(search: _Search, value: str, home: int) -> bool:
-    """Storing pays only if another layer would read it."""
+    """Whether another layer would read the value if it were stored; else storing it never pays."""
     return bool(search.users.get(value, set()) - {home})
 
 

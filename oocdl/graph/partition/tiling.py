@@ -1,10 +1,10 @@
-"""Cutting: from a layer and a grid to units, each with exact regions and a program.
+"""Cuts a layer by a grid into units, each with exact regions and a program.
 
 A shard owns a piece of every value its layer stores, and of every letter that is
 reduced. Regions flow backwards through the layer's cells by interval arithmetic;
 where several consumers want different regions of one value, their hull is
-computed and each takes its part. A region is clipped to its value; what lies
-outside is filled at the node that pads.
+computed and each reads its part. A region is clipped to its value; the rest is
+padding at the node that reads it.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ Grid = Mapping[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """One (layer, shard): what it reads, runs and makes."""
+    """The work of one layer for one shard: the regions it reads, its program, the regions it makes."""
 
     layer: int
     shard: tuple[int, ...]
-    """Piece number a cut class, in the order of the layer's grid."""
+    """The number of its piece of each cut class, in the order of the layer's grid."""
     reads: tuple[tuple[str, Region], ...]
-    """In the order of the program's inputs."""
+    """(value, region) in the order of the program's inputs."""
     program: Program
     makes: tuple[tuple[str, Region], ...]
-    """In the order of the program's outputs: the layer's stores, then its partials."""
+    """(value, region) in the order of the program's outputs: the layer's stores, then its partials."""
     counts: tuple[int, ...]
-    """For each made value over how many elements it is reduced (1 where it is not)."""
+    """For each made value the number of elements that it is reduced over (1 if it is not partial)."""
 
 
 def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
-    """Pieces of an axis, aligned with those of the coarsest axis (``base``) of its class.
+    """Cut an axis into pieces, aligned with those of the coarsest axis (of extent ``base``) of its class.
 
     >>> boundaries(7, 3, 3)
     ((0, 2), (2, 4), (4, 7))
@@ -90,15 +90,15 @@ class LayerCutter:
 
     @property
     def count(self) -> int:
-        """Number of shards."""
+        """The number of shards."""
         return prod(self.grid.values())
 
     def shards(self) -> list[tuple[int, ...]]:
-        """All shards, the last cut class fastest."""
+        """Return all shards, the last cut class varying fastest."""
         return list(product(*(range(count) for count in self.grid.values())))
 
     def owned(self, cell: Cell, shard: Sequence[int]) -> dict[str, Range]:
-        """The cut letters of ``cell`` and the range of each that the shard owns."""
+        """Return the letters of ``cell`` that are cut, with the range of each that the shard owns."""
         found: dict[str, Range] = {}
         for (cut, count), number in zip(self.grid.items(), shard, strict=True):
             letter = self.classes.cut_letter(cell, cut)
@@ -107,7 +107,7 @@ class LayerCutter:
         return found
 
     def unit(self, shard: tuple[int, ...]) -> Unit:
-        """Regions and program of one shard."""
+        """Return the regions and the program of one shard."""
         if shard not in self._units:
             self._units[shard] = self._unit(shard)
         return self._units[shard]
@@ -245,7 +245,7 @@ class LayerCutter:
         regions: Mapping[str, Region],
         slots: Mapping[str, int],
     ) -> Operand | None:
-        """The operand as the kernel sees it; None: nothing of it is inside."""
+        """Return an operand as the kernel gets it; None if the shard needs nothing of it."""
         held = regions[view.value]
         part: list[Range] = [(0, 0)] * len(held)
         nothing = False
@@ -271,7 +271,7 @@ class LayerCutter:
 
 
 def _letters(view: View, region: Region) -> dict[str, Range]:
-    """Ranges of the letters of an output from its region."""
+    """Return the ranges of an output's letters from its region."""
     found: dict[str, Range] = {}
     for positions, indices in zip(view.positions, view.indices, strict=True):
         for position, index in zip(positions, indices, strict=False):
@@ -290,7 +290,7 @@ def _output_region(view: View, letters: Mapping[str, Range]) -> Region:
 
 
 def _whole_where_uncut(cell: Cell, region: Region) -> Region:
-    """What has to be computed to have ``region``: all of the axes that cannot be cut."""
+    """Return ``region`` with all of the axes that cannot be cut."""
     if not cell.uncut:
         return region
     found = list(region)
@@ -302,7 +302,7 @@ def _whole_where_uncut(cell: Cell, region: Region) -> Region:
 
 
 def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
-    """Ranges of a view's own axes; of several factors only the outermost may be partial."""
+    """Return the ranges of a view's own axes; of several factors only the outermost may be cut."""
     found: list[Range] = []
     for indices in view.indices:
         inner = 1
@@ -327,7 +327,7 @@ def _crop(part: Region, held: Region) -> tuple[tuple[int, int], ...] | None:
 
 
 def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[int]) -> None:
-    """Where the wanted output starts in the natural result of an Inverse or Around axis."""
+    """Put into ``crop`` where the region starts in the uncropped result, for Inverse and Around axes."""
     outputs = {
         index.letter: axis
         for axis, indices in enumerate(cell.outputs[0].indices)

@@ -17,7 +17,7 @@ from oocdl.graph.ir.op_rule import Builder, Rules
 
 
 def canonicalize(graph: Graph, rules: Rules) -> Graph:
-    """The simplified graph; ``outputs`` and ``updates`` keep their order and keys."""
+    """Return the simplified graph; ``outputs`` and ``updates`` keep their order and keys."""
     return _without_dead(_merged(_expanded(graph, rules), rules))
 
 
@@ -65,7 +65,7 @@ def _resolve(name: str, names: Mapping[str, str]) -> str:
 
 
 def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Read ``names[x]`` wherever ``x`` is read."""
+    """Return the graph with ``names[x]`` read wherever ``x`` was."""
     nodes = tuple(
         replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs)) for node in graph.nodes
     )
@@ -78,7 +78,7 @@ def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 class _Merger:
-    """One walk in topological order, which resolves, simplifies and merges each node."""
+    """Simplifies and merges nodes in one walk in topological order."""
 
     def __init__(self, graph: Graph, rules: Rules) -> None:
         self.graph = graph
@@ -119,7 +119,7 @@ class _Merger:
         self.producer.update(dict.fromkeys(node.outputs, node))
 
     def same_as(self, node: Node) -> str | None:
-        """The operand that the node's output equals, if it does nothing."""
+        """Return the operand that the node's output equals; None if the node computes something."""
         if node.op == "Identity":
             return node.inputs[0]
         shape = self.shape(node.outputs[0])
@@ -183,7 +183,7 @@ class _Merger:
 
 
 def _merged(graph: Graph, rules: Rules) -> Graph:
-    """Peepholes and common-subexpression elimination."""
+    """Apply peepholes, and eliminate common subexpressions."""
     merger = _Merger(graph, rules)
     for node in graph.nodes:
         merger.add(node)

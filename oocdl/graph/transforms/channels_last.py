@@ -1,9 +1,9 @@
-"""How values lie in memory: channels last where a convolution reads or makes them.
+"""Chooses the order of axes in memory: channels last for values that convolutions read or make.
 
-Kernels of convolutions want all channels of a place side by side; given planes, they sort the
-operands first and the result afterwards (16 to 16 channels, 3x3x3: 255 GFLOP/s, not 429). So values
-lie that way from the convolution that makes them to the one that reads them. The order is a matter of
-memory alone: regions, cuts and programs name axes as before.
+Kernels of convolutions want all channels of a place side by side; given one plane after the other, they
+reorder the operands first and the result afterwards (16 to 16 channels, 3x3x3: 255 GFLOP/s, not 429). So
+values have their channels last from the convolution that makes them to the one that reads them. Only
+memory is concerned: regions, cuts and programs name axes as before.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from oocdl.graph.ir.op_rule import OpRule, Product, Rules
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 LEAST_CHANNELS, CHANNELS_MULTIPLE = 8, 4
-"""Fewer channels, or no multiple of so many, do not fill the registers: they stay planes."""
+"""Fewer channels, or a number that is no multiple, do not fill the registers: such values stay in C order."""
 SPATIAL_RANKS = (4, 5)
-"""Ranks of values with a batch, channels, and two or three axes of space."""
+"""Ranks of values with a batch, channels, and two or three spatial axes."""
 
 
 def has_enough(channels: int) -> bool:
-    """Whether so many channels are worth lying side by side."""
+    """Whether a value of so many channels is worth having them last."""
     return channels >= LEAST_CHANNELS and channels % CHANNELS_MULTIPLE == 0
 
 
 def order_of(view: View, ranks: Collection[int] = SPATIAL_RANKS) -> Order:
-    """The order that has the channels of a view last; empty if it is none, or would not do."""
+    """Return the order with the channels of a view last; empty if that is C order, or not worth it."""
     if len(view.shape) not in ranks or not view.positions[1] or not has_enough(view.shape[1]):
         return ()
     channels = view.positions[1]
@@ -37,7 +37,7 @@ def order_of(view: View, ranks: Collection[int] = SPATIAL_RANKS) -> Order:
 
 
 def _data(cell: Cell, product: Product) -> Iterator[View]:
-    """What is data of a convolution, and not weights."""
+    """Yield the views of a convolution that are data, not weights."""
     yield from (cell.inputs[place] for place in product.data)
     if product.makes_data:
         yield cell.outputs[0]
@@ -49,10 +49,10 @@ def _wants_planes(cell: Cell, rule: OpRule) -> bool:
 
 
 def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPATIAL_RANKS) -> Factored:
-    """The same graph, its values of ``ranks`` ordered for convolutions.
+    """Return the same graph, with an order in memory for its values of ``ranks``.
 
-    What a convolution reads or makes has its channels last, and so has what is computed from
-    it, or it from, element by element.
+    Data that a convolution reads or makes have their channels last, and so have values that are computed
+    from them, or from which they are computed, element by element.
     """
     found: dict[str, Order] = {}
     alike = []
@@ -80,5 +80,5 @@ def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPA
 
 
 def slot_orders(slots: Mapping[str, int], orders: Mapping[str, Order]) -> tuple[tuple[int, Order], ...]:
-    """(slot, order) of the slots whose values do not lie as their axes are numbered."""
+    """Return (slot, order of its axes in memory) for the slots that are not in C order."""
     return tuple((slot, orders[name]) for name, slot in slots.items() if name in orders)

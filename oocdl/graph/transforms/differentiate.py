@@ -1,8 +1,8 @@
-"""Reverse accumulation: gradient nodes are appended to the graph, over whole tensors.
+"""Reverse accumulation: appends gradient nodes over whole tensors to the graph.
 
-Every operator's rule returns nodes (as in JAX and tinygrad). This pass decides what
-is visited, checks what comes back, and sums what reaches a value more than once, in a
-fixed order: that of the readers, last first.
+Every operator's gradient rule returns nodes (as in JAX and tinygrad). This transform decides which
+nodes are visited, checks the gradients they return, and sums the gradients of a value that several
+nodes read, in a fixed order: that of its readers, last first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from oocdl.graph.ir.op_rule import Builder
 
 
 def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:
-    """Gradients of the scalar ``loss`` with respect to the values ``wrt``: name -> name.
+    """Add the gradients of the scalar ``loss`` with respect to the values ``wrt``; returns name -> name.
 
     The gradient of a value ``x`` is named ``grad/x`` where it is a value of its own (it may be
-    shared with another's, as behind an Add). What the loss does not depend on has zeros.
+    another value's gradient too, as behind an Add). It is zeros where the loss does not depend on ``x``.
+    Raises ModelError if the loss is no floating-point scalar, or a value is not floating-point.
     """
     if build.shape(loss) != () or not _is_float(build, loss):
         raise ModelError(
@@ -53,7 +54,7 @@ def _is_float(build: Builder, name: str) -> bool:
 
 
 def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[str]:
-    """The floating-point values that depend on ``wrt``."""
+    """Return the floating-point values that depend on ``wrt``."""
     for name in wrt:
         if name not in build.values or not _is_float(build, name):
             raise ModelError(f"'{name}' can have no gradient: it is not a floating-point value")
@@ -65,7 +66,7 @@ def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[s
 
 
 def _total(build: Builder, name: str, found: dict[str, list[str]], total: dict[str, str]) -> str | None:
-    """The sum of what reached ``name``, made once; ``None`` for nothing."""
+    """Return the sum of the gradients found for ``name``, which is made once; None if there are none."""
     if name not in total and name in found:
         first, *others = found[name]
         for other in others:
@@ -75,7 +76,7 @@ def _total(build: Builder, name: str, found: dict[str, list[str]], total: dict[s
 
 
 def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tuple[str, str]]:
-    """(input, gradient) for each input of ``node`` that gets one, checked."""
+    """Return (input, gradient), checked, for each input of ``node`` that gets a gradient."""
     made = build.rules[node.op].gradient(build, node, grads)
     if len(made) != len(node.inputs):
         raise ModelError(
@@ -97,7 +98,7 @@ def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tupl
 
 
 def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]:
-    """Call the gradient of ``x`` ``grad/x``, in the nodes from ``start`` on: old -> new name."""
+    """Name the gradient of ``x`` ``grad/x`` in the nodes from ``start`` on; returns old -> new name."""
     made = {name for node in build.nodes[start:] for name in node.outputs}
     taken = set(build.values) - made
     names: dict[str, str] = {}
@@ -107,7 +108,7 @@ def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]
             names[grad] = wanted
             taken.add(wanted)
     for old in made - names.keys():
-        # A working name that is now somebody's gradient.
+        # A working name that is now the name of another value's gradient.
         if old in taken:
             names[old] = _free(f"{old}.", taken, made)
             taken.add(names[old])

@@ -27,21 +27,21 @@ Factors = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class View:
-    """How a node sees a value: its own axes over the stored factors."""
+    """A value as a node reads or makes it: the node's own axes over the stored factors."""
 
     value: str
     """The stored value (aliases resolved)."""
     shape: Shape
     """Extents of the node's own axes."""
     positions: tuple[tuple[int, ...], ...]
-    """For each own axis the stored axes it is made of; none for an extent of one."""
+    """For each own axis the stored axes that it consists of; none for an extent of one."""
     indices: tuple[tuple[Index | None, ...], ...]
-    """For each own axis an index a stored axis, or one index where nothing is stored."""
+    """For each own axis an index for each of its stored axes, or one index if there are none."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cell:
-    """A node with its axis rule in factors."""
+    """A node with its axis rule (see ``AxisRule``) written in letters of factors."""
 
     node: Node
     inputs: tuple[View, ...]
@@ -55,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Factored:
-    """A graph over stored factors; Reshapes are gone where they could be."""
+    """A graph over stored factors, without the Reshapes that factors make superfluous."""
 
     graph: Graph
     cells: tuple[Cell, ...]
@@ -66,15 +66,15 @@ class Factored:
     alias: Mapping[str, str]
     """Value -> the value that is stored in its place."""
     orders: Mapping[str, Order] = field(default_factory=dict)
-    """Stored value -> its axes from outermost to innermost in memory, where they do not lie as numbered."""
+    """Stored value -> its axes from outermost to innermost in memory, where that is not C order."""
 
     def stored(self, name: str) -> str:
-        """The name of the value that is stored in place of ``name``; ``name`` itself where it is stored."""
+        """Return the name of the value that is stored in place of ``name``, or ``name`` where itself is."""
         return self.alias.get(name, name)
 
 
 class _Splits:
-    """Where each axis is split, as inner strides, kept consistent along all links."""
+    """The splits of each axis, as strides inside the axis, kept consistent along all links."""
 
     def __init__(self, graph: Graph, rules: Mapping[str, AxisRule]) -> None:
         self.extent: dict[Axis, int] = {
@@ -117,7 +117,7 @@ class _Splits:
                 self.links[axis].append((first, shift))
 
     def try_split(self, axis: Axis, inner: int, journal: list[tuple[Axis, int]]) -> bool:
-        """Split ``axis`` at stride ``inner`` and all that follows; False on a contradiction."""
+        """Split ``axis`` at stride ``inner``, and linked axes likewise; False on a contradiction."""
         pending = [(axis, inner)]
         while pending:
             axis, inner = pending.pop()
@@ -143,7 +143,7 @@ class _Splits:
         return True
 
     def add_reshape(self, node: Node, before: Shape, after: Shape) -> bool:
-        """Make a Reshape a renaming of factors; False (and nothing changed) if it cannot be."""
+        """Make a Reshape a renaming of factors; False, and nothing is changed, if that is impossible."""
         segments = _segments(node, before, after)
         if segments is None:
             return False
@@ -168,7 +168,7 @@ class _Splits:
         return good
 
     def factors(self, axis: Axis) -> tuple[int, ...]:
-        """Factors of an axis, outermost first."""
+        """Return the factors of an axis, outermost first."""
         extent = self.extent[axis]
         if extent == 1:
             return ()
@@ -177,7 +177,7 @@ class _Splits:
 
 
 def _segments(node: Node, before: Shape, after: Shape) -> list[list[tuple[Axis, int]]] | None:
-    """Smallest groups of axes of equal product, each axis with its stride inside the group."""
+    """Return the smallest groups of axes of equal product, each axis with its stride inside the group."""
     if 0 in before:
         return None
     sides = [
@@ -203,7 +203,7 @@ def _segments(node: Node, before: Shape, after: Shape) -> list[list[tuple[Axis, 
 
 
 def factorize(graph: Graph, rules: Rules) -> Factored:
-    """Rewrite ``graph`` over factors. No node is added, Reshapes are dropped where possible."""
+    """Rewrite a canonical graph over factors. No node is added, and Reshapes are dropped where possible."""
     axis_rules: dict[str, AxisRule] = {}
     for node in graph.nodes:
         rule = rules[node.op].axes
@@ -234,7 +234,7 @@ def factorize(graph: Graph, rules: Rules) -> Factored:
 
 
 def _cell(factored: Factored, node: Node, rule: AxisRule) -> Cell:
-    """A node's rule with every letter replaced by the letters of its factors."""
+    """Return a node as a cell, with every letter of its rule replaced by the letters of its factors."""
     factors = factored.factors
     sizes: dict[str, tuple[int, ...]] = {letter: (extent,) for letter, extent in rule.extents.items()}
     for names, operands in ((node.outputs, rule.outputs), (node.inputs, rule.inputs)):
@@ -288,7 +288,7 @@ def _parts(letter: str, sizes: tuple[int, ...]) -> list[tuple[str, int]]:
 def _split_index(
     index: Index | None, parts: tuple[int, ...], sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Index | None, ...]:
-    """The index of one axis as one index a factor."""
+    """Split the index of one axis into an index for each factor."""
     if isinstance(index, Whole):
         return tuple(Whole(part) for part in parts) or (index,)
     if index is None or len(parts) <= 1:

@@ -1,7 +1,7 @@
-"""What holds for every graph, whichever transform has made it. The compiler checks it after each.
+"""Checks what holds for every graph, whichever transform made it; the compiler does so after each of them.
 
-Each transform trusts what the one before it promised; a promise that is broken would otherwise
-show as wrong numbers, or as a KeyError in another module.
+Each transform relies on what the one before it promised; a broken promise would otherwise show as
+wrong numbers, or as a KeyError in another module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oocdl.graph.ir.op_rule import Rules, Spec
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 MADE = (Role.ACTIVATION, Role.GRADIENT)
-"""Roles of values that nodes make; all others come from outside the graph."""
+"""Roles of values that nodes make; values of all other roles come from outside the graph."""
 REPLACED = (Role.WEIGHT, Role.STATE, Role.SUM)
 """Roles of values that an update may replace."""
 
@@ -96,7 +96,7 @@ def _nodes(graph: Graph, rules: Rules) -> Iterator[str]:
 
 
 def _inference(graph: Graph, node: Node, rules: Rules) -> Iterator[str]:
-    """How the recorded shapes and dtypes of a node's outputs differ from those that its rule infers."""
+    """Yield the problem if a node's outputs have other shapes or dtypes than its rule infers."""
     rule = rules.get(node.op)
     if rule is None:
         yield "has no rule"
@@ -159,7 +159,7 @@ def _cells(factored: Factored) -> Iterator[str]:
 
 
 def _view(factored: Factored, cell: Cell, name: str, view: View) -> str:
-    """What is wrong with how a cell sees the value ``name``; empty if nothing is."""
+    """Return what is wrong with a cell's view of the value ``name``; empty if nothing is."""
     if view.value != factored.stored(name):
         return f"as '{view.value}', not as '{factored.stored(name)}'"
     shape = factored.shapes[view.value]
