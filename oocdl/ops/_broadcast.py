@@ -1,4 +1,4 @@
-"""Shared shape helpers of the operator files: broadcasting, undoing it, and its axis rule."""
+"""Helpers of the operator files: broadcasting, undoing it, and its axis rule."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from oocdl.graph.ir.op_rule import Builder
 
 
 def fail(node: Node, why: str) -> NoReturn:
-    """Refuse a node at build time."""
+    """Raise ModelError for a node that is being built."""
     raise ModelError(f"node '{node.name}' ({node.op}): {why}")
 
 
 def no_second_derivative(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """Gradient rule of operators that occur in gradients only: refused, never silently zero."""
+    """The gradient rule of operators that occur in gradients only: an error, never a silent zero."""
     raise UnsupportedError(f"node '{node.name}' ({node.op}) has no derivative: remove it from the model")
 
 
@@ -30,17 +30,17 @@ def is_float(dtype: str) -> bool:
 
 
 def summed_dtype(dtype: str) -> str:
-    """The dtype of sums of products of operands of ``dtype``: products of bfloat16 are summed in float32."""
+    """Return the dtype in which products of ``dtype`` are summed: those of bfloat16 in float32."""
     return "float32" if dtype == "bfloat16" else dtype
 
 
 def plain(letter: str, extent: int) -> Plain | None:
-    """The letter, or ``None`` for an axis of extent one, which follows nothing."""
+    """Return the index of an axis: its letter, or ``None`` for an extent of one, which follows nothing."""
     return None if extent == 1 else Plain(letter)
 
 
 def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
-    """NumPy's broadcast of all shapes."""
+    """Return the shape that NumPy broadcasts all shapes to."""
     try:
         return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
     except ValueError:
@@ -82,12 +82,12 @@ def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
 
 
 def size(shape: Sequence[int]) -> int:
-    """Number of elements."""
+    """Return the number of elements."""
     return prod(shape)
 
 
 def same_dtype(node: Node, dtypes: Sequence[str]) -> str:
-    """The one dtype of all operands."""
+    """Return the dtype of all operands; raises ModelError if they differ."""
     if len(set(dtypes)) != 1:
         fail(node, f"operands have different dtypes {', '.join(dtypes)}; cast them to one")
     return dtypes[0]

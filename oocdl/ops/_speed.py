@@ -1,4 +1,4 @@
-"""What operators cost like, and the probes that most of them have."""
+"""Speeds of operators that are bound by memory, and the probes that most of them share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.speed import Probe, RateTable, Streaming
 
 ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose"
-"""The operators that stand for all that do little arithmetic on each element, that compute an
-exponential or the like of it, that do little but read it, and that put it elsewhere."""
+"""The operators whose rates stand for all operators that do little arithmetic on each element, that
+compute an exponential or the like of it, that only read it, and that only move it."""
 
 
 def giga(sizes: Sequence[int], *rates: float) -> RateTable:
-    """A table of rates from GFLOP/s.
+    """Make a table of rates from GFLOP/s.
 
     >>> giga((1, 4), 2, 3.5)
     ((1, 2000000000.0), (4, 3500000000.0))
@@ -22,18 +22,18 @@ def giga(sizes: Sequence[int], *rates: float) -> RateTable:
 
 
 def streaming(like: str, gigabytes: float | None, probes: Callable[[Shape], Iterator[Probe]]) -> Streaming:
-    """The speed of an operator that is bound by memory, its nominal rate in GB/s."""
+    """Make the speed of an operator that is bound by memory, its nominal rate given in GB/s."""
     rate = None if gigabytes is None else 1e9 * gigabytes
     return Streaming(like=like, probes=probes, bytes_per_second=rate)
 
 
 def rows_of(shape: Shape) -> Shape:
-    """The matrix that a volume is, one row for each plane of each channel."""
+    """Return the shape of a volume as a matrix, with a row for each plane of each channel."""
     return shape[1] * shape[2], shape[3] * shape[4]
 
 
 def reductions(op: str, axes: Sequence[Sequence[int]]) -> Callable[[Shape], Iterator[Probe]]:
-    """Probes of a reduction over some ``axes`` of a volume, and over the rows of a matrix."""
+    """Return probes of a reduction over some ``axes`` of a volume, and over the rows of a matrix."""
 
     def probes(shape: Shape) -> Iterator[Probe]:
         for given, over in (*((shape, some) for some in axes), (rows_of(shape), (1,))):

@@ -28,35 +28,35 @@ SPATIAL = "dhw"
 
 @dataclass(frozen=True)
 class Slide:
-    """How a window slides along one axis."""
+    """The geometry of a window that slides along one axis."""
 
     kernel: int
     stride: int
     dilation: int
     pad: int
-    """Before the axis."""
+    """Padding before the axis."""
     pad_after: int
 
     @property
     def reach(self) -> int:
-        """Extent of the dilated window."""
+        """The extent of the dilated window."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, extent: int) -> int:
-        """Number of windows along an axis."""
+        """Return the number of windows along an axis of ``extent``."""
         return (extent + self.pad + self.pad_after - self.reach) // self.stride + 1
 
     def span(self, windows: int) -> int:
-        """Extent that so many windows cover."""
+        """Return the extent that so many windows cover."""
         return (windows - 1) * self.stride + self.reach
 
     def fields(self) -> tuple[int, int, int, int]:
-        """Arguments of an index expression, after its letter."""
+        """Return the arguments of an index expression, after its letter."""
         return self.kernel, self.stride, self.dilation, self.pad
 
 
 def slides(node: Node, kernel: Sequence[int]) -> list[Slide]:
-    """The window of each spatial axis; checks the attributes' lengths and signs."""
+    """Return the window of each spatial axis; raises ModelError for attributes of wrong length or sign."""
     rank = len(kernel)
     strides, dilations, pads = (node.attrs[name] for name in ("strides", "dilations", "pads"))
     if (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
@@ -67,12 +67,12 @@ def slides(node: Node, kernel: Sequence[int]) -> list[Slide]:
 
 
 def spatial_letters(rank: int) -> str:
-    """The letters of ``rank`` spatial axes."""
+    """Return the letters of ``rank`` spatial axes."""
     return SPATIAL[3 - rank :]
 
 
 def window_shape(node: Node, spatial: Sequence[int], windows: Sequence[Slide]) -> Shape:
-    """Spatial shape of what slides over ``spatial``."""
+    """Return how many windows there are along each axis of ``spatial``."""
     found = tuple(slide.count(extent) for slide, extent in zip(windows, spatial, strict=True))
     if min(found, default=1) < 1:
         fail(node, f"its window does not fit into spatial shape {list(spatial)}")
@@ -80,7 +80,7 @@ def window_shape(node: Node, spatial: Sequence[int], windows: Sequence[Slide]) -
 
 
 def _operands(node: Node, inputs: Sequence[Value]) -> tuple[Shape, Shape, str]:
-    """Shapes and dtype of the two operands, checked."""
+    """Return shapes and dtype of the two operands, checked."""
     dtype = same_dtype(node, [value.dtype for value in inputs])
     first, second = (value.shape for value in inputs)
     if not is_float(dtype):
@@ -117,7 +117,7 @@ def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _rounded_letters(node: Node) -> frozenset[str]:
-    """Letters that may not be cut: results of 16 bits are rounded once, not as parts of a sum."""
+    """Return letters that may not be cut: results of bfloat16 are rounded once, not as parts of a sum."""
     return frozenset("c") if "precision" in node.attrs else frozenset()
 
 
@@ -179,7 +179,7 @@ def _axes_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sha
 
 
 def _sliding(node: Node) -> dict[str, tuple[int, ...]]:
-    """The attributes that all three share."""
+    """Return the attributes that all three operators share."""
     return {name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}
 
 
@@ -226,7 +226,7 @@ def _flops_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """One copy of each operand and of the result: padding, and oneDNN's blocked layouts.
+    """Count a copy of each operand and of the result, for padding and oneDNN's blocked layouts.
 
     Channels are rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does.
     """
@@ -238,13 +238,13 @@ def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 
 
 def _blocked(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> list[tuple[bool, Shape]]:
-    """Every operand and whether its first axis is the batch, which is not blocked."""
+    """Return every operand, and whether its first axis is the batch, which is not blocked."""
     weight = 2 if node.op == "ConvWeightGrad" else 1
     return [(place != weight, shape) for place, shape in enumerate((*inputs, *outputs))]
 
 
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The copies, the uncropped result, and onnxruntime's im2col of one sample.
+    """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
 
     kernels.md D: 448 MB for 32 x 27 x 131072 elements. At stride one the engines run a plain
     Conv with the flipped weight instead, which has no such buffer.
@@ -257,7 +257,7 @@ def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
 
 
 def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The copies, and those of thin slabs: operands in memory of oneDNN's own, a further copy of both.
+    """Count the copies, and those of thin slabs, whose operands oneDNN copies once more.
 
     How much of ``x`` is padding is not known here.
     """

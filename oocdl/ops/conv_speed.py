@@ -1,4 +1,4 @@
-"""How fast convolutions are: their kinds, what is measured of each, and nominal rates.
+"""Speeds of convolutions: their kinds, the measurements of each, and nominal rates.
 
 A kind is one of two or three spatial axes, "point" (kernel 1) or "window", strided or not; its size is
 the elements of the window times the smaller count of channels. The gradient of a window's weights in a
@@ -27,7 +27,7 @@ Table = Mapping[str, tuple[float, ...]]
 def _kind(
     step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int, makes_weights: bool
 ) -> tuple[str, int]:
-    """See ``Computing.kind``."""
+    """Return kind and size of a convolution (see ``Computing.kind``)."""
     weight = step.kernel_shapes[0] if makes_weights else shapes[1]
     taps = prod(weight[2:])
     what = "window" if taps > 1 else "point"
@@ -40,7 +40,7 @@ def _kind(
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
-    """Every kind of one convolution, in several counts of channels."""
+    """Yield probes of every kind of one convolution, with several numbers of channels."""
     for axes in (2, 3):
         for channels in FEW_CHANNELS if scale.few else CHANNELS:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
@@ -59,7 +59,7 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
 
 
 def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: int) -> Probe:
-    """One convolution, of ``channels`` to at least 16."""
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels."""
     axes, others = len(space), max(channels, 16)
     slides = {"strides": (stride,) * axes, "dilations": (1,) * axes, "pads": (kernel // 2,) * (2 * axes)}
     x: Given = ((1, channels, *space), "float32")
@@ -73,7 +73,7 @@ def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: in
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
-    """The gradient of a window's weights from a thin slab, and from one that is not."""
+    """Yield probes of the gradient of a window's weights in a thin slab, and in one that is not."""
     edge = int((thin / channels) ** 0.5) + 1
     for what, depth, height in (("thin window", 4, min(edge * edge // 8, 128)), ("window", edge, edge)):
         rows = depth * height
@@ -82,7 +82,7 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
 
 
 def _rate_tables(op: str, table: Table, channels: Sequence[int]) -> dict[str, RateTable]:
-    """A table with the operator in its kinds, and sizes."""
+    """Return the tables of rates by kind, with the operator put before each kind."""
 
     def sizes(what: str) -> list[int]:
         taps = 1 if what.endswith("point") else 27 if what.startswith("3d") else 9

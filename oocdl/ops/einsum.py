@@ -25,7 +25,7 @@ EXTENTS, FEW_EXTENTS = (1, 4, 16, 64, 256, 1024), (16, 256, 1024)
 
 
 def parse(node: Node) -> tuple[str, str, str]:
-    """The letters of both operands and of the output."""
+    """Return the letters of both operands and of the output."""
     left, arrow, out = node.attrs["equation"].replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != 2:
@@ -39,7 +39,7 @@ def parse(node: Node) -> tuple[str, str, str]:
 
 
 def _extents(node: Node, shapes: Sequence[Shape]) -> dict[str, int]:
-    """Letter -> extent, checked."""
+    """Return letter -> extent, checked."""
     found: dict[str, int] = {}
     for term, shape in zip(parse(node)[:2], shapes, strict=True):
         if len(term) != len(shape):
@@ -88,12 +88,12 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """A multiply-add for each point of the space of all letters."""
+    """Count a multiply-add for each point of the space of all letters."""
     return 2 * size(list(_extents(node, inputs).values()))
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Permuted copies of operands and result, as a batched matrix product wants them."""
+    """Count permuted copies of operands and result, as a batched matrix product needs them."""
     return sum(size(shape) for shape in (*inputs, *outputs))
 
 
@@ -105,7 +105,7 @@ def _terms(step: Instruction) -> tuple[str, str, str]:
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """The matrix product that it is, and the smallest of its extents."""
+    """Return the kind of matrix product, and the smallest of its extents."""
     left, right, out = _terms(step)
     extents = dict(zip(left + right, (*shapes[0], *shapes[1]), strict=True))
     inner = prod(extents[x] for x in set(left) & set(right) - set(out))
@@ -117,8 +117,8 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
     return f"Einsum {'inner' if inner == smallest else 'outer'}", smallest
 
 
-def _turned(step: Instruction) -> Sequence[str]:
-    """A result is transposed unless it has rows of the left operand first."""
+def _transposed(step: Instruction) -> Sequence[str]:
+    """Return the Transpose that follows, unless the result has the rows of the left operand first."""
     left, right, out = _terms(step)
     both = [x for x in left if x in right and x in out]
     rows = [x for x in left if x in out and x not in both]
@@ -127,7 +127,7 @@ def _turned(step: Instruction) -> Sequence[str]:
 
 
 def _probes(scale: Scale) -> Iterator[Heavy]:
-    """Every kind of matrix product."""
+    """Yield probes of every kind of matrix product."""
     for small in FEW_EXTENTS if scale.few else EXTENTS:
         # A matrix that meets few rows comes from memory, not from the caches. No powers of two: rows of
         # whole pages fall into the same few sets of a cache, and take up to twice as long.
@@ -165,7 +165,7 @@ RULES: tuple[OpRule, ...] = (
                 "Einsum inner": giga(FEW_EXTENTS, 45, 330, 420),
                 "Einsum outer": giga(FEW_EXTENTS, 190, 470, 460),
             },
-            then=_turned,
+            then=_transposed,
         ),
         flops=_flops,
         scratch_elements=_scratch,

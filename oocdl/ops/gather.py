@@ -36,7 +36,7 @@ def _letters(kind: str, shape: Shape) -> tuple[Plain | None, ...]:
 
 
 def _extents(ids: Shape, row: Shape) -> dict[str, int]:
-    """``i0, i1, ..`` of the ids, ``e0, e1, ..`` of a row."""
+    """Return the extents of the letters: ``i0, i1, ..`` of the ids, ``e0, e1, ..`` of a row."""
     return {
         **{f"i{axis}": extent for axis, extent in enumerate(ids)},
         **{f"e{axis}": extent for axis, extent in enumerate(row)},
@@ -81,7 +81,7 @@ def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
 
 
 def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
-    """A table, ids, and their rows."""
+    """Return the shapes of a table, of ids, and of their rows."""
     width, count = 4 * shape[-1], 64 * shape[2]
     return ((8192, width), "float32"), ((count,), "int64"), ((count, width), "float32")
 

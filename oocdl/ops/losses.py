@@ -124,7 +124,7 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
 
 
 def _sum(build: Builder, value: str) -> str:
-    """The sum of all elements, of shape ()."""
+    """Add the sum of all elements, of shape ()."""
     axes = tuple(range(len(build.shape(value))))
     return build("Reshape", build("ReduceSum", value, axes=axes), shape=()) if axes else value
 
@@ -135,7 +135,7 @@ def _mean(build: Builder, value: str) -> str:
 
 
 def _aligned(build: Builder, logits: str, target: str) -> str:
-    """The target in the logits' dtype and shape (a channel axis of one may be missing)."""
+    """Return the target in the dtype and shape of the logits; it may lack a channel axis of extent one."""
     shape, wanted = build.shape(target), build.shape(logits)
     if tuple(n for n in shape if n != 1) != tuple(n for n in wanted if n != 1):
         raise InputError(
@@ -149,7 +149,7 @@ def _aligned(build: Builder, logits: str, target: str) -> str:
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:
-    """The axis of the logits that the labels lack, or have with extent one; 1 where it can be."""
+    """Return the axis of the logits that the labels lack, or have with extent one; 1 where possible."""
     for axis in (1, *reversed(range(len(logits)))):
         if axis < len(logits):
             without = logits[:axis] + logits[axis + 1 :]
@@ -159,7 +159,7 @@ def class_axis(logits: Shape, target: Shape) -> int | None:
 
 
 def _labels(build: Builder, logits: str, target: str) -> tuple[str, int]:
-    """The labels as int64 with extent one on the class axis, and that axis."""
+    """Return the labels as int64 with extent one on the class axis, and that axis."""
     shape = build.shape(logits)
     axis = class_axis(shape, build.shape(target))
     if axis is None:
@@ -178,14 +178,14 @@ def _labels(build: Builder, logits: str, target: str) -> tuple[str, int]:
 
 
 def _is_label(build: Builder, labels: str, logits: str, axis: int) -> str:
-    """Whether the class is the label; of the logits' shape."""
+    """Add a value of the logits' shape that tells where the class is the label."""
     classes = _along(np.arange(build.shape(logits)[axis]), axis, len(build.shape(logits)))
     index = build.constant(classes, "int64", stem="classes")
     return build("Equal", labels, index)
 
 
 def _along(vector: Array, axis: int, rank: int) -> Array:
-    """A vector as an array of ``rank`` axes that lies along one of them."""
+    """Reshape a vector to ``rank`` axes, so that it lies along one of them."""
     return vector.reshape(tuple(-1 if place == axis else 1 for place in range(rank)))
 
 

@@ -84,7 +84,7 @@ def _check(lr: Rate, weight_decay: float, clip_norm: float | None) -> None:
 
 
 def scalars(optimizer: Optimizer, step: int) -> dict[str, float]:
-    """Contents of the SCALAR values at a step, counted from 0."""
+    """Return the contents of the SCALAR values at a step, counted from 0."""
     found = {"lr": rate(optimizer.lr, step)}
     if isinstance(optimizer, Adam):
         first, second = (1 - beta ** (step + 1) for beta in optimizer.betas)
@@ -117,12 +117,12 @@ SHARE = "accumulate/share"
 
 
 def shared_loss(build: Builder, loss: str) -> str:
-    """What to differentiate where a step is several passes: the loss times its share."""
+    """Add the loss times its share, which is differentiated where a step is several passes."""
     return build("Mul", loss, _scalar(build, SHARE, loss))
 
 
 def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
-    """Append the sum of each gradient and those of the passes before: weight -> sum.
+    """Append the sum of each gradient with those of the passes before; returns weight -> sum.
 
     The sum so far is a value of role SUM, ``<weight>/accumulated``.
     """
@@ -136,7 +136,7 @@ def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
 
 
 def _scalar(build: Builder, name: str, like: str) -> str:
-    """The SCALAR value ``name`` in the dtype of ``like``; declared on first use."""
+    """Return the SCALAR value ``name`` in the dtype of ``like``, which is declared on first use."""
     if name not in build.values:
         build.value(name, (), build.dtype(like), Role.SCALAR)
     if build.dtype(name) != build.dtype(like):
@@ -145,7 +145,7 @@ def _scalar(build: Builder, name: str, like: str) -> str:
 
 
 def _state(build: Builder, weight: str, kind: str) -> str:
-    """A value of the weight's shape that is kept between steps."""
+    """Declare a value of the weight's shape that is kept between steps."""
     return build.value(f"{weight}/{kind}", build.shape(weight), build.dtype(weight), Role.STATE)
 
 

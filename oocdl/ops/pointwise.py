@@ -37,7 +37,7 @@ Probes = Callable[[str, Shape], Iterator[Probe]]
 
 @dataclass(frozen=True)
 class Row:
-    """One elementwise operator: all that has to be said to plan, cut, cost, measure and predict it."""
+    """One elementwise operator: everything that planning, cutting, measuring and prediction need."""
 
     op: str
     arity: int
@@ -45,22 +45,22 @@ class Row:
     """``None``: there is no derivative, and asking for one is an error."""
     _: KW_ONLY
     scratch: float
-    """What an engine allocates beyond the result, in results: measured with onnxruntime on 16 MiB operands.
+    """The memory that an engine allocates beyond the result, in results, measured with onnxruntime on 16 MiB.
     It is 0 for one operator of ONNX, and grows where several make it up."""
     flops: int = 1
-    """Floating-point operations an output element."""
+    """Floating-point operations for each output element."""
     result: str = "same"
     """Dtype of the output: ``same`` as the operands, ``bool``, or ``to`` (an attribute)."""
     like: str = ARITHMETIC
-    """What it costs like where it was not measured: ``ARITHMETIC`` or ``EXPONENTIAL``."""
+    """The operator whose rate it has where it was not measured: ``ARITHMETIC`` or ``EXPONENTIAL``."""
     gigabytes: float | None = None
-    """Nominal GB/s of a thread, operands and result counted; None: as many as what it is like."""
+    """Nominal GB/s of one thread, with operands and result counted; None: those of ``like``."""
     takes: str = "float32"
     """Dtype of the operands that it is measured on."""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that it is measured with, beside those that ``onnx`` has."""
     probes: Probes | None = None
-    """What is measured, if it is not once on operands of equal shapes."""
+    """Its probes, unless it is measured once, on operands of equal shapes."""
     moves_only: bool = False
     """See ``OpRule.moves_only``."""
     onnx: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Row:
 
 
 def _with_channels(op: str, shape: Shape) -> Iterator[Probe]:
-    """Both operands whole, and one of them a number for each channel."""
+    """Yield probes with both operands of full shape, and with one that has a number for each channel."""
     yield Probe(op, ((shape, "float32"), (shape, "float32")))
     yield Probe(op, ((shape, "float32"), ((1, shape[1], 1, 1, 1), "float32")))
 
@@ -218,7 +218,7 @@ POINTWISE: tuple[Row, ...] = (
 
 
 def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    """Broadcast shape; operands of one dtype (but for the condition of Where)."""
+    """Infer the broadcast shape; operands must have one dtype (but for the condition of Where)."""
     if len(inputs) != row.arity:
         fail(node, f"takes {row.arity} operands, got {len(inputs)}")
     dtypes = [value.dtype for value in inputs]
@@ -235,7 +235,7 @@ def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _gradient(row: Row, build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """The row's gradients, summed over what was broadcast."""
+    """Apply the row's gradient, summed over broadcast axes."""
     grad = grads[0]
     if grad is None:
         return no_gradient(build, node, grads)
@@ -248,7 +248,7 @@ def _gradient(row: Row, build: Builder, node: Node, grads: Sequence[str | None])
 
 
 def elementwise(row: Row) -> OpRule:
-    """The rule of a row."""
+    """Make the rule of a row."""
 
     def flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
         return row.flops * size(outputs[0])

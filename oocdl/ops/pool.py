@@ -21,7 +21,7 @@ from oocdl.ops.conv import slides, spatial_letters, window_shape
 
 
 def _pooled(node: Node, x: Value) -> Shape:
-    """Shape of the pooled value."""
+    """Return the shape of the pooled value."""
     kernel = node.attrs["kernel_shape"]
     if len(x.shape) != len(kernel) + 2 or not is_float(x.dtype):
         fail(node, f"kernel {list(kernel)} does not fit a {x.dtype} value of shape {list(x.shape)}")
@@ -75,7 +75,7 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """A comparison a window element."""
+    """Count a comparison for each element of each window."""
     return size(outputs[0]) * size(node.attrs["kernel_shape"])
 
 
@@ -84,17 +84,17 @@ def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """PyTorch makes int64 indices beside the result."""
+    """Count the int64 indices that PyTorch makes beside the result."""
     return 2 * size(outputs[0])
 
 
 def _scratch_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The pooled value and its int64 indices, and the gradient before it is cropped."""
+    """Count the pooled value and its int64 indices, and the gradient before it is cropped."""
     return 3 * size(inputs[1]) + size(inputs[0])
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """The operator, and the elements of its window."""
+    """Return the operator, and the number of elements of its window."""
     return step.op, max(prod(step.attrs["kernel_shape"]), 1)
 
 
@@ -109,7 +109,7 @@ def _probes_grad(scale: Scale) -> Iterator[Heavy]:
 
 
 def _windows(scale: Scale) -> Iterator[tuple[Given, Given, dict[str, tuple[int, ...]]]]:
-    """Operand, result and attributes of poolings, windows of two and of three."""
+    """Yield operand, result and attributes of poolings with windows of two and of three."""
     edge = max(int(64 * scale.share ** (1 / 3)) // 2 * 2, 4)
     for kernel in (2, 3):
         slides = {"strides": (2,) * 3, "dilations": (1,) * 3, "pads": (kernel // 3,) * 6}

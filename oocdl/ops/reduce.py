@@ -16,7 +16,7 @@ from oocdl.ops._speed import EXPONENTIAL, READING, reductions, streaming
 
 
 def reduced_shape(node: Node, shape: Shape) -> Shape:
-    """The operand's shape with extent one on the attribute ``axes``."""
+    """Return the operand's shape with extent one on the attribute ``axes``."""
     axes = tuple(node.attrs["axes"])
     if list(axes) != sorted(set(axes)) or any(not 0 <= axis < len(shape) for axis in axes):
         fail(node, f"axes {list(axes)} are not sorted axes of a value of rank {len(shape)}")
@@ -24,7 +24,7 @@ def reduced_shape(node: Node, shape: Shape) -> Shape:
 
 
 def reduction_axes(combine: str) -> Axes:
-    """Letters ``a0, a1, ..``; the outputs lack the reduced ones."""
+    """Return the axis rule: letters ``a0, a1, ..``, of which the outputs lack the reduced ones."""
 
     def axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
         gone = node.attrs["axes"]
@@ -52,14 +52,14 @@ def _infer(floats: bool) -> Infer:
 
 
 def _sum_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """The same gradient everywhere."""
+    """Give every reduced element the same gradient."""
     if grads[0] is None:
         return [None]
     return [build("Expand", grads[0], shape=build.shape(node.inputs[0]))]
 
 
 def _max_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """Shared equally between the maxima, as ``torch.amax``."""
+    """Share the gradient equally between the maxima, as ``torch.amax``."""
     if grads[0] is None:
         return [None]
     x, y = node.inputs[0], node.outputs[0]
@@ -80,7 +80,7 @@ def _operand_size(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape])
 
 
 def _lse_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """A maximum, a difference, an exponential and a sum an element."""
+    """Count a maximum, a difference, an exponential and a sum for each element."""
     return 13 * size(inputs[0])
 
 

@@ -31,7 +31,7 @@ NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
-    """Coordinate in the input of each output index."""
+    """Return the coordinate in the input of each output index."""
     index = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return index * (extent - 1) / (out - 1) if out > 1 else index
@@ -47,7 +47,7 @@ def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
 
 
 def _nearest(positions: Matrix, rounding: str) -> Matrix:
-    """The nearest input index, ties as ONNX's ``nearest_mode`` says."""
+    """Return the nearest input index, with ties as ONNX's ``nearest_mode`` says."""
     if rounding == "round_prefer_floor":
         return np.asarray(np.ceil(positions - 0.5))
     if rounding == "round_prefer_ceil":
@@ -57,7 +57,7 @@ def _nearest(positions: Matrix, rounding: str) -> Matrix:
 
 @lru_cache(maxsize=256)
 def _forward(mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int) -> Matrix:
-    """``R`` of ``[out, extent]``; read-only, since it is shared."""
+    """Return ``R`` of ``[out, extent]``, read-only because it is shared."""
     positions = _positions(coordinates, scale, out, extent)
     matrix = np.zeros((out, extent))
     rows = np.arange(out)
@@ -75,7 +75,7 @@ def _forward(mode: str, coordinates: str, rounding: str, scale: float, out: int,
 
 
 def matrix(attrs: Mapping[str, Any], in_extent: int) -> Matrix:
-    """The whole map ``[size, in_extent]``: R, or R^T when ``transposed``."""
+    """Return the whole map ``[size, in_extent]``: R, or R^T when ``transposed``."""
     transposed = bool(attrs["transposed"])
     out, extent = (in_extent, attrs["size"]) if transposed else (attrs["size"], in_extent)
     rounding = attrs.get("nearest_mode") or "round_prefer_floor"
@@ -85,7 +85,7 @@ def matrix(attrs: Mapping[str, Any], in_extent: int) -> Matrix:
 
 
 def _band(whole: Matrix) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """First and last column of each row, made monotone (a row of zeros asks for one column)."""
+    """Return first and last column of each row, made monotone (a row of zeros needs one column)."""
     used = whole != 0
     some = used.any(axis=1)
     first = np.where(some, used.argmax(axis=1), whole.shape[1] - 1)
@@ -122,14 +122,14 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 def _localize(
     node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
 ) -> Mapping[str, Any]:
-    """The piece of the matrix that maps the local input to the local output."""
+    """Return the piece of the matrix that maps the local input to the local output."""
     axis = node.attrs["axis"]
     whole = matrix(node.attrs, shapes[0][axis])
     return {"matrix": np.ascontiguousarray(whole[slice(*out[axis]), slice(*inputs[0][axis])])}
 
 
 def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """The transposed matrix."""
+    """Apply the transposed matrix."""
     if grads[0] is None:
         return [None]
     attrs = dict(node.attrs)
@@ -139,13 +139,13 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """R has two entries a row (linear) or one (nearest); its rows are the side it maps to."""
+    """Count two entries of each row of R (linear) or one (nearest); its rows are the side it maps to."""
     rows = inputs[0] if node.attrs["transposed"] else outputs[0]
     return (4 if node.attrs["mode"] == "linear" else 2) * size(rows)
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Copies with the axis moved to where a matrix product wants it, and the matrix."""
+    """Count copies with the axis moved to where a matrix product needs it, and the matrix."""
     axis = node.attrs["axis"]
     return size(inputs[0]) + size(outputs[0]) + inputs[0][axis] * outputs[0][axis]
 

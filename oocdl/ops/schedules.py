@@ -18,7 +18,7 @@ Rate = float | Callable[[int], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """Always ``lr``."""
+    """A constant rate of ``lr``."""
 
     lr: float
 
@@ -79,7 +79,7 @@ class OneCycle:
     lr: float
     steps: int
     rising: float = 0.3
-    """Share of the steps that rise."""
+    """The share of the steps in which the rate rises."""
     start: float = 25.0
     end: float = 1e4
 
@@ -117,10 +117,10 @@ def _positive(name: str, count: int) -> None:
 
 
 def _blend(first: float, second: float, part: float) -> float:
-    """Half a cosine from ``first`` at 0 to ``second`` at 1."""
+    """Return half a cosine from ``first`` at 0 to ``second`` at 1."""
     return second + (first - second) * (1 + cos(pi * part)) / 2
 
 
 def rate(lr: Rate, step: int) -> float:
-    """The learning rate at a step."""
+    """Return the learning rate at a step, counted from 0."""
     return float(lr(step)) if callable(lr) else float(lr)

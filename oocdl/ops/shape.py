@@ -26,7 +26,7 @@ def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> 
 
 
 def _axis(node: Node, shape: Shape) -> int:
-    """The checked attribute ``axis``."""
+    """Return the checked attribute ``axis``."""
     axis = int(node.attrs["axis"])
     if not 0 <= axis < len(shape):
         fail(node, f"axis {axis} is not an axis of a value of rank {len(shape)}")
@@ -34,12 +34,12 @@ def _axis(node: Node, shape: Shape) -> int:
 
 
 def _with(shape: Shape, axis: int, extent: int) -> Shape:
-    """``shape`` with another extent on one axis."""
+    """Return ``shape`` with another extent on one axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _along(axis: int, shape: Shape, moved: Sequence[Shifted]) -> AxisRule:
-    """All axes plain but one, on which each operand is shifted."""
+    """Return the axis rule with all axes plain but one, on which each operand is shifted."""
     others: list[Index | None] = [plain(f"a{place}", n) for place, n in enumerate(shape)]
     out = tuple(
         Plain(f"a{place}") if place == axis else plain(f"a{place}", n) for place, n in enumerate(shape)
@@ -88,7 +88,7 @@ def _infer_reshape(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _axes_reshape(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    """For a Reshape that factors cannot express: only unchanged axes may be cut."""
+    """Return the axis rule of a Reshape that factors cannot express: only unchanged axes may be cut."""
     before = list(accumulate(inputs[0], lambda a, b: a * b, initial=1))
     places = {(before[i], n): i for i, n in enumerate(inputs[0]) if n > 1}
     operand: list[Index | None] = [Whole(n) if n > 1 else None for n in inputs[0]]
@@ -207,7 +207,7 @@ def _axes_slice(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -
 
 
 def _gradient_slice(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    """Zeros around; for a step also between, by padding an axis of extent one."""
+    """Pad with zeros around; for a step also between elements, by padding an axis of extent one."""
     grad = grads[0]
     if grad is None:
         return [None]
@@ -256,7 +256,7 @@ def _probes_transpose(shape: Shape) -> Iterator[Probe]:
 
 
 def _probes_reshape(shape: Shape) -> Iterator[Probe]:
-    """Extents without a common refinement: every other Reshape is a renaming, and never runs."""
+    """Yield a probe of extents without common refinement: any other Reshape is a renaming and never runs."""
     many, last = shape[1], shape[-1] // 2 * 2
     target = (4 * many * last, last // 2 * 3)
     yield Probe("Reshape", (((6 * many * last, last), "float32"),), {"shape": target})

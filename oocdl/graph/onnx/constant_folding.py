@@ -1,4 +1,4 @@
-"""Constant folding of what exporters leave behind: shapes, masks, position numbers.
+"""Folds the constants that exporters leave in files: shapes, masks, position numbers.
 
 Small arrays known at import are computed here with NumPy, so that only nodes
 that work on tensors remain. Nothing larger than ``LIMIT_BYTES`` is ever made:
@@ -26,7 +26,7 @@ Fold = Callable[[OnnxNode, Inputs], Sequence[Array]]
 
 
 def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
-    """The outputs of a node of ``FOLDS`` whose inputs are all known."""
+    """Compute the outputs of a node of ``FOLDS`` whose inputs are all known."""
     with np.errstate(all="ignore"):
         try:
             return tuple(np.asarray(array) for array in FOLDS[node.op](node, inputs))
@@ -45,7 +45,7 @@ def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
 
 
 def allow(node: OnnxNode, shape: Sequence[int], itemsize: int) -> None:
-    """Refuse a constant that would be too large."""
+    """Raise ModelError if a constant of ``shape`` would have more than ``LIMIT_BYTES``."""
     if prod(int(extent) for extent in shape) * itemsize > LIMIT_BYTES:
         size = size_text(prod(int(extent) for extent in shape) * itemsize)
         raise ModelError(
@@ -55,12 +55,12 @@ def allow(node: OnnxNode, shape: Sequence[int], itemsize: int) -> None:
 
 
 def numpy_type(code: int) -> np.dtype[Any]:
-    """NumPy dtype of an ONNX element type."""
+    """Return the NumPy dtype of an ONNX element type."""
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
 
 
 def given(inputs: Inputs, index: int) -> Array:
-    """An input that has to be there."""
+    """Return an input that must not be left out."""
     array = inputs[index] if index < len(inputs) else None
     if array is None:
         raise ValueError(f"input {index} is missing")
@@ -68,7 +68,7 @@ def given(inputs: Inputs, index: int) -> Array:
 
 
 def ints(node: OnnxNode, inputs: Inputs, name: str, index: int) -> tuple[int, ...] | None:
-    """Whole numbers from an attribute (old opsets) or an input (new ones), if one is there."""
+    """Return whole numbers from an attribute (old opsets) or an input (new ones); None if both are absent."""
     if name in node.attrs:
         found = node.attrs[name]
         return tuple(found) if isinstance(found, tuple) else (int(found),)
@@ -77,7 +77,7 @@ def ints(node: OnnxNode, inputs: Inputs, name: str, index: int) -> tuple[int, ..
 
 
 def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
-    """``shape`` without ``axes`` of extent one (without all of them if ``None``)."""
+    """Return ``shape`` without ``axes`` of extent one (without all such axes if ``None``)."""
     if axes is None:
         return tuple(extent for extent in shape if extent != 1)
     drop = {axis % len(shape) for axis in axes}
@@ -87,7 +87,7 @@ def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
 
 
 def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
-    """``shape`` with axes of extent one at ``axes`` of the result."""
+    """Return ``shape`` with axes of extent one inserted, at ``axes`` of the result."""
     rank = len(shape) + len(axes)
     new = {axis % rank for axis in axes}
     rest = iter(shape)
@@ -95,7 +95,7 @@ def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
 
 
 def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) -> Shape:
-    """The shape that Reshape makes of ``shape``; ValueError if it cannot."""
+    """Return the shape that Reshape makes of ``shape``; raises ValueError if it cannot."""
     result = [
         shape[axis] if extent == 0 and not zero_is_zero and axis < len(shape) else int(extent)
         for axis, extent in enumerate(target)
@@ -109,7 +109,7 @@ def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) ->
 
 
 def slices(node: OnnxNode, inputs: Inputs, rank: int) -> list[tuple[int, int, int, int]]:
-    """Slice as (axis, start, end, step), as written."""
+    """Return the slices of a Slice as (axis, start, end, step), as they are written."""
     starts, ends = ints(node, inputs, "starts", 1), ints(node, inputs, "ends", 2)
     if starts is None or ends is None:
         raise ValueError("starts or ends are missing")
@@ -119,7 +119,7 @@ def slices(node: OnnxNode, inputs: Inputs, rank: int) -> list[tuple[int, int, in
 
 
 def parts(node: OnnxNode, inputs: Inputs, extent: int) -> tuple[int, ...]:
-    """Sizes that Split makes of an axis of ``extent``."""
+    """Return the sizes into which Split divides an axis of ``extent``."""
     sizes = ints(node, inputs, "split", 1)
     if sizes is None:
         count = int(node.attrs.get("num_outputs", len(node.outputs)))

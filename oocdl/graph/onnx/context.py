@@ -23,7 +23,7 @@ Operand = str | Array
 
 @dataclass(kw_only=True)
 class Context:
-    """What a lowering works with. ``node`` is the one being lowered."""
+    """Operands, attributes and builder for the lowering of ``node``."""
 
     build: Builder
     precision: str
@@ -42,38 +42,38 @@ class Context:
     """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
     sequences: dict[str, list[Operand]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What the user should know."""
+    """Remarks on the model that the user should see."""
     node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
     _stored: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, reason: str) -> NoReturn:
-        """This node is not supported."""
+        """Raise UnsupportedError for this node."""
         raise UnsupportedError(f"{self.node.op} with {reason}")
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is there."""
+        """Whether an optional input is given."""
         return index < len(self.node.inputs) and self.node.inputs[index] != ""
 
     def operand(self, index: int) -> Operand:
-        """An input, known or not."""
+        """Return an input, which may be a value or a known array."""
         if not self.has(index):
             raise ModelError(f"input {index} is missing")
         return self.env[self.node.inputs[index]]
 
     def known(self, index: int) -> Array | None:
-        """An input if it is there and known, else ``None``."""
+        """Return an input if it is given and known, else ``None``."""
         found = self.operand(index) if self.has(index) else None
         return None if isinstance(found, str) else found
 
     def constants(self, what: str, *indices: int) -> list[Array | None]:
-        """All inputs, those at ``indices`` known (or left out); refuses otherwise."""
+        """Return all inputs; refuses the node if one at ``indices`` is given but not known."""
         for index in indices:
             if self.has(index) and self.known(index) is None:
                 self.refuse(f"{what} that are not constant")
         return [self.known(index) for index in range(len(self.node.inputs))]
 
     def value(self, index: int) -> str:
-        """An input as a value of the graph."""
+        """Return the name of an input as a value of the graph."""
         found, name = self.operand(index), self.node.inputs[index]
         if isinstance(found, str):
             return found
@@ -82,17 +82,17 @@ class Context:
         return self._stored[name]
 
     def values(self) -> list[str]:
-        """All inputs as values."""
+        """Return the names of all inputs as values of the graph."""
         return [self.value(index) for index in range(len(self.node.inputs))]
 
     def store(self, array: Array) -> str:
-        """A constant of the graph: floats in our precision, whole numbers as int64."""
+        """Add a constant to the graph: floats in the run's precision, whole numbers as int64."""
         kind = array.dtype.kind
         dtype = "bool" if kind == "b" else "int64" if kind in "iu" else self.precision
         return self.build.constant(array, dtype)
 
     def shape(self, index: int) -> Shape:
-        """Shape of an input."""
+        """Return the shape of an input."""
         found = self.operand(index)
         return self.build.shape(found) if isinstance(found, str) else found.shape
 
@@ -101,12 +101,12 @@ class Context:
         return self.has(index) and self.node.inputs[index] in self.sized
 
     def was(self, index: int) -> Shape | None:
-        """The traced shape of an input, if it is another than the shape now."""
+        """Return the traced shape of an input if it differs from its shape now, else ``None``."""
         before = self.traced.get(self.node.inputs[index])
         return None if before is None or before == self.shape(index) else before
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute, or its default."""
         return self.node.attrs.get(name, default)
 
     def many(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
@@ -120,11 +120,11 @@ class Context:
         return self.many(op, *inputs, **attrs)[0]
 
     def number(self, number: float, like: str) -> str:
-        """A scalar of the dtype of ``like``."""
+        """Add a scalar constant of the dtype of ``like``; returns its name."""
         return self.build.like(number, like)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """``value`` in another shape.
+        """Reshape ``value``; returns the result's name.
 
         A Reshape of a Reshape is one, so that axes that come back are never merged.
         """
@@ -133,7 +133,7 @@ class Context:
         return value if self.build.shape(value) == shape else self.make("Reshape", value, shape=shape)
 
     def unreshaped(self, value: str) -> str:
-        """What ``value`` is a Reshape of, else ``value``."""
+        """Return the value that ``value`` is a Reshape of, else ``value``."""
         maker = next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
         return maker.inputs[0] if maker is not None and maker.op == "Reshape" else value
 
@@ -142,7 +142,7 @@ class Context:
         return name in self.read
 
     def per_channel(self, vector: str, rank: int) -> str:
-        """A vector of channels shaped to broadcast along axis 1."""
+        """Reshape a vector of channels so that it broadcasts along axis 1."""
         return self.reshape(vector, (1, prod(self.build.shape(vector)), *(1,) * (rank - 2)))
 
 

@@ -1,4 +1,4 @@
-"""From ONNX operators to our vocabulary: arithmetic, reductions, contractions."""
+"""Lowers ONNX operators to those of ``ops``: arithmetic, reductions, contractions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _same(op: str, attrs: Mapping[str, Any]) -> Lower:
 
 
 def of_rules(rules: Rules) -> dict[str, Lower]:
-    """ONNX operators that are ours, too, as their rules say."""
+    """Return the lowerings of ONNX operators whose rules say that they are ours, too."""
     return {op: _same(op, rule.onnx) for op, rule in rules.items() if rule.onnx is not None}
 
 
@@ -93,7 +93,7 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
 
 
 def _reduce(op: str) -> Lower:
-    """ReduceSum and its relatives, from ReduceSum and pointwise nodes."""
+    """Build ReduceSum, ReduceMean and the like from ReduceSum and elementwise nodes."""
 
     def run(ctx: Context) -> Sequence[Operand]:
         x, shape = ctx.value(0), ctx.shape(0)
@@ -117,7 +117,7 @@ def _reduce(op: str) -> Lower:
 
 
 def need_floats(ctx: Context, *indices: int) -> None:
-    """Refuse weights of whole numbers."""
+    """Raise ModelError if an input at ``indices`` holds whole numbers or booleans."""
     for index in indices:
         found = ctx.operand(index)
         dtype = ctx.build.dtype(found) if isinstance(found, str) else found.dtype.name
@@ -204,4 +204,4 @@ ARITHMETIC: dict[str, Lower] = {
     "Gemm": _gemm,
     "Einsum": _einsum,
 }
-"""Operators that compute, besides those of layers and of rules."""
+"""Lowerings of operators that compute, besides those of ``lower_nn`` and those that rules describe."""

@@ -1,4 +1,4 @@
-"""From ONNX operators to our vocabulary: convolutions, norms, pooling, resizing, dropout."""
+"""Lowers ONNX operators to those of ``ops``: convolutions, norms, pooling, resizing, dropout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oocdl.graph.onnx.lower_math import need_floats
 
 
 def _filled(ctx: Context, index: int, number: float) -> bool:
-    """Whether an optional input is left out, or known and everywhere ``number``."""
+    """Whether an optional input is left out, or known and ``number`` everywhere."""
     if not ctx.has(index):
         return True
     found = ctx.known(index)
@@ -23,7 +23,7 @@ def _filled(ctx: Context, index: int, number: float) -> bool:
 
 
 def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
-    """``y * scale + bias`` along the channels (or the last axes), without what is all 1 or 0."""
+    """Add ``y * scale + bias`` along the channels or last axes; scales of 1 and biases of 0 are left out."""
     rank = len(ctx.build.shape(y))
     for index, op, neutral in ((scale, "Mul", 1.0), (bias, "Add", 0.0)):
         if not _filled(ctx, index, neutral):
@@ -33,7 +33,7 @@ def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
 
 
 def _window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, Shape]:
-    """Strides, pads and dilations of a sliding window, ``auto_pad`` resolved."""
+    """Return strides, pads and dilations of a sliding window, with ``auto_pad`` resolved."""
     rank = len(kernel)
     strides = tuple(ctx.attr("strides", (1,) * rank))
     dilations = tuple(ctx.attr("dilations", (1,) * rank))
@@ -52,7 +52,7 @@ def _window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, 
 
 
 def _kernel(ctx: Context) -> Shape:
-    """Spatial shape of the weight; refuses groups and ranks that we do not have."""
+    """Return the spatial shape of the weight; refuses groups, and ranks that are not supported."""
     need_floats(ctx, 0, 1)
     if ctx.attr("group", 1) != 1:
         ctx.refuse(f"group {ctx.attr('group')}")
@@ -123,14 +123,14 @@ def _global_average(ctx: Context) -> Sequence[Operand]:
 
 
 def _normalize(ctx: Context, x: str, axes: Sequence[int], eps: float) -> tuple[str, str, str]:
-    """``x`` normalized over ``axes``, and its mean and variance."""
+    """Normalize ``x`` over ``axes``; returns the result, the mean and the variance."""
     axes = tuple(axes)
     mean, var = ctx.many("Moments", x, axes=axes)
     return ctx.make("Normalize", x, mean, var, axes=axes, eps=eps), mean, var
 
 
 def _instance_norm(ctx: Context) -> Sequence[Operand]:
-    """InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm.
+    """Lower InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm.
 
     The latter merges channels of a group with all of space. Normalizing over
     the axes as they were before is the same, and leaves them free to be cut.
@@ -178,7 +178,7 @@ def _layer_norm(ctx: Context) -> Sequence[Operand]:
 
 
 def _batch_norm(ctx: Context) -> Sequence[Operand]:
-    """As in training, whatever the file says, unless its running statistics are frozen."""
+    """Lower BatchNormalization as in training, whatever the file says, unless its statistics are frozen."""
     x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
     rank = len(shape)
     stats = [ctx.value(3), ctx.value(4)]
@@ -197,7 +197,7 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
 
 
 def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
-    """Running statistics follow the batch, the variance unbiased, as PyTorch has it."""
+    """Update the running statistics by those of the batch, with the unbiased variance, as PyTorch does."""
     count, keep = prod(shape) // shape[1], float(ctx.attr("momentum", 0.9))
     if count < 2:
         raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
@@ -212,7 +212,7 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
 
 
 def _dropout(ctx: Context) -> Sequence[Operand]:
-    """Active in training, whatever the file says."""
+    """Lower Dropout, which is active in training whatever the file says."""
     if len(ctx.node.outputs) > 1 and ctx.used(ctx.node.outputs[1]):
         ctx.refuse("its mask used elsewhere")
     x = ctx.value(0)
@@ -233,7 +233,7 @@ _COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners
 
 
 def _resize(ctx: Context) -> Sequence[Operand]:
-    """One Resample for each axis that changes: linear interpolation is separable."""
+    """Lower Resize to one Resample for each axis that changes: linear interpolation is separable."""
     upsample = ctx.node.op == "Upsample"
     mode = ctx.attr("mode", "nearest")
     coordinates = (
@@ -268,7 +268,7 @@ def _resize(ctx: Context) -> Sequence[Operand]:
 
 
 def _resized(ctx: Context, upsample: bool) -> list[tuple[int, int, float]]:
-    """(axis, size, scale) of a Resize, from its scales or its sizes."""
+    """Return (axis, size, scale) for the axes of a Resize, from its scales or its sizes."""
     shape, before = ctx.shape(0), ctx.was(0)
     place = 1 if upsample or ctx.opset < 11 else 2
     inputs = ctx.constants("scales or sizes", place, 3)
@@ -307,4 +307,4 @@ LAYERS: dict[str, Lower] = {
     "Resize": _resize,
     "Upsample": _resize,
 }
-"""Operators of layers."""
+"""Lowerings of the operators of neural-network layers."""

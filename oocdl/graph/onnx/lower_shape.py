@@ -1,4 +1,4 @@
-"""From ONNX operators to our vocabulary: structure.
+"""Lowers ONNX operators to those of ``ops``: operators that only move elements.
 
 Files that were exported with fixed sizes hold these sizes in the constants of
 Reshape, Slice and Expand. Where the inputs are re-bound to other sizes, such a
@@ -64,7 +64,7 @@ def _sequence_at(ctx: Context) -> Sequence[Operand]:
 
 
 def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
-    """A range of one axis; ``x`` itself if that is all of it."""
+    """Slice one axis; returns ``x`` itself if the range is all of it."""
     if (start, stop, step) == (0, ctx.build.shape(x)[axis], 1):
         return x
     return ctx.make("Slice", x, axis=axis, start=start, stop=stop, step=step)
@@ -112,7 +112,7 @@ def _transpose(ctx: Context) -> Sequence[Operand]:
 
 
 def _groups(before: Shape, after: Shape) -> list[tuple[slice, slice]] | None:
-    """Axes of ``before`` and ``after`` in the smallest runs of equal size."""
+    """Group the axes of ``before`` and ``after`` into the smallest runs of equal size."""
     found = []
     i = j = 0
     while i < len(before) or j < len(after):
@@ -140,9 +140,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[slice, slice]] | None:
 def rebound(
     before: Shape, after: Shape, now: Shape, batch: tuple[int, int] | None, free: int | None = None
 ) -> tuple[Shape, bool] | None:
-    """The target of a traced Reshape ``before -> after`` for an input of shape ``now``.
+    """Return the target of a traced Reshape ``before -> after`` for an input of shape ``now``.
 
-    With it: whether it is a guess.
+    The second result is whether the target is a guess.
 
     A run of axes that has not changed keeps its target; one that becomes a
     single axis takes the new size. Where a run is divided anew, the axis that grows
@@ -282,4 +282,4 @@ STRUCTURE: dict[str, Lower] = {
     "Unsqueeze": _unsqueeze,
     "Gather": _gather,
 }
-"""Operators that move numbers and do not change them."""
+"""Lowerings of operators that move numbers and do not change them."""

@@ -37,7 +37,7 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file."""
+    """A range of bytes of a file."""
 
     start: int
     length: int
@@ -49,7 +49,7 @@ class OnnxNode:
 
     name: str
     op: str
-    """With its domain (``com.microsoft::Gelu``) where that is not the standard one."""
+    """The operator, with its domain (``com.microsoft::Gelu``) where that is not the standard one."""
     inputs: tuple[str, ...]
     """Names; an empty one is an input left out."""
     outputs: tuple[str, ...]
@@ -67,13 +67,13 @@ class Port:
 
 
 def shown(name: str) -> str:
-    """A name from a file, harmless in a message: one line, no markup, at most 80 characters."""
+    """Return a name from a file made harmless for a message: one line, no markup, at most 80 characters."""
     text = name.encode("unicode_escape").decode("ascii").replace("<", "\\x3c")
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
-    """The model without the raw bytes of its big initializers, and where those lie in the file."""
+    """Parse the model without the raw bytes of its big initializers; returns where those lie, too."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file")
     if not path.exists():
@@ -108,7 +108,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A file by position. Not a memory map: its pages would count as our memory."""
+    """Reads a file by position. A memory map is not used because its pages would count as our memory."""
 
     handle: int
     size: int
@@ -127,7 +127,7 @@ def _varint(data: _Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(data: _Bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Fields of the message in ``data[at:end]``: number (0: no length), start, body, stop."""
+    """Yield the fields of the message in ``data[at:end]``: number (0: no length), start, body, stop."""
     while at < end:
         start = at
         tag, at = _varint(data, at, end)
@@ -147,7 +147,7 @@ def _fields(data: _Bytes, at: int, end: int) -> Iterator[tuple[int, int, int, in
 
 
 def field_header(number: int, length: int) -> bytes:
-    """The bytes before a field of ``length`` bytes."""
+    """Return the bytes that precede a field of ``length`` bytes."""
     head = bytearray()
     for value in (number << 3 | 2, length):
         while value > 127:
@@ -158,7 +158,7 @@ def field_header(number: int, length: int) -> bytes:
 
 
 def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
-    """The message without big raw tensors, and initializer number -> where its bytes are."""
+    """Return the message without big raw tensors, and initializer number -> where its bytes are."""
     pieces: list[bytes] = []
     spans: dict[int, Span] = {}
     count = 0
@@ -185,7 +185,7 @@ def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
 
 
 def check(model: onnx.ModelProto) -> int:
-    """Refuse what is not a valid model; returns the opset of the standard operators."""
+    """Return the opset of the standard operators; raises ModelError or UnsupportedError for a bad model."""
     versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if not versions:
         raise ModelError("the model does not say which opset it needs")
@@ -228,12 +228,12 @@ def check(model: onnx.ModelProto) -> int:
 
 
 def label(node: onnx.NodeProto, index: int) -> str:
-    """The name of a node, or one made from its first output."""
+    """Return the name of a node, or one made from its first output."""
     return node.name or next((name for name in node.output if name), f"{node.op_type}.{index}")
 
 
 def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
-    """The nodes of the graph, in plain Python."""
+    """Return the nodes of the graph, in plain Python."""
     found = []
     for index, node in enumerate(model.graph.node):
         standard = node.domain in ("", "ai.onnx")
@@ -262,7 +262,7 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
 
 
 def shortest(number: float) -> float:
-    """What the author wrote: attributes are float32, and 1e-5 comes back as 9.999999747e-06.
+    """Return the shortest number of equal float32: attributes are float32, and 1e-5 reads 9.999999747e-06.
 
     >>> shortest(9.999999747378752e-06)
     1e-05
@@ -271,7 +271,7 @@ def shortest(number: float) -> float:
 
 
 def element_type(tensor: onnx.TensorProto, what: str) -> np.dtype[Any]:
-    """NumPy dtype of a tensor, or a refusal."""
+    """Return the NumPy dtype of a tensor; refuses strings and unknown types."""
     if tensor.data_type == onnx.TensorProto.STRING:
         raise UnsupportedError(f"{what} holds strings; these are not supported")
     try:
@@ -281,7 +281,7 @@ def element_type(tensor: onnx.TensorProto, what: str) -> np.dtype[Any]:
 
 
 def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
-    """The array of a tensor whose data is in the message itself."""
+    """Return the array of a tensor whose data is in the message itself."""
     dtype = element_type(tensor, what)
     shape = dimensions(tensor, what)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -306,7 +306,7 @@ def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
 
 
 def dimensions(tensor: onnx.TensorProto, what: str) -> tuple[int, ...]:
-    """The shape of a tensor, or a refusal."""
+    """Return the shape of a tensor; refuses negative extents."""
     for extent in tensor.dims:
         if extent < 0:
             raise ModelError(f"{what} has dimension {extent}")
@@ -314,7 +314,7 @@ def dimensions(tensor: onnx.TensorProto, what: str) -> tuple[int, ...]:
 
 
 def size_text(count: int) -> str:
-    """A size for people.
+    """Format a size for people.
 
     >>> size_text(4 * 2**40)
     '4 TiB'
@@ -326,7 +326,7 @@ def size_text(count: int) -> str:
 
 
 def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
-    """An input or an output as the file declares it."""
+    """Return an input or an output as the file declares it."""
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
         raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
     tensor = info.type.tensor_type

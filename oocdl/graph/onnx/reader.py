@@ -31,12 +31,12 @@ __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "sup
 
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
-    """How ONNX operators become ours."""
+    """Return the lowerings of all ONNX operators that can be read."""
     return {**of_rules(rules), **ARITHMETIC, **STRUCTURE, **LAYERS}
 
 
 def supported(rules: Rules) -> frozenset[str]:
-    """ONNX operators that can be read; those without a gradient only on constants."""
+    """Return the ONNX operators that can be read; those without a gradient only on constants."""
     return frozenset({*lowerings(rules), *FOLDS, "Shape", "Size"})
 
 
@@ -65,7 +65,7 @@ class Imported:
     logits: Mapping[str, str]
     """Output -> the value before that."""
     notes: tuple[str, ...] = ()
-    """What the user should know of this file."""
+    """Remarks on this file that the user should see."""
 
 
 def inspect_onnx(path: str | Path) -> OnnxModel:
@@ -110,7 +110,7 @@ class OnnxModel:
     """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
 
     def fingerprint(self) -> str:
-        """A digest of the file and its external data."""
+        """Return a digest of the file and its external data."""
         digest = hashlib.blake2b(digest_size=16)
         files = {
             self.path: None,
@@ -131,7 +131,7 @@ class OnnxModel:
         training: bool = True,
         freeze: Sequence[str] = (),
     ) -> Imported:
-        """The graph of this model for inputs of the given shapes.
+        """Make the graph of this model for inputs of the given shapes.
 
         ``freeze`` holds glob patterns of initializers. A BatchNorm whose running
         statistics it names uses them; all others normalize by the batch.
@@ -149,7 +149,7 @@ class OnnxModel:
         return reader.run(bound, before, batch).imported()
 
     def _sizes(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-        """Shapes to bind the inputs to, and these with the extents that the file fixes."""
+        """Return the shapes to bind the inputs to, and the same with the extents that the file fixes."""
         unknown = sorted(set(shapes) - {port.name for port in self.inputs})
         if unknown:
             known = ", ".join(shown(port.name) for port in self.inputs)
@@ -223,7 +223,7 @@ class _Reader:
         traced: Mapping[str, Shape],
         batch: tuple[int, int] | None,
     ) -> _Reader:
-        """Lower every node, or refuse all that cannot be."""
+        """Lower every node, or raise one error that names all nodes that cannot be lowered."""
         ctx = self.ctx
         ctx.traced, ctx.batch = traced, batch
         self._declare(shapes)
@@ -281,7 +281,7 @@ class _Reader:
         raise UnsupportedError(node.op)
 
     def _measure(self, node: OnnxNode) -> Operand:
-        """Shape or Size of an operand; what follows from it follows the bound sizes."""
+        """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
         shape = self.ctx.shape(0)
         name = node.inputs[0]
         if name in self.ctx.sized or (
@@ -293,7 +293,7 @@ class _Reader:
         return np.asarray(shape[node.attrs.get("start", 0) : node.attrs.get("end")], np.int64)
 
     def _declare(self, shapes: Mapping[str, Shape]) -> None:
-        """Values for inputs and initializers; small constants are read."""
+        """Declare values for inputs and initializers; small constants are read."""
         ctx, build = self.ctx, self.ctx.build
         for port in self.model.inputs:
             number = np.dtype(port.dtype).kind
@@ -329,12 +329,12 @@ class _Reader:
         return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def shapes(self) -> dict[str, Shape]:
-        """Shape of everything in the file that became a value."""
+        """Return the shape of everything in the file that became a value."""
         build = self.ctx.build
         return {name: build.shape(made) for name, made in self.ctx.env.items() if isinstance(made, str)}
 
     def imported(self) -> Imported:
-        """The result, without what no output needs."""
+        """Return the result, without nodes and values that no output needs."""
         ctx, build = self.ctx, self.ctx.build
         outputs = []
         for port in self.model.outputs:
@@ -358,7 +358,7 @@ class _Reader:
         )
 
     def _ends(self) -> dict[str, tuple[str, str]]:
-        """Output -> the activation it ends in, and the value before."""
+        """Return output -> the activation it ends in, and output -> the value before that."""
         makers = {name: node for node in self.model.nodes for name in node.outputs}
         found = {}
         for port in self.model.outputs:

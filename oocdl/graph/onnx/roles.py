@@ -1,4 +1,4 @@
-"""Which initializers of a file are weights. ONNX does not say, so this is told from what is there.
+"""Tells which initializers of a file are weights, which ONNX does not say.
 
 Exporters write the numbers of a model's code (the 0.5 of a GELU, a causal mask)
 as initializers too. Those are never trained: float scalars and settings, what the
@@ -42,7 +42,7 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
 def role_of(
     item: WeightSource, uses: Sequence[tuple[OnnxNode, int]], kind: str | None, producer: str
 ) -> Role:
-    """Whether an initializer is trained, a running statistic, or a constant.
+    """Tell whether an initializer is trained, a running statistic, or a constant.
 
     ``uses``: the nodes that read it, and as which input. ``kind``: what the exporter
     says it is, if it says so; ``producer``: which exporter that was.
@@ -66,7 +66,7 @@ def role_of(
 
 
 def merged(nodes: Sequence[OnnxNode], weights: Collection[str]) -> tuple[str, ...]:
-    """Notes on norms that share a weight: exporters merge tensors that are equal at the start."""
+    """Return notes on norms that share a weight: exporters merge tensors that are equal at the start."""
     uses = Counter(
         name
         for node in nodes

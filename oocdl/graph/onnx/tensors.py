@@ -1,4 +1,4 @@
-"""Weights of an ONNX file, read by region: never a whole model in memory.
+"""Reads weights of an ONNX file by region, so that a whole model is never in memory.
 
 An initializer lies in the message, in the model file, or in an external file
 beside it. The last is where files have attacked their readers, again and again
@@ -45,20 +45,20 @@ class WeightSource:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The bytes that it has in the file."""
         return prod(self.shape) * self.stored.itemsize
 
     @property
     def is_float(self) -> bool:
-        """Whether it can be trained: floating point, and no packed or scaled format."""
+        """Whether it can be trained: it is floating-point, and in no packed or scaled format."""
         return self.stored.kind == "f" or self.stored.name == "bfloat16"
 
     def astype(self, dtype: str) -> WeightSource:
-        """The same, read as ``dtype``."""
+        """Return the same initializer, read as ``dtype``."""
         return replace(self, dtype=dtype)
 
     def read(self, region: Region | None = None) -> Array:
-        """A copy of a region (of everything if ``None``); refuses NaN and infinity."""
+        """Return a copy of a region (of everything if ``None``); raises ModelError at NaN and infinity."""
         region = whole(self.shape) if region is None else region
         piece = self.raw(region)
         if self.is_float and not np.isfinite(piece).all():
@@ -70,7 +70,7 @@ class WeightSource:
         return piece.astype(self.dtype, copy=False)
 
     def raw(self, region: Region | None = None) -> Array:
-        """A copy of a region as it is stored, unchecked."""
+        """Return a copy of a region as it is stored, unchecked."""
         region = whole(self.shape) if region is None else region
         if self.data is not None:
             return np.array(self.data[as_slices(region)])
@@ -131,7 +131,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSource:
-    """Where the contents of an initializer are; ``span``: its bytes in the file at ``path``."""
+    """Find the contents of an initializer; ``span``: its bytes in the file at ``path``."""
     what = f"tensor {shown(tensor.name)}"
     stored = element_type(tensor, what)
     shape = dimensions(tensor, what)
@@ -168,7 +168,7 @@ def _external(tensor: onnx.TensorProto, folder: Path, declared: WeightSource, wh
 
 
 def _safe_path(folder: Path, location: str, what: str) -> Path:
-    """The external file, if it is a plain file inside the folder of the model and nothing else."""
+    """Return the path of an external file; refuses all but plain files inside the folder of the model."""
     refused = f"{what} points to {shown(location)}"
     if not location or "\0" in location:
         raise ModelError(f"{what} is external, but names no file")

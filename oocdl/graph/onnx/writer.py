@@ -1,4 +1,4 @@
-"""Writing a trained model: the file it came from, with other weights.
+"""Writes a trained model: the file it came from, with other weights.
 
 Weights stream from where they are into the new file, block by block: the graph
 is small, and the wire format lets the bytes of a tensor follow its header.
@@ -81,7 +81,7 @@ def _spare_source(origin: Path, target: Path) -> None:
 
 
 def _source(tensor: onnx.TensorProto, origin: Path, span: Any) -> WeightSource | None:
-    """The contents of a tensor; ``None`` for what stays as it is (strings, 4-bit numbers)."""
+    """Return the contents of a tensor; ``None`` if it stays as it is (strings, 4-bit numbers)."""
     kinds = onnx.TensorProto
     if tensor.data_type in (kinds.STRING, kinds.UINT4, kinds.INT4):
         return None
@@ -90,7 +90,7 @@ def _source(tensor: onnx.TensorProto, origin: Path, span: Any) -> WeightSource |
 
 @dataclass(frozen=True)
 class _Item:
-    """One initializer: what it was, and where its new contents come from."""
+    """One initializer: its old tensor message, and the source of its new contents."""
 
     tensor: onnx.TensorProto
     stored: WeightSource | None
@@ -101,7 +101,7 @@ class _Item:
         return self.stored.nbytes if self.stored is not None else 0
 
     def head(self, placed: Mapping[str, str] | None = None) -> bytes:
-        """The tensor message without its contents."""
+        """Return the tensor message without its contents."""
         tensor = onnx.TensorProto(
             name=self.tensor.name, data_type=self.tensor.data_type, dims=self.tensor.dims
         )
@@ -112,7 +112,7 @@ class _Item:
         return bytes(tensor.SerializeToString())
 
     def blocks(self) -> Iterator[bytes]:
-        """The contents, little-endian, in order."""
+        """Yield the contents, little-endian, in order."""
         assert self.stored is not None
         count, name = 0, shown(self.stored.name)
         for block in self._arrays(self.stored):
@@ -145,7 +145,7 @@ class _Item:
 
 
 def _slabs(read: Callable[[Region], Array], shape: Sequence[int], itemsize: int) -> Iterator[Array]:
-    """A tensor in C order, in blocks of at most ``BLOCK_BYTES``."""
+    """Yield a tensor in C order, in blocks of at most ``BLOCK_BYTES``."""
     if not shape or prod(shape) * itemsize <= BLOCK_BYTES:
         yield read(whole(shape))
         return
@@ -190,7 +190,7 @@ class _Replacing:
 
 
 def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict[str, str]]]:
-    """Where each tensor lies in the external file."""
+    """Place each tensor in the external file."""
     at = 0
     for item in items:
         if item.stored is None or not item.nbytes:
@@ -208,7 +208,7 @@ def _write_data(file: IO[bytes], items: Sequence[_Item], location: str) -> None:
 
 
 def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item], location: str) -> None:
-    """The message, its initializers last; ``location``: the file of their data, if external."""
+    """Write the message, its initializers last; ``location``: the file of their data, if external."""
     graph = model.graph.SerializeToString()
     placed = {id(item): place for item, place in _placed(items, location)} if location else {}
     heads: list[tuple[_Item, bytes, int]] = []
@@ -236,7 +236,7 @@ def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item]
 
 
 def _infer_only(model: onnx.ModelProto) -> None:
-    """BatchNorm by running statistics, Dropout off."""
+    """Switch BatchNorm to its running statistics, and Dropout off."""
     for node in model.graph.node:
         if node.op_type == "BatchNormalization":
             kept = [item for item in node.attribute if item.name != "training_mode"]
