@@ -39,7 +39,7 @@ PACKAGES = (
 INNER = {
     "graph": ("ir", "onnx", "transforms", "partition"),
     "storage": ("files", "zarr_json", "cache", "run", "dataset"),
-    "engines": ("registry", "engine", "torch", "ort", "numpy"),
+    "engines": ("registry", "engine", "convolution", "torch", "ort", "numpy"),
 }
 """The same inside packages that have packages."""
 

@@ -328,9 +328,8 @@ def test_models_are_valid_onnx(case: Case) -> None:
     """The checker infers every shape again, and compares it with ours."""
     import onnx
 
-    from oocdl.engines.ort.emit import model_of
-    from oocdl.engines.ort.lowerings import LOWERINGS
+    from oocdl.engines.ort.model import model_of
 
-    model, _ = model_of(case.program("float32"), LOWERINGS)
+    model, _ = model_of(case.program("float32"))
     onnx.checker.check_model(model, full_check=True)
     assert {opset.domain for opset in model.opset_import} == {""}

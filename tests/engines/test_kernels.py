@@ -7,7 +7,7 @@ import pytest
 from oocdl.engines import registry
 from oocdl.engines.engine import get_engine
 from oocdl.engines.ort import lowerings
-from oocdl.engines.torch import kernels
+from oocdl.engines.torch import kernels, pointwise
 from oocdl.fusion import loop_ops
 from oocdl.ops.registry import RULES
 
@@ -25,7 +25,7 @@ def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, k
 
 def test_loops_know_no_other_operator() -> None:
     known = {op for loops in LOOPS for op in loops}
-    assert known <= kernels.torch_into.BLOCKWISE.keys()
+    assert known <= pointwise.BLOCKWISE.keys()
 
 
 @pytest.mark.parametrize("name", registry.ENGINES)

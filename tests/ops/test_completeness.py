@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 
 import pytest
 
-from oocdl.graph.ir import operands
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Scale, Streaming
 from oocdl.ops.registry import RULES
 from oocdl.planning.nominal import NOMINAL
-from tests.kit.code import modules, own_imports, room
+from tests.kit.code import imports, modules, own_imports, room
 
 
 @pytest.mark.parametrize("op", sorted(RULES))
@@ -46,20 +46,29 @@ def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
     assert 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
 
 
-def test_engines_sort_the_data_of_convolutions() -> None:
+@pytest.mark.parametrize("engine", ["torch", "ort"])
+def test_engines_know_convolutions_as_rules_do(engine: str) -> None:
+    pytest.importorskip({"ort": "onnxruntime"}.get(engine, engine))
+    table = {"torch": "kernels", "ort": "lowerings"}[engine]
+    kernels = importlib.import_module(f"oocdl.engines.{engine}.{table}").KERNELS
+    known = {op: kernel.convolution for op, kernel in kernels.items() if kernel.convolution}
     products = {op: rule.product for op, rule in RULES.items() if rule.product}
-    assert {op: product.data for op, product in products.items() if product.data} == operands.DATA
+    data = {op: product.data for op, product in products.items() if product.data}
+    assert {op: convolution.data for op, convolution in known.items()} == data
+    for op, convolution in known.items():
+        assert convolution.makes_weights != products[op].makes_data
 
 
 NAME_OPERATORS = {
     "graph.transforms.canonicalize": "merges Reshapes, drops Identities and products with one",
-    "graph.ir.operands": "engines see no rules",
     "graph.transforms.factorize": "turns Reshapes into factors",
     "graph.partition.storage_cut": "looks through the Casts that ``transforms.bfloat16`` writes",
     "planning.probes": "puts a Neg behind what it measures",
+    "engines.torch.split_concat": "takes Concats apart, and Slices together with what they are parts of",
 }
 """Modules that name operators, because they rewrite those very ones. Whatever holds for a class of them
-is a field of ``OpRule``. Readers and writers of ONNX, whose names these are, and engines are apart."""
+is a field of ``OpRule``, or of an engine's ``Kernel``. Readers and writers of ONNX, whose names these are,
+and tables of kernels are apart."""
 
 
 def named(tree: ast.AST) -> Iterator[tuple[int, object]]:
@@ -80,7 +89,17 @@ def named(tree: ast.AST) -> Iterator[tuple[int, object]]:
 
 
 def names_operators(name: str) -> bool:
-    return room(name) in ("ops", "fusion", "engines") or name == "cli.zoo" or "onnx" in name
+    return room(name) in ("ops", "fusion") or name == "cli.zoo" or "onnx" in name or has_kernels(name)
+
+
+def has_kernels(name: str) -> bool:
+    """Whether a module of an engine has a table of kernels, or writes ONNX."""
+    tables = (
+        node.target.id if isinstance(node.target, ast.Name) else ""
+        for node in modules()[name].body
+        if isinstance(node, ast.AnnAssign)
+    )
+    return room(name) == "engines" and ("KERNELS" in tables or "onnx" in imports(modules()[name]))
 
 
 @pytest.mark.parametrize("name", [name for name in modules() if not names_operators(name)])

@@ -13,7 +13,7 @@ from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import check_known, empty_outputs, fill_of, pads_of, slot_dtypes
+from oocdl.graph.ir.operands import check_known, empty_outputs, pads_of, slot_dtypes
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS, ProgramScratch
 
@@ -28,8 +28,8 @@ def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
     """An operand as its kernel sees it, an array of its own in float64 if its numbers are not integers."""
     operand = item.operands[index]
     array, pads = _seen(slots[operand.slot], operand), pads_of(operand)
-    if pads is not None and item.op != "Concat":
-        array = np.pad(array, pads, constant_values=array.dtype.type(fill_of(item, index)))
+    if pads is not None and not KERNELS[item.op].takes_unpadded:
+        array = np.pad(array, pads, constant_values=array.dtype.type(item.fill))
     return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
 
 

@@ -1,7 +1,8 @@
 """The table of the NumPy engine: operators as their definitions say.
 
-Operands come cropped, reshaped and padded, but for a Concat's, which follow each other (``concat_pieces``);
-numbers that are not integers come in float64. Results may be of any dtype: they are rounded to theirs.
+Operands come cropped, reshaped and padded, but for kernels that take them unpadded (the operands of a
+Concat follow each other, see ``concat_pieces``); floating-point operands come in float64. Results may be of
+any dtype: the engine casts them to theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.numpy import windows
-from oocdl.engines.numpy.record import Kernel, Scratch
+from oocdl.engines.numpy.record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction, padded_shape
@@ -175,31 +176,36 @@ def _operands(times: int) -> Scratch:
     return elements
 
 
+def _kernel(run: Run, scratch: Scratch) -> Kernel:
+    """A kernel whose operands come padded."""
+    return Kernel(run, scratch, takes_unpadded=False)
+
+
 def _elementwise(formula: Formula, of_instruction: bool) -> Kernel:
     def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
         result = formula(*args, item) if of_instruction else formula(*args)
         return [np.broadcast_to(result, item.kernel_shapes[0])]
 
-    return Kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
+    return _kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
 
 
 KERNELS: Mapping[str, Kernel] = {
     **{op: _elementwise(formula, False) for op, formula in _PLAIN.items()},
     **{op: _elementwise(formula, True) for op, formula in _OF_INSTRUCTIONS.items()},
     **windows.KERNELS,
-    "Identity": Kernel(lambda args, item: args, _none),
-    "Pad": Kernel(lambda args, item: args, _none),  # the operand comes padded
-    "Transpose": Kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
-    "Reshape": Kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], _none),
-    "Expand": Kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
-    "Concat": Kernel(_concat, _operands(1)),
-    "Slice": Kernel(_slice, _none),
-    "Gather": Kernel(lambda args, item: [args[0][args[1]]], _none),
-    "GatherGrad": Kernel(_gather_grad, _none),
-    "ReduceSum": Kernel(_sum, _none),
-    "ReduceMax": Kernel(_max, _none),
-    "LogSumExp": Kernel(_log_sum_exp, _operands(2)),
-    "Moments": Kernel(_moments, _operands(2)),
-    "Einsum": Kernel(_einsum, _operands(2)),
-    "Resample": Kernel(_resample, _operands(2)),
+    "Identity": _kernel(lambda args, item: args, _none),
+    "Pad": _kernel(lambda args, item: args, _none),  # the operand comes padded
+    "Transpose": _kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
+    "Reshape": _kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], _none),
+    "Expand": _kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
+    "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
+    "Slice": _kernel(_slice, _none),
+    "Gather": _kernel(lambda args, item: [args[0][args[1]]], _none),
+    "GatherGrad": _kernel(_gather_grad, _none),
+    "ReduceSum": _kernel(_sum, _none),
+    "ReduceMax": _kernel(_max, _none),
+    "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
+    "Moments": _kernel(_moments, _operands(2)),
+    "Einsum": _kernel(_einsum, _operands(2)),
+    "Resample": _kernel(_resample, _operands(2)),
 }

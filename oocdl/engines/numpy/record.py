@@ -20,3 +20,5 @@ class Kernel:
 
     run: Run
     scratch: Scratch
+    takes_unpadded: bool
+    """Whether operands come without their padding."""

@@ -1,12 +1,12 @@
 """Convolutions, their gradients and pooling in NumPy: a loop over the taps of the window.
 
 At each tap the window sees a box of the operand, a place for each place of the result. Operands come
-padded, so that all of a box is there.
+padded, so that all of a box is there; the gradient of pooling pads its own, one with zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from oocdl.engines.numpy.record import Kernel
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import crop_of
+from oocdl.graph.ir.operands import crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape
 
 Index = tuple[Any, ...]
@@ -47,6 +47,11 @@ def _box(whole: Array, item: Instruction) -> Array:
         target.append(slice(first - start, first - start + max(last - first, 0)))
     found[tuple(target)] = whole[tuple(source)]
     return found
+
+
+def _padded(args: Sequence[Array], item: Instruction, index: int, fill: float) -> Array:
+    pads = pads_of(item.operands[index])
+    return args[index] if pads is None else np.pad(args[index], pads, constant_values=fill)
 
 
 def conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -100,7 +105,8 @@ def max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     """The gradient goes to the first of the largest elements of each window."""
-    x, dy = args
+    x = _padded(args, item, 0, item.fill)
+    dy = _padded(args, item, 1, 0.0)  # a window that does not exist has no gradient
     largest = np.full(dy.shape, -np.inf, x.dtype)
     for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
         np.maximum(largest, x[box], out=largest)
@@ -126,10 +132,10 @@ def _pool_grad(item: Instruction) -> int:
     return x + 4 * dy
 
 
-KERNELS = {
-    "Conv": Kernel(conv, _product),
-    "ConvTranspose": Kernel(conv_transpose, _spread),
-    "ConvWeightGrad": Kernel(conv_weight_grad, _product),
-    "MaxPool": Kernel(max_pool, lambda item: 0),
-    "MaxPoolGrad": Kernel(max_pool_grad, _pool_grad),
+KERNELS: Mapping[str, Kernel] = {
+    "Conv": Kernel(conv, _product, takes_unpadded=False),
+    "ConvTranspose": Kernel(conv_transpose, _spread, takes_unpadded=False),
+    "ConvWeightGrad": Kernel(conv_weight_grad, _product, takes_unpadded=False),
+    "MaxPool": Kernel(max_pool, lambda item: 0, takes_unpadded=False),
+    "MaxPoolGrad": Kernel(max_pool_grad, _pool_grad, takes_unpadded=True),
 }

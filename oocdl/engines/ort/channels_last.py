@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of
 from oocdl.graph.ir.program import Instruction
 
@@ -44,16 +44,9 @@ def cut(args: Sequence[Array], out: Array, item: Instruction) -> None:
     copy(args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)], out)
 
 
-def is_tiled(item: Instruction) -> bool:
-    """Whether windows lie side by side, all of them whole, and cover their operand or result."""
-    small, large = item.kernel_shapes[0], item.operands[0].shape
-    kernel: Sequence[int] = item.attrs.get("kernel_shape") or item.operands[1].shape[2:]
-    if item.op == "MaxPoolGrad":
-        small = item.operands[1].shape
-    elif item.op == "ConvWeightGrad":
-        small, kernel = item.operands[1].shape, item.kernel_shapes[0][2:]
-    elif item.op == "ConvTranspose":
-        small, large = large, small
+def is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
+    """Whether the windows of ``kernel`` lie side by side, all of them whole, and cover ``large``, the shape
+    of what they see; ``small`` has one place for each window."""
     ones = (1,) * len(kernel)
     return (
         tuple(item.attrs.get("strides") or ones) == tuple(kernel)
@@ -114,8 +107,8 @@ def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
                 copy(np.multiply(dy, is_it), dx[window])
 
 
-def turned(kernel: Kernel) -> Kernel:
-    """A kernel of this module, on operands and a result whose axes are as they are numbered."""
+def on_numbered_axes(kernel: Kernel) -> Kernel:
+    """A kernel of this module as one of arrays ``[n, c, *space]``, however these lie in memory."""
 
     def run(args: Sequence[Array], out: Array, item: Instruction) -> None:
         *seen, made = (np.moveaxis(array, 1, -1) for array in (*args, out))

@@ -1,4 +1,4 @@
-"""Writing ONNX: an emitter that knows every shape, and a program as a model.
+"""The emitter, which writes ONNX nodes and knows the shape of every tensor.
 
 Only operators of the standard domain are written, at an opset that onnxruntime
 1.19 and newer have alike. Shapes are static, so are all slices and reshapes.
@@ -6,7 +6,7 @@ Only operators of the standard domain are written, at an opset that onnxruntime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,13 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import PAD_THEMSELVES, fill_of, is_empty, pads_of
-from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
-
-OPSET = 18
-IR_VERSION = 8
+from oocdl.graph.ir.program import Instruction
 
 
 @dataclass(frozen=True)
@@ -233,71 +228,3 @@ def inner_length(length: int) -> int:
         return 1
     root = int(length**0.5)
     return next(n for n in range(max(root, 1), length + 1) if length % n == 0)
-
-
-def _operand(emit: Emitter, value: Val, instruction: Instruction, index: int) -> Val:
-    """The slot as the kernel sees it."""
-    operand = instruction.operands[index]
-    fill, pads = fill_of(instruction, index), pads_of(operand)
-    if instruction.op in PAD_THEMSELVES:
-        pads = None
-    if pads is not None and is_empty(operand):
-        return emit.full(padded_shape(operand), fill, value.dtype)
-    if operand.crop is not None:
-        value = emit.slice(value, operand.crop)
-    value = emit.reshape(value, operand.shape)
-    return value if pads is None else emit.pad(value, pads, fill)
-
-
-def _input(index: int, shape: Shape, dtype: str, order: Order) -> Val:
-    """An input as it lies in memory."""
-    return Val(f"x{index}", tuple(shape[axis] for axis in order) or shape, dtype)
-
-
-def _output(emit: Emitter, value: Val, operand: Operand, order: Order, taken: set[str]) -> Val:
-    """An output under a name of its own: of neither an input nor another output."""
-    if operand.crop is not None:
-        value = emit.slice(value, operand.crop)
-    value = emit.reshape(value, operand.shape)
-    if order:
-        value = emit.transpose(value, order)
-    if value.name in taken:
-        value = emit.node("Identity", [value], value.shape)
-    taken.add(value.name)
-    return value
-
-
-def model_of(program: Program, table: Mapping[str, Lowering]) -> tuple[onnx.ModelProto, list[Val]]:
-    """The program as a model, and the model's outputs; inputs and outputs lie as their orders say."""
-    emit = Emitter()
-    orders = dict(program.orders)
-    kinds = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
-    inputs = [_input(i, shape, dtype, orders.get(slot, ())) for i, (slot, shape, dtype) in enumerate(kinds)]
-    slots = dict(zip(program.inputs, inputs, strict=True))
-    for slot, value in slots.items():
-        if slot in orders:
-            slots[slot] = emit.transpose(value, [int(axis) for axis in np.argsort(orders[slot])])
-    for item in program.instructions:
-        args = [
-            _operand(emit, slots[operand.slot], item, index) for index, operand in enumerate(item.operands)
-        ]
-        results = table[item.op](emit, args, item)
-        for index, result in enumerate(results):
-            if result.shape != item.kernel_shapes[index] or result.dtype != item.dtypes[index]:
-                raise ValueError(
-                    f"{item.op} gave {result.dtype} {result.shape}, "
-                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
-                )
-            slots[item.outputs[index]] = emit.reshape(result, item.shapes[index])
-    taken = {value.name for value in inputs}
-    outputs = [
-        _output(emit, slots[operand.slot], operand, order, taken)
-        for operand, order in zip(program.outputs, program.output_orders, strict=True)
-    ]
-    given, made = (
-        [helper.make_tensor_value_info(v.name, tensor_type(v.dtype), list(v.shape)) for v in values]
-        for values in (inputs, outputs)
-    )
-    graph = helper.make_graph(emit.nodes, "program", given, made, emit.initializers)
-    opset = helper.make_opsetid("", OPSET)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION), outputs

@@ -15,7 +15,7 @@ from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.ort.chain import ChainStep, crop
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.nchwc.conv_step import ConvStep, suits_blocks
-from oocdl.engines.ort.nchwc.last_step import LastStep, suits_last
+from oocdl.engines.ort.nchwc.last_step import ChannelsLastStep, suits_channels_last
 from oocdl.engines.ort.steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
@@ -31,7 +31,7 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 BLOCK_ELEMENTS = 1 << 17
 """Of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 % longer for their calls."""
 
-Step = ChainStep | ConvStep | LastStep | NumpyStep | SessionStep
+Step = ChainStep | ConvStep | ChannelsLastStep | NumpyStep | SessionStep
 
 
 def _check_dtypes(program: Program) -> None:
@@ -53,7 +53,7 @@ class _Stage:
     """Slots that nothing reads after it."""
 
 
-def _joined(groups: Sequence[Group], ordered: Collection[int]) -> list[Chain | list[Instruction]]:
+def _joined(groups: Sequence[Group], channels_last: Collection[int]) -> list[Chain | list[Instruction]]:
     """The groups, neighbours that are left to onnxruntime together."""
     found: list[Chain | list[Instruction]] = []
     session = False
@@ -62,7 +62,11 @@ def _joined(groups: Sequence[Group], ordered: Collection[int]) -> list[Chain | l
             found.append(group)
             session = False
             continue
-        alone = suits_numpy(group) or suits_blocks(group, ordered) or suits_last(group, ordered)
+        alone = (
+            suits_numpy(group)
+            or suits_blocks(group, channels_last)
+            or suits_channels_last(group, channels_last)
+        )
         last = found[-1] if session else None
         if isinstance(last, list) and not alone:
             last.append(group)
@@ -107,8 +111,8 @@ class _Maker:
                 step = NumpyStep(part[0], self.kinds)
             elif suits_blocks(part[0], self.kinds.orders):
                 step = ConvStep(part[0], self.kinds)
-            elif suits_last(part[0], self.kinds.orders):
-                step = LastStep(part[0], self.kinds)
+            elif suits_channels_last(part[0], self.kinds.orders):
+                step = ChannelsLastStep(part[0], self.kinds)
             else:
                 step = SessionStep(part, self.program, self.kinds, later, self.threads)
             stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
@@ -121,7 +125,7 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     for stage in stages:
         if isinstance(stage.step, ChainStep):
             whole |= stage.step.full
-        elif isinstance(stage.step, (ConvStep, LastStep, NumpyStep)):
+        elif isinstance(stage.step, (ConvStep, ChannelsLastStep, NumpyStep)):
             whole |= set(stage.step.outputs)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):

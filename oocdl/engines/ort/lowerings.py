@@ -1,25 +1,27 @@
-"""The table of the onnxruntime engine, a record each operator.
+"""The table of the onnxruntime engine: one record for each operator.
 
-Elementwise operators are in ``numpy_into``, reductions in ``numpy_reduce``, windows in ``onnx_windows``,
-Einsum in ``onnx_einsum``.
+The records of elementwise operators are in ``pointwise``, those of reductions in ``reductions``. Lowerings of
+convolutions and pooling are in ``windows``, that of Einsum is in ``einsum``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.ort import channels_last, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.nchwc import tiles
 from oocdl.engines.ort.pointwise import left_to_sessions
-from oocdl.engines.ort.record import Kernel, Last
+from oocdl.engines.ort.record import ChannelsLast, Kernel, RunChannelsLast
 from oocdl.fusion.blockwise import Blockwise
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
@@ -89,9 +91,40 @@ def _unchanged(emit: Emitter, args: list[Val], instruction: Instruction) -> list
     return [args[0]]
 
 
-def _volume_kernel(lowering: Lowering, last: Last) -> Kernel:
-    """A convolution."""
-    return Kernel(lowering=lowering, blocks=None, last=last, volumes=True, one_thread=False)
+def _convolution(
+    kind: Convolution,
+    lowering: Lowering,
+    run: RunChannelsLast,
+    slots: Callable[[Instruction], Sequence[int]],
+) -> Kernel:
+    """A convolution; ``run`` and ``slots``: see ``ChannelsLast``."""
+    tiled = ChannelsLast(run, slots, partial(_is_tiled_convolution, kind))
+    unpadded = replace(left_to_sessions(lowering), takes_unpadded=True)
+    return replace(unpadded, channels_last=tiled, convolution=kind)
+
+
+def _is_tiled_convolution(kind: Convolution, item: Instruction) -> bool:
+    large, small = item.operands[0].shape, kind.other_data(item)
+    if kind.transposed:
+        large, small = small, large
+    return _is_tiled(item, large, small, kind.weights(item)[2:])
+
+
+def _pooling(
+    lowering: Lowering,
+    kernel: channels_last.Kernel,
+    pooled: Callable[[Instruction], Shape],
+    *,
+    one_thread: bool,
+) -> Kernel:
+    """``pooled``: the shape of what has one place for each window."""
+
+    def suits(item: Instruction) -> bool:
+        return _is_tiled(item, item.operands[0].shape, pooled(item), item.attrs["kernel_shape"])
+
+    tiled = ChannelsLast(channels_last.on_numbered_axes(kernel), _all_slots, suits)
+    unpadded = replace(left_to_sessions(lowering, one_thread=one_thread), takes_unpadded=True)
+    return replace(unpadded, channels_last=tiled)
 
 
 def _all_slots(item: Instruction) -> Sequence[int]:
@@ -110,16 +143,12 @@ def _are_volumes(item: Instruction) -> bool:
     return all(len(operand.shape) == 5 for operand in item.operands)
 
 
-def _tiles(item: Instruction) -> bool:
-    return item.dtypes[0] == "float32" and channels_last.is_tiled(item)
+def _is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
+    return item.dtypes[0] == "float32" and channels_last.is_tiled(item, large, small, kernel)
 
 
-def _moving(kernel: channels_last.Kernel) -> Last:
-    return Last(channels_last.turned(kernel), _all_slots, _are_volumes)
-
-
-def _pooling(kernel: channels_last.Kernel) -> Last:
-    return Last(channels_last.turned(kernel), _all_slots, _tiles)
+def _moving(kernel: channels_last.Kernel) -> ChannelsLast:
+    return ChannelsLast(channels_last.on_numbered_axes(kernel), _all_slots, _are_volumes)
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -129,28 +158,36 @@ KERNELS: Mapping[str, Kernel] = {
     "Transpose": left_to_sessions(_transpose),
     "Reshape": left_to_sessions(_reshape),
     "Expand": left_to_sessions(_expand),
-    "Concat": replace(left_to_sessions(_concat), last=_moving(channels_last.concat)),
-    "Slice": replace(left_to_sessions(_slice), last=_moving(channels_last.cut)),
+    "Concat": replace(
+        left_to_sessions(_concat), takes_unpadded=True, channels_last=_moving(channels_last.concat)
+    ),
+    "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
     "Gather": left_to_sessions(_gather),
     "GatherGrad": left_to_sessions(_gather_grad, one_thread=True),
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_sessions(_resample),
-    "Conv": _volume_kernel(windows.conv, Last(tiles.run_conv, _data_slots, _tiles)),
-    "ConvTranspose": _volume_kernel(
-        windows.conv_transpose, Last(tiles.run_conv_transpose, _data_slots, _tiles)
+    "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),
+    "ConvTranspose": _convolution(
+        CONV_TRANSPOSE, windows.conv_transpose, tiles.run_conv_transpose, _data_slots
     ),
-    "ConvWeightGrad": _volume_kernel(
-        windows.conv_weight_grad, Last(tiles.run_conv_weight_grad, _read_slots, _tiles)
+    "ConvWeightGrad": _convolution(
+        CONV_WEIGHT_GRAD, windows.conv_weight_grad, tiles.run_conv_weight_grad, _read_slots
     ),
-    "MaxPool": replace(left_to_sessions(windows.max_pool), last=_pooling(channels_last.max_pool)),
-    "MaxPoolGrad": replace(
-        left_to_sessions(windows.max_pool_grad, one_thread=True),
-        last=_pooling(channels_last.max_pool_grad),
+    "MaxPool": _pooling(
+        windows.max_pool,
+        channels_last.max_pool,
+        lambda item: item.kernel_shapes[0],
+        one_thread=False,
+    ),
+    "MaxPoolGrad": _pooling(
+        windows.max_pool_grad,
+        channels_last.max_pool_grad,
+        lambda item: item.operands[1].shape,
+        one_thread=True,
     ),
 }
 BLOCKWISE: Mapping[str, Blockwise[Array]] = {
     op: kernel.blocks for op, kernel in KERNELS.items() if kernel.blocks is not None
 }
 """Operators that may be members of chains."""
-LOWERINGS: Mapping[str, Lowering] = {op: kernel.lowering for op, kernel in KERNELS.items()}

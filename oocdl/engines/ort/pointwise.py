@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -281,12 +282,18 @@ def _emit_normalize(emit: Emitter, args: list[Val], instruction: Instruction) ->
 
 def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
     """An operator that NumPy has no fast loop for; ``one_thread``: see ``Kernel``."""
-    return Kernel(lowering=lowering, blocks=None, last=None, volumes=False, one_thread=one_thread)
+    return Kernel(
+        lowering=lowering,
+        blocks=None,
+        channels_last=None,
+        takes_unpadded=False,
+        convolution=None,
+        one_thread=one_thread,
+    )
 
 
 def _elementwise(lowering: Lowering, bind: Bind, *, in_place: int) -> Kernel:
-    blocks = blockwise.Blockwise(bind, in_place, None)
-    return Kernel(lowering=lowering, blocks=blocks, last=None, volumes=False, one_thread=False)
+    return replace(left_to_sessions(lowering), blocks=blockwise.Blockwise(bind, in_place, None))
 
 
 KERNELS: Mapping[str, Kernel] = {

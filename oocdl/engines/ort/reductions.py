@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
+from oocdl.engines.ort.pointwise import left_to_sessions
 from oocdl.engines.ort.record import Kernel
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
@@ -18,7 +20,7 @@ Into = blockwise.Into[Array]
 Bind = blockwise.Bind[Array]
 
 _LARGEST = float(np.finfo(np.float32).max)
-_LONG = 512
+_SEQUENTIAL_ELEMENTS = 512
 """Elements that are added up one by one; longer sums are made of several, whose errors differ."""
 
 
@@ -31,8 +33,8 @@ def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
     for axis in sorted(axis % x.ndim for axis in axes):
         length = x.shape[axis]
         # The innermost axis is added up in pairs by NumPy.
-        if function is np.add and length > _LONG and prod(x.shape[axis + 1 :]) > 1:
-            starts = np.arange(0, length, _LONG)
+        if function is np.add and length > _SEQUENTIAL_ELEMENTS and prod(x.shape[axis + 1 :]) > 1:
+            starts = np.arange(0, length, _SEQUENTIAL_ELEMENTS)
             x = np.add.reduceat(x, starts, axis=axis)
         x = function.reduce(x, axis=axis, keepdims=True)
     return x
@@ -128,8 +130,7 @@ def _emit_moments(emit: Emitter, args: list[Val], instruction: Instruction) -> l
 
 
 def _kernel(lowering: Lowering, bind: Bind, finish: blockwise.Finish[Array]) -> Kernel:
-    blocks = blockwise.Blockwise(bind, 0, finish)
-    return Kernel(lowering=lowering, blocks=blocks, last=None, volumes=False, one_thread=False)
+    return replace(left_to_sessions(lowering), blocks=blockwise.Blockwise(bind, 0, finish))
 
 
 KERNELS: Mapping[str, Kernel] = {

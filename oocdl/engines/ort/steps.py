@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.ort.chain import crop
-from oocdl.engines.ort.emit import model_of
-from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS, LOWERINGS
+from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
+from oocdl.engines.ort.model import model_of
 from oocdl.engines.ort.session import Session
 from oocdl.graph.ir.array_layout import Order, as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
@@ -107,7 +107,7 @@ class SessionStep:
             tuple(outputs),
             tuple((slot, order) for slot, order in kinds.orders.items() if slot in of),
         )
-        model, values = model_of(part, LOWERINGS)
+        model, values = model_of(part)
         threads = 1 if any(KERNELS[item.op].one_thread for item in items) else threads
         names = [f"x{index}" for index in range(len(self._inputs))]
         self._session = Session(model.SerializeToString(), names, [v.name for v in values], threads)

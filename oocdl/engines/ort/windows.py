@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.ort.emit import Emitter, Val
-from oocdl.graph.ir.operands import Pads, crop_of, fill_of, is_empty, pads_of, spatial_pads
+from oocdl.graph.ir.operands import Pads, crop_of, is_empty, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 
 _LOWEST = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
@@ -25,9 +25,9 @@ def _ints(instruction: Instruction, name: str, rank: int) -> list[int]:
     return list(instruction.attrs.get(name) or (1,) * rank)
 
 
-def _padded(emit: Emitter, args: list[Val], instruction: Instruction, index: int) -> Val:
+def _padded(emit: Emitter, args: list[Val], instruction: Instruction, index: int, fill: float) -> Val:
     pads = pads_of(instruction.operands[index])
-    return args[index] if pads is None else emit.pad(args[index], pads, fill_of(instruction, index))
+    return args[index] if pads is None else emit.pad(args[index], pads, fill)
 
 
 def _first(emit: Emitter, args: list[Val], instruction: Instruction) -> tuple[Val, Pads]:
@@ -35,7 +35,7 @@ def _first(emit: Emitter, args: list[Val], instruction: Instruction) -> tuple[Va
     operand = instruction.operands[0]
     outer = operand.pads is not None and any(any(pair) for pair in operand.pads[:2])
     if outer or is_empty(operand):
-        return _padded(emit, args, instruction, 0), ((0, 0),) * (len(operand.shape) - 2)
+        return _padded(emit, args, instruction, 0, instruction.fill), ((0, 0),) * (len(operand.shape) - 2)
     return args[0], spatial_pads(operand)
 
 
@@ -73,7 +73,7 @@ def convolve(
 def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     """Conv, whose operand it pads as ONNX can."""
     x, pads = _first(emit, args, instruction)
-    w = _padded(emit, args, instruction, 1)
+    w = _padded(emit, args, instruction, 1, instruction.fill)
     rank = len(pads)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
     return [convolve(emit, x, w, pads, strides, dilations)]
@@ -82,7 +82,7 @@ def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
 def conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     """The wanted box of a transposed convolution."""
     shape = instruction.kernel_shapes[0]
-    x, w = args[0], _padded(emit, args, instruction, 1)
+    x, w = args[0], _padded(emit, args, instruction, 1, instruction.fill)
     rank = len(shape) - 2
     if prod(x.shape) == 0:
         return [emit.full(shape, 0.0, x.dtype)]
@@ -190,7 +190,7 @@ def fold(
 def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     """The gradient of a convolution's weights."""
     x, pads = _first(emit, args, instruction)
-    dy = _padded(emit, args, instruction, 1)
+    dy = _padded(emit, args, instruction, 1, instruction.fill)
     kernel = instruction.kernel_shapes[0][2:]
     rank = len(kernel)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
@@ -234,13 +234,13 @@ def max_pool(emit: Emitter, args: list[Val], instruction: Instruction) -> list[V
     windows = _windows(instruction, len(pads))
     if any(max(pair) >= k for pair, k in zip(pads, windows["kernel_shape"], strict=True)):
         # onnxruntime refuses windows that see nothing but padding.
-        x, pads = _padded(emit, args, instruction, 0), ((0, 0),) * len(pads)
+        x, pads = _padded(emit, args, instruction, 0, instruction.fill), ((0, 0),) * len(pads)
     return [emit.node("MaxPool", [x], instruction.kernel_shapes[0], pads=_flat(pads), **windows)]
 
 
 def max_pool_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     """The gradient of MaxPool, by the indices that it finds."""
-    dy = _padded(emit, args, instruction, 1)
+    dy = _padded(emit, args, instruction, 1, 0.0)  # a window that does not exist has no gradient
     # MaxPool finds no index in a window of minus infinities, so there are none.
     x = emit("Max", args[0], _LOWEST)
     pads = pads_of(instruction.operands[0])

@@ -26,12 +26,9 @@ from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import (
-    DATA,
-    PAD_THEMSELVES,
     aligned,
     check_known,
     empty_outputs,
-    fill_of,
     pads_of,
 )
 from oocdl.graph.ir.program import Instruction, Operand, Program
@@ -89,8 +86,7 @@ def use_threads(count: int) -> None:
 def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
     """How slot becomes operand: crop, reshape, order, pad."""
     operand = instruction.operands[index]
-    fill = fill_of(instruction, index)
-    pads = None if instruction.op in PAD_THEMSELVES else pads_of(operand)
+    pads = None if KERNELS[instruction.op].takes_unpadded else pads_of(operand)
 
     def prepare(tensor: Tensor) -> Tensor:
         tensor = crop(tensor, operand.crop)
@@ -98,7 +94,7 @@ def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
             tensor = tensor.reshape(operand.shape)
         if last:
             tensor = channels_last(tensor)
-        return tensor if pads is None else pad(tensor, pads, fill)
+        return tensor if pads is None else pad(tensor, pads, instruction.fill)
 
     return prepare
 
@@ -141,8 +137,9 @@ class Step:
 def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
     """Which operands the kernel is given with their channels last."""
     last = [o.slot in ordered and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
-    if any(last) or any(slot in ordered for slot in instruction.outputs):
-        for index in DATA.get(instruction.op, ()):  # a kernel of both kinds would sort the other
+    convolution = KERNELS[instruction.op].convolution
+    if convolution and (any(last) or any(slot in ordered for slot in instruction.outputs)):
+        for index in convolution.data:  # a kernel of both kinds would sort the other
             last[index] = True
     return last
 

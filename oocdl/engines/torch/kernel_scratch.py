@@ -11,13 +11,14 @@ from math import prod
 
 import numpy as np
 
+from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
 from oocdl.engines.torch.pooling import CHUNK, DEVICE_CHUNK
 from oocdl.graph.ir.graph import Node, Shape
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import DATA, pads_of, spatial_pads
+from oocdl.graph.ir.operands import pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.slabs import is_thin
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
@@ -75,16 +76,23 @@ def elementwise(item: Instruction, slots: Slots, rules: Rules) -> int:
     return by_rule(item, slots, rules) + planes
 
 
-def convolution(item: Instruction, slots: Slots, rules: Rules) -> int:
+def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules) -> int:
     """``by_rule`` for planes; of data with its channels last oneDNN makes fewer copies."""
     if not slots.has_channels_last(item):
         return by_rule(item, slots, rules)
-    return _window_last(item, slots.dtype(item), slots)
+    return _window_last(kind, item, slots.dtype(item), slots)
 
 
 def pooling(item: Instruction, slots: Slots, rules: Rules) -> int:
     """Padded copies, and the stages of what is pooled at a time."""
-    return _pool(item, slots.dtype(item), slots.has_channels_last(item))
+    return _pool(item, slots, POOLED)
+
+
+def pooling_gradient(item: Instruction, slots: Slots, rules: Rules) -> int:
+    """``pooling``; where its result is padded, that is made whole and then cut."""
+    padded = pads_of(item.operands[0]) is not None
+    whole = _data_bytes(item, 0, slots.dtype(item)) if padded else 0
+    return whole + _pool(item, slots, UNPOOLED)
 
 
 def no_more(item: Instruction, dtype: str, on_host: bool) -> int:
@@ -98,7 +106,7 @@ def device_pooling(item: Instruction, dtype: str, on_host: bool) -> int:
     return UNPOOLED * nbytes([min(max(DEVICE_CHUNK, prod(x[2:])), prod(x))], dtype)
 
 
-def device_convolution(item: Instruction, dtype: str, on_host: bool) -> int:
+def device_convolution(kind: Convolution, item: Instruction, dtype: str, on_host: bool) -> int:
     """On a device: what all windows of a sample see, side by side, where no library convolves.
 
     On the host that is so in thin slabs; elsewhere if the convolution is dilated, which cuDNN has no equal
@@ -107,10 +115,10 @@ def device_convolution(item: Instruction, dtype: str, on_host: bool) -> int:
     dilated = set(item.attrs.get("dilations") or (1,)) != {1}
     if not (dilated or on_host):
         return 0
-    x, other = (padded_shape(operand) for operand in item.operands)
-    result = item.kernel_shapes[0]
-    weights, spaces = (result, (x, other)) if item.op == "ConvWeightGrad" else (other, (x, result))
-    return nbytes(weights[1:], dtype) * max(prod(shape[2:]) for shape in spaces)
+    data = [padded_shape(item.operands[index]) for index in kind.data]
+    if not kind.makes_weights:
+        data.append(item.kernel_shapes[0])
+    return nbytes(kind.weights(item)[1:], dtype) * max(prod(shape[2:]) for shape in data)
 
 
 def _has_gaps(item: Instruction, index: int, slots: Slots) -> bool:
@@ -128,11 +136,11 @@ def _has_gaps(item: Instruction, index: int, slots: Slots) -> bool:
     return False
 
 
-def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
+def _is_copied(kind: Convolution, item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
     """Whether operand 0 of a convolution is copied: padded by hand, or cut so that it has gaps."""
     pads: Sequence[tuple[int, int]] = spatial_pads(item.operands[0])
     dilations = item.attrs.get("dilations") or (1,) * len(pads)
-    if item.op == "ConvTranspose":
+    if kind.transposed:
         if set(strides) != {1}:
             return len(weights) == 5
         pads = flipped_pads(item, dilations)
@@ -142,7 +150,7 @@ def _is_copied(item: Instruction, strides: Sequence[int], weights: Shape) -> boo
     inside = any(before < 0 or after < 0 for before, after in pads[1:])
     if any(others) or inside:
         return True
-    rows = (item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0])[2]
+    rows = kind.other_data(item)[2]
     return first and not rows_alone(item.operands[0].shape, weights[2], pads, strides, dilations, rows)
 
 
@@ -151,38 +159,37 @@ def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
     return nbytes(padded_shape(item.operands[index]), dtype)
 
 
-def _point_last(item: Instruction, dtype: str, strides: Sequence[int]) -> int:
+def _point_last(kind: Convolution, item: Instruction, dtype: str, strides: Sequence[int]) -> int:
     """Copies that a convolution of one tap makes of what it sees and makes (``torch_points``)."""
     x, shape = item.operands[0], item.kernel_shapes[0]
-    if item.op == "ConvTranspose":
+    if kind.transposed:
         whole = set(strides) == {1} and shape[2:] == x.shape[2:]
         return 0 if whole else nbytes((*shape[:2], *x.shape[2:]), dtype) + _data_bytes(item, 0, dtype)
     if set(strides) == {1}:
         return 0
-    space = item.operands[1].shape[2:] if item.op == "ConvWeightGrad" else shape[2:]
-    return nbytes((*x.shape[:2], *space), dtype)
+    return nbytes((*x.shape[:2], *kind.other_data(item)[2:]), dtype)
 
 
-def _window_last(item: Instruction, dtype: str, slots: Slots) -> int:
+def _window_last(kind: Convolution, item: Instruction, dtype: str, slots: Slots) -> int:
     """Scratch of a convolution whose data has its channels last."""
     x = item.operands[0]
     result = nbytes(item.kernel_shapes[0], item.dtypes[0])
-    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    weights = kind.weights(item)
     strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
     ordered = slots.ordered
     # In the order of the data, in oneDNN's blocks of 16, and turned round.
     scratch = 4 * nbytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
-    point = is_point(weights, () if item.op == "ConvTranspose" else spatial_pads(x))
-    for index in DATA[item.op]:
+    point = is_point(weights, () if kind.transposed else spatial_pads(x))
+    for index in kind.data:
         alone = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
         if not alone and (item.operands[index].slot not in ordered or _has_gaps(item, index, slots)):
             scratch += nbytes(item.operands[index].shape, dtype)  # sorted first
     few = has_few_taps(weights, strides) and dtype != "bfloat16"
     if point:
-        scratch += _point_last(item, dtype, strides)
+        scratch += _point_last(kind, item, dtype, strides)
     else:
-        scratch += _data_bytes(item, 0, dtype) if few or _is_copied(item, strides, weights) else 0
-    if item.op == "ConvWeightGrad":
+        scratch += _data_bytes(item, 0, dtype) if few or _is_copied(kind, item, strides, weights) else 0
+    if kind.makes_weights:
         if pads_of(item.operands[1]) is not None:
             scratch += _data_bytes(item, 1, dtype)
         if dtype == "bfloat16":  # both are sorted into blocks of 16 channels
@@ -197,27 +204,24 @@ def _window_last(item: Instruction, dtype: str, slots: Slots) -> int:
         scratch += result // 8 + (0 if item.outputs[0] in ordered else result)
     else:
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
-    return scratch + (_plane(item, dtype) if few else 0)
+    return scratch + (_plane(kind, item, dtype) if few else 0)
 
 
-def _plane(item: Instruction, dtype: str) -> int:
+def _plane(kind: Convolution, item: Instruction, dtype: str) -> int:
     """Columns of one plane (``torch_columns``), twice: a product may want them turned."""
     seen = padded_shape(item.operands[0])
-    weights = item.kernel_shapes[0] if item.op == "ConvWeightGrad" else padded_shape(item.operands[1])
+    weights = kind.weights(item)
     return 2 * nbytes((seen[1], *weights[2:], *seen[3:]), dtype)
 
 
-def _pool(item: Instruction, dtype: str, last: bool) -> int:
-    """Scratch of a pooling or its gradient: padded copies, and of what is taken at a time its stages."""
-    x = padded_shape(item.operands[0])
+def _pool(item: Instruction, slots: Slots, stages: int) -> int:
+    """Padded copies of the operands, and ``stages`` times what is pooled at a time."""
+    x, dtype, last = padded_shape(item.operands[0]), slots.dtype(item), slots.has_channels_last(item)
     copies = sum(
         _data_bytes(item, index, dtype)
         for index, operand in enumerate(item.operands)
         if operand.pads is not None or (operand.crop is not None and not last)
     )
-    if item.op == "MaxPoolGrad" and pads_of(item.operands[0]) is not None:
-        copies += nbytes(x, dtype)
-    stages = POOLED if item.op == "MaxPool" else UNPOOLED
     return copies + stages * nbytes([min(_portion(item, x, last), prod(x))], dtype)
 
 

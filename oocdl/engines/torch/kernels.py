@@ -1,8 +1,8 @@
 """The table of PyTorch kernels, a record each: operands and an instruction to results, on ONNX axes.
 
-Operands come cropped, reshaped and padded; only operators in ``PAD_THEMSELVES``
-get theirs unpadded. Convolutions and pooling are in ``torch_windows``, elementwise operators
-and reductions in ``torch_into``.
+Operands come cropped, reshaped and padded, but for kernels that take them unpadded. Kernels of
+convolutions and pooling are in ``conv.dispatch``, those of elementwise operators and reductions in
+``pointwise``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.torch import kernel_scratch, pointwise
 from oocdl.engines.torch import landing as torch_landing
 from oocdl.engines.torch.conv import dispatch as windows
@@ -103,6 +104,8 @@ def _plain(run: Run, result: Result) -> Kernel:
     return Kernel(
         run=run,
         on_device=run,
+        takes_unpadded=False,
+        convolution=None,
         result=result,
         planes=False,
         scratch=kernel_scratch.by_rule,
@@ -112,26 +115,30 @@ def _plain(run: Run, result: Result) -> Kernel:
     )
 
 
-def _convolution(run: Run, on_device: Run, *, planes: bool, landing: Landing | None) -> Kernel:
+def _convolution(kind: Convolution, run: Run, on_device: Run, landing: Landing | None) -> Kernel:
     return Kernel(
         run=run,
         on_device=on_device,
+        takes_unpadded=True,
+        convolution=kind,
         result=Result.OWN,
-        planes=planes,
-        scratch=kernel_scratch.convolution,
-        device_scratch=kernel_scratch.device_convolution,
+        planes=not kind.makes_weights,  # of weights one copy is enough
+        scratch=partial(kernel_scratch.convolution, kind),
+        device_scratch=partial(kernel_scratch.device_convolution, kind),
         blocks=None,
         landing=landing,
     )
 
 
-def _pooling(run: Run, on_device: Run, landing: Landing | None) -> Kernel:
+def _pooling(run: Run, on_device: Run, scratch: kernel_scratch.Scratch, landing: Landing | None) -> Kernel:
     return Kernel(
         run=run,
         on_device=on_device,
+        takes_unpadded=True,
+        convolution=None,
         result=Result.OWN,
         planes=True,
-        scratch=kernel_scratch.pooling,
+        scratch=scratch,
         device_scratch=kernel_scratch.device_pooling,
         blocks=None,
         landing=landing,
@@ -152,27 +159,33 @@ KERNELS: Mapping[str, Kernel] = {
     "Einsum": _plain(einsum, Result.EITHER),
     "Resample": _plain(resample, Result.EITHER),
     "Conv": _convolution(
+        CONV,
         windows.conv,
         partial(windows.conv, tuned=False),
-        planes=True,
-        landing=Landing(windows.conv, torch_landing.convolution),
+        Landing(windows.conv, partial(torch_landing.convolution, CONV)),
     ),
     "ConvTranspose": _convolution(
+        CONV_TRANSPOSE,
         windows.conv_transpose,
         partial(windows.conv_transpose, tuned=False),
-        planes=True,
-        landing=Landing(windows.conv_transpose, torch_landing.convolution),
+        Landing(windows.conv_transpose, partial(torch_landing.convolution, CONV_TRANSPOSE)),
     ),
     "ConvWeightGrad": _convolution(
+        CONV_WEIGHT_GRAD,
         windows.conv_weight_grad,
         partial(windows.conv_weight_grad, tuned=False),
-        planes=False,  # of weights one copy is enough
-        landing=None,
+        None,
     ),
-    "MaxPool": _pooling(windows.pool, partial(windows.pool, chunk=DEVICE_CHUNK), None),
+    "MaxPool": _pooling(
+        windows.pool,
+        partial(windows.pool, chunk=DEVICE_CHUNK),
+        kernel_scratch.pooling,
+        None,
+    ),
     "MaxPoolGrad": _pooling(
         windows.pool_grad,
         partial(windows.pool_grad, chunk=DEVICE_CHUNK),
+        kernel_scratch.pooling_gradient,
         Landing(windows.pool_grad, torch_landing.pooling),
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import FULL, has_onednn, is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
@@ -23,7 +24,7 @@ def pooling(item: Instruction) -> bool:
     return whole and len(made) in SPATIAL_RANKS and made[1] > 1
 
 
-def convolution(item: Instruction) -> bool:
+def convolution(kind: Convolution, item: Instruction) -> bool:
     """Whether oneDNN makes all of the result of a convolution, or a transposed one, at once."""
     made, (data, weights) = item.kernel_shapes[0], item.operands
     outside = data.pads is not None and any(map(any, data.pads[:2]))
@@ -36,17 +37,19 @@ def convolution(item: Instruction) -> bool:
         return False
     if item.fill or outside or any(crop_of(item)[:2]) or 0 in (*data.shape, *made):
         return False
-    shape = weights.shape if item.op == "Conv" else (weights.shape[1], weights.shape[0], *weights.shape[2:])
-    return shape[0] == made[1] and _slides(item, shape)
+    shape = weights.shape
+    if kind.transposed:
+        shape = (shape[1], shape[0], *shape[2:])
+    return shape[0] == made[1] and _slides(kind, item, shape)
 
 
-def _slides(item: Instruction, weights: Sequence[int]) -> bool:
+def _slides(kind: Convolution, item: Instruction, weights: Sequence[int]) -> bool:
     """Whether it is a convolution with ``weights[d, c, ..]`` that need not make more than is wanted."""
     data, rank = item.operands[0], len(weights) - 2
     strides = tuple(item.attrs.get("strides") or (1,) * rank)
     dilations = tuple(item.attrs.get("dilations") or (1,) * rank)
     pads: Sequence[tuple[int, int]] = spatial_pads(data)
-    if item.op == "ConvTranspose":
+    if kind.transposed:
         if set(strides) != {1}:
             return False
         pads = flipped_pads(item, dilations)

@@ -259,6 +259,8 @@ def _by_itself(blocks: Blocks) -> Kernel:
     return Kernel(
         run=run,
         on_device=run,
+        takes_unpadded=False,
+        convolution=None,
         result=Result.EITHER,
         planes=False,
         scratch=elementwise if blocks.finish is None else by_rule,

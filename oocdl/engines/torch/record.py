@@ -1,6 +1,6 @@
 """All that the torch engine knows of one operator, as one record: nothing of it has a default.
 
-The records stand in ``torch_kernels.KERNELS``. An operator without one is refused before a run.
+The records stand in ``kernels.KERNELS``. An operator without one is refused before a run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 from torch import Tensor
 
+from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.program import Instruction
@@ -57,6 +58,10 @@ class Kernel:
     run: Run
     on_device: Run
     """The same for tensors of any device, by PyTorch's general kernels."""
+    takes_unpadded: bool
+    """Whether operands come without their padding, because the kernel can do without a padded copy."""
+    convolution: Convolution | None
+    """Given for convolutions and their gradients."""
     result: Result
     planes: bool
     """Whether results are made contiguous, where they are not to have their channels last."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 
 from oocdl.engines.torch.conv.one_by_one import FULL
+from oocdl.engines.torch.kernels import KERNELS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import concat_axis, concat_pieces, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
@@ -48,13 +49,14 @@ def _is_side_by_side(item: Instruction) -> bool:
 def _reads_in_parts(reader: Instruction, slot: int, shapes: Mapping[int, Shape]) -> bool:
     """Whether an instruction can read the parts of ``slot`` instead of it."""
     seen = [place for place, operand in enumerate(reader.operands) if operand.slot == slot]
-    if reader.op not in ("Conv", "ConvWeightGrad") or seen != [0]:
+    convolution = KERNELS[reader.op].convolution
+    if convolution is None or convolution.transposed or seen != [0]:
         return False
     data, other = reader.operands
     if data.crop is not None or (data.pads and any(data.pads[CHANNELS])):
         return False
     # Sums of 16 bits would be rounded once more.
-    return reader.op == "ConvWeightGrad" or (reader.dtypes[0] != "bfloat16" and _is_whole(other, shapes))
+    return convolution.makes_weights or (reader.dtypes[0] != "bfloat16" and _is_whole(other, shapes))
 
 
 def _spans(parts: Sequence[Operand]) -> Iterator[Span]:
@@ -99,7 +101,10 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
 
 def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[int, Shape]) -> bool:
     """Whether of a transposed convolution nothing but some of its channels is ever read."""
-    if item.op != "ConvTranspose" or not readers or not _is_whole(item.operands[1], shapes):
+    convolution = KERNELS[item.op].convolution
+    if convolution is None or not convolution.transposed or not readers:
+        return False
+    if not _is_whole(item.operands[1], shapes):
         return False
     return all(_span_of(item, reader) is not None for reader in readers)
 
@@ -172,7 +177,8 @@ def _rewritten(program: Program, parts: dict[int, Instruction], whole: dict[int,
         if item.outputs[0] in parts or item.outputs[0] in whole:
             continue
         if first in parts:
-            apart = _sum if item.op == "Conv" else _gradients
+            convolution = KERNELS[item.op].convolution
+            apart = _gradients if convolution and convolution.makes_weights else _sum
             found += apart(item, parts[first].operands, fresh)
         elif first in whole:
             found.append(_sliced(whole[first], item))

@@ -1,8 +1,8 @@
-"""Answers what engines ask of a program: pads, fills, crops, pieces, dtypes and shapes of slots."""
+"""What all engines read from a program: padding, crops, pieces of a Concat, dtypes and shapes of slots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,13 +17,6 @@ Pads = tuple[tuple[int, int], ...]
 
 ALIGNMENT = 16
 """Bytes; the allocators of NumPy and PyTorch align to at least so many."""
-
-PAD_THEMSELVES = frozenset({"Conv", "ConvTranspose", "ConvWeightGrad", "MaxPool", "MaxPoolGrad", "Concat"})
-"""Operators whose kernels pad without a copy, and therefore get their operands unpadded."""
-
-DATA: Mapping[str, tuple[int, ...]] = {"Conv": (0,), "ConvTranspose": (0,), "ConvWeightGrad": (0, 1)}
-"""Operator -> its operands that are data: if one has its channels last, the kernel wants all of them so.
-These are ``data`` of the rule's ``product``, for engines, which know instructions and no rules."""
 
 
 def aligned(array: Array) -> Array:
@@ -40,16 +33,6 @@ def pads_of(operand: Operand) -> Pads | None:
     if operand.pads is None or not any(before or after for before, after in operand.pads):
         return None
     return operand.pads
-
-
-def fill_of(instruction: Instruction, index: int) -> float:
-    """Return the number that operand ``index`` is padded with.
-
-    The gradient of a window that does not exist is zero, although its values are -inf.
-    """
-    if instruction.op == "MaxPoolGrad" and index == 1:
-        return 0.0
-    return instruction.fill
 
 
 def is_empty(operand: Operand) -> bool:

@@ -12,7 +12,7 @@ from oocdl.engines.ort.engine import OnnxRuntimeEngine
 from oocdl.engines.ort.nchwc import blocks
 from oocdl.engines.ort.nchwc.blocks import block
 from oocdl.engines.ort.nchwc.conv_step import suits_blocks
-from oocdl.engines.ort.nchwc.last_step import suits_last
+from oocdl.engines.ort.nchwc.last_step import suits_channels_last
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
@@ -57,7 +57,7 @@ def check(op: str, shapes: list[Shape], made: Shape, pads: Any, attrs: dict[str,
     single = build(op, shapes, made, pads, attrs, "float32")
     double = build(op, shapes, made, pads, attrs, "float64")
     ordered_slots = dict(single.orders)
-    assert suits_blocks(single.instructions[0], ordered_slots) or suits_last(
+    assert suits_blocks(single.instructions[0], ordered_slots) or suits_channels_last(
         single.instructions[0], ordered_slots
     )
     [want] = get_engine("torch").compile(double)(lying(double, arrays, "float64"))

@@ -3,7 +3,7 @@
 onnxruntime's optimizer gives images (not volumes, and never where weights are inputs) a layout
 in which a block of channels, as many as a vector register holds, lies side by side: ``[n, c / b, h, w, b]``.
 Its kernel for that is at the speed of the processor: 200 to 270 GFLOP/s of a core, where Conv of
-volumes has 90 to 130. The operators are written down here directly. Channels that lie last are
+volumes has 90 to 130. The operators are written down here directly. Channels that lie channels_last are
 already such blocks where there is one block of them, else they are sorted, which is cheap.
 """
 
@@ -39,13 +39,13 @@ def _session(kind: str, inputs: Sequence[str], rank: int = 4, **attrs: Any) -> S
 
 
 @cache
-def _sorter(last: bool) -> Session:
-    return _session("ReorderInput", ["x"], channels_last=int(last))
+def _sorter(channels_last: bool) -> Session:
+    return _session("ReorderInput", ["x"], channels_last=int(channels_last))
 
 
 @cache
-def _unsorter(channels: int, last: bool) -> Session:
-    return _session("ReorderOutput", ["x"], channels=channels, channels_last=int(last))
+def _unsorter(channels: int, channels_last: bool) -> Session:
+    return _session("ReorderOutput", ["x"], channels=channels, channels_last=int(channels_last))
 
 
 @cache
@@ -90,7 +90,7 @@ def blocks_of(channels: int) -> int:
     return -(-channels // block())
 
 
-def sort_last(x: Array) -> Array:
+def sort_channels_last(x: Array) -> Array:
     """``x[n, h, w, c]`` in blocks: ``[n, c, h, w]`` is its shape by name; the same memory if it is one."""
     n, h, w, c = x.shape
     shape = (n, blocks_of(c) * block(), h, w)
@@ -106,9 +106,9 @@ def sort_planes(x: Array, made: Array) -> None:
     _sorter(False).run([x], [made])
 
 
-def unsort(x: Array, made: Array, last: bool) -> None:
-    """Blocks as ``[n, h, w, c]`` (``last``) or ``[n, c, h, w]``; what is there of ``made``."""
-    _unsorter(made.shape[-1 if last else 1], last).run([x], [made])
+def unsort(x: Array, made: Array, channels_last: bool) -> None:
+    """Blocks as ``[n, h, w, c]`` (``channels_last``) or ``[n, c, h, w]``; what is there of ``made``."""
+    _unsorter(made.shape[-1 if channels_last else 1], channels_last).run([x], [made])
 
 
 def interleave(x: Array, made: Array) -> None:

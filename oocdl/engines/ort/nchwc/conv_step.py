@@ -1,4 +1,4 @@
-"""Instructions that run on ``onnx_volumes``: which, and how slots become their operands."""
+"""Convolutions of volumes that run on blocks of channels: which, and how slots become their operands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 
-_MOST_PADDED, _MOST_PADDED_ROWS = 2.0, 1.6
-"""Products made for each that is wanted, above which Conv of volumes is faster; of a weight gradient."""
-
-
-def _channels(item: Instruction) -> tuple[int, int]:
-    """Those read and those made, or of both operands where the result is weights."""
-    made = item.operands[1].shape if item.op == "ConvWeightGrad" else item.kernel_shapes[0]
-    return item.operands[0].shape[1], made[1]
+_MAX_PADDED_RATIO, _MAX_PADDED_GRADIENT_RATIO = 2.0, 1.6
+"""Products made for each that is wanted, above which onnxruntime's Conv of volumes is faster; the same of
+a gradient of weights."""
 
 
 def _is_plain(item: Instruction) -> bool:
@@ -36,24 +31,25 @@ def _is_plain(item: Instruction) -> bool:
     return rank == 5 and set(steps) <= {1} and not outer and pads_of(second) is None and min(sizes) > 0
 
 
-def suits_blocks(item: Instruction, ordered: Collection[int]) -> bool:
-    """Whether an instruction is faster on blocks of channels; ``ordered``: slots with channels last."""
-    if not KERNELS[item.op].volumes or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
+def suits_blocks(item: Instruction, channels_last: Collection[int]) -> bool:
+    """Whether an instruction is faster on blocks of channels; ``channels_last``: slots that lie so."""
+    kind = KERNELS[item.op].convolution
+    if kind is None or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
         return False
-    inner, outer = _channels(item)
-    gradient = item.op == "ConvWeightGrad"
+    inner, outer = item.operands[0].shape[1], kind.other_data(item)[1]
+    gradient = kind.makes_weights
     data = [item.operands[0].slot, item.operands[1].slot if gradient else item.outputs[0]]
-    if any(slot in ordered and n % 4 for slot, n in zip(data, (inner, outer), strict=True)):
+    if any(slot in channels_last and n % 4 for slot, n in zip(data, (inner, outer), strict=True)):
         return False  # not known to the operators that sort
-    window = item.kernel_shapes[0] if gradient else item.operands[1].shape
-    if prod(window[2:]) == 1:  # a matrix product where all lies last (``onnx_tiles``); else sorting counts
-        return not all(slot in ordered for slot in data)
+    if prod(kind.weights(item)[2:]) == 1:
+        # A matrix product where all has its channels last (``tiles``); else sorting counts.
+        return not all(slot in channels_last for slot in data)
     # Few channels are not blocked, and the gradient takes rows for channels.
-    lone = gradient or (data[0] not in ordered and inner <= 2)
+    lone = gradient or (data[0] not in channels_last and inner <= 2)
     padded = volumes.padded_channels(*((outer,) if lone else (inner, outer)))
     if gradient:
         padded *= volumes.padded_rows(item.operands[0].shape[3])
-    return padded <= (_MOST_PADDED_ROWS if gradient else _MOST_PADDED)
+    return padded <= (_MAX_PADDED_GRADIENT_RATIO if gradient else _MAX_PADDED_RATIO)
 
 
 def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:
@@ -77,11 +73,13 @@ class ConvStep:
     """A convolution, or a gradient of one, on blocks of channels."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
-        self._item, self._kinds = item, kinds
+        kind = KERNELS[item.op].convolution
+        assert kind is not None, f"{item.op} is no convolution"
+        self._item, self._kinds, self._kind = item, kinds, kind
         self.outputs = item.outputs
         self._pads = spatial_pads(item.operands[0])
         self._seen: Sequence[slice] = (slice(None),) * len(self._pads)
-        if item.op == "ConvTranspose":
+        if self._kind.transposed:
             self._seen, self._pads = _transposed_pads(item)
 
     def _operand(self, slots: Slots, index: int) -> Array:
@@ -98,7 +96,7 @@ class ConvStep:
         if not direct:  # axes were split or joined, and lie apart
             out = np.empty(shape, np.float32)
         first, second = self._operand(slots, 0), self._operand(slots, 1)
-        if self._item.op == "ConvWeightGrad":
+        if self._kind.makes_weights:
             self._gradient(first, second, out)
         else:
             self._convolve(first, second, out)
@@ -110,18 +108,18 @@ class ConvStep:
         if x.size == 0:
             out[...] = 0
             return
-        if self._item.op == "ConvTranspose":
+        if self._kind.transposed:
             w = volumes.transposed(w)
         orders = self._kinds.orders
-        x_last = self._item.operands[0].slot in orders
+        x_channels_last = self._item.operands[0].slot in orders
         # A result whose channels lie side by side, but not all of it without gaps, is made elsewhere.
-        out_last = np.moveaxis(out, 1, -1).flags.c_contiguous and out.shape[1] % 4 == 0
+        out_channels_last = np.moveaxis(out, 1, -1).flags.c_contiguous and out.shape[1] % 4 == 0
         for sample, made in zip(x, out, strict=True):
-            if x_last:
+            if x_channels_last:
                 sample = np.ascontiguousarray(np.moveaxis(sample, 0, -1))
-            if out_last:
+            if out_channels_last:
                 made = np.moveaxis(made, 0, -1)
-            volumes.convolve(sample, w, self._pads, made, x_last, out_last)
+            volumes.convolve(sample, w, self._pads, made, x_channels_last, out_channels_last)
 
     def _gradient(self, x: Array, dy: Array, out: Array) -> None:
         gradient = volumes.WeightGradient(out.shape, self._pads)

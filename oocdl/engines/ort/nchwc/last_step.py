@@ -13,21 +13,21 @@ from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction
 
 
-def suits_last(item: Instruction, ordered: Collection[int]) -> bool:
-    """Whether there is a kernel for it; ``ordered``: slots with channels last."""
-    last = KERNELS[item.op].last
-    if last is None or len(item.kernel_shapes[0]) != 5 or any(pads_of(operand) for operand in item.operands):
+def suits_channels_last(item: Instruction, channels_last: Collection[int]) -> bool:
+    """Whether there is a kernel for it; ``channels_last``: slots that lie so."""
+    kernel = KERNELS[item.op].channels_last
+    if kernel is None or len(item.kernel_shapes[0]) != 5 or any(map(pads_of, item.operands)):
         return False
-    return all(slot in ordered for slot in last.slots(item)) and last.suits(item)
+    return all(slot in channels_last for slot in kernel.slots(item)) and kernel.suits(item)
 
 
-class LastStep:
-    """One such instruction."""
+class ChannelsLastStep:
+    """One instruction by the kernel that its record has for channels last."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
-        last = KERNELS[item.op].last
-        assert last is not None, "there is no kernel for channels last"
-        self._item, self._kinds, self._last = item, kinds, last
+        kernel = KERNELS[item.op].channels_last
+        assert kernel is not None, "there is no kernel for channels last"
+        self._item, self._kinds, self._kernel = item, kinds, kernel
         self.outputs = item.outputs
 
     def run(self, slots: Slots, places: Places) -> None:
@@ -39,6 +39,6 @@ class LastStep:
         if not np.shares_memory(out, slots[slot]):  # axes were split or joined, and lie apart
             out = np.empty(out.shape, out.dtype)
         args = [crop(slots[o.slot], o.crop).reshape(o.shape) for o in item.operands]
-        self._last.run(args, out, item)
+        self._kernel.run(args, out, item)
         if not np.shares_memory(out, slots[slot]):
             slots[slot][...] = out.reshape(slots[slot].shape)

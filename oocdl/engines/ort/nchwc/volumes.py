@@ -1,4 +1,4 @@
-"""Convolutions of volumes at stride one, plane by plane, on kernels for images (``onnx_blocks``).
+"""Convolutions of volumes at stride one, plane by plane, on kernels for images (``blocks``).
 
 The planes that a plane of the result sees are taken for further channels of one image: where they lie
 one after the other, that costs nothing.
@@ -20,7 +20,7 @@ from oocdl.graph.ir.operands import Pads
 SCRATCH_BYTES = 2 << 20
 """Of a plane of ``dy`` in work at once: with fewer rows there are too many calls."""
 
-TWICE = 128
+MAX_PAIRED_CHANNELS = 128
 """Most channels of which weights are made for two planes as well, which takes four times their memory."""
 
 
@@ -46,10 +46,10 @@ def _filters(w: Array, planes: int, few: bool) -> Array:
     return found
 
 
-def _images(x: Array, last: bool, planes: int) -> tuple[Array, bool]:
+def _images(x: Array, channels_last: bool, planes: int) -> tuple[Array, bool]:
     """A sample as images, a plane each, and whether these have so few channels that they are not blocked."""
-    if last:
-        return onnx_blocks.sort_last(x), False
+    if channels_last:
+        return onnx_blocks.sort_channels_last(x), False
     x = np.ascontiguousarray(x.swapaxes(0, 1))
     if planes * x.shape[1] < block():
         return x, True
@@ -58,21 +58,23 @@ def _images(x: Array, last: bool, planes: int) -> tuple[Array, bool]:
     return made, False
 
 
-def convolve(x: Array, w: Array, pads: Pads, out: Array, x_last: bool, out_last: bool) -> None:
+def convolve(
+    x: Array, w: Array, pads: Pads, out: Array, x_channels_last: bool, out_channels_last: bool
+) -> None:
     """The convolution of one sample with ``w[o, c, d, h, w]``.
 
-    ``x`` and ``out`` are ``[d, h, w, c]`` (last) or ``[c, d, h, w]``, without gaps if they are last.
+    ``x`` and ``out`` are ``[d, h, w, c]`` without gaps (channels last), or ``[c, d, h, w]``.
     """
     b, filters = block(), w.shape[0]
-    depth = out.shape[0 if out_last else 1]
+    depth = out.shape[0 if out_channels_last else 1]
     # One block of filters does not fill the kernel's registers; two planes' blocks do, though a
     # quarter of what is multiplied is zeros.
-    together = 2 if blocks_of(filters) == 1 and depth > 1 and w.shape[1] <= TWICE else 1
-    images, few = _images(x, x_last, w.shape[2] + together - 1)
+    together = 2 if blocks_of(filters) == 1 and depth > 1 and w.shape[1] <= MAX_PAIRED_CHANNELS else 1
+    images, few = _images(x, x_channels_last, w.shape[2] + together - 1)
     sides = (pads[1][0], pads[2][0], pads[1][1], pads[2][1])
     weights = {n: _filters(w, n, few) for n in {together, (depth - 1) % together + 1}}
-    direct = out_last and filters == b
-    space = out.shape[1:3] if out_last else out.shape[2:]
+    direct = out_channels_last and filters == b
+    space = out.shape[1:3] if out_channels_last else out.shape[2:]
     buffer = None if direct else np.empty((together, blocks_of(filters) * b, *space), np.float32)
     for first in range(0, depth, together):
         count = min(together, depth - first)
@@ -93,12 +95,12 @@ def convolve(x: Array, w: Array, pads: Pads, out: Array, x_last: bool, out_last:
                 sides,
             )
         if buffer is not None:
-            _unsorted(made, out, first, out_last)
+            _unsorted(made, out, first, out_channels_last)
 
 
-def _unsorted(made: Array, out: Array, first: int, last: bool) -> None:
+def _unsorted(made: Array, out: Array, first: int, channels_last: bool) -> None:
     """Planes of blocks to their place in the result."""
-    if last:
+    if channels_last:
         onnx_blocks.unsort(made, out[first : first + len(made)], True)
         return
     planes = np.empty((len(made), out.shape[0], *out.shape[2:]), np.float32)
@@ -171,7 +173,7 @@ class WeightGradient:
         return made
 
     def _sort_filters(self, dy: Array, part: int, first: int, padded: Array, filters: Array) -> None:
-        """A block of channels of a plane of ``dy[h, w, o]``, moved by every row of the kernel.
+        """A block of channels of a plane of ``dy[h, w, o]``, shifted by every row of the kernel.
 
         ``padded``: rows that ``filters`` see; zeros stay where ``dy`` has nothing.
         """
@@ -185,8 +187,8 @@ class WeightGradient:
             copy(mine[low + start : low + stop], padded[start:stop, :, : mine.shape[-1]])
         rows = len(padded) - height + 1
         for row in range(height):
-            moved = padded[height - 1 - row : height - 1 - row + rows]
-            onnx_blocks.interleave(moved.reshape(rows // b, b, -1, b), filters[row])
+            shifted = padded[height - 1 - row : height - 1 - row + rows]
+            onnx_blocks.interleave(shifted.reshape(rows // b, b, -1, b), filters[row])
 
     def result(self) -> Array:
         """``[o, c, d, h, w]``."""

@@ -22,7 +22,7 @@ from oocdl.engines.torch.conv.padding import end_rows, evened, flipped_pads, row
 from oocdl.engines.torch.layout import channels_last, has_channels_last, unset
 from oocdl.engines.torch.pooling import CHUNK, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.operands import crop_of, fill_of, pads_of, spatial_pads
+from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
 
@@ -66,9 +66,11 @@ def _halves(x: Tensor, instruction: Instruction, taps: Sequence[int]) -> tuple[T
     return pad(x, rest, instruction.fill), common
 
 
-def _padded(args: list[Tensor], instruction: Instruction, index: int) -> Tensor:
+def _padded(args: list[Tensor], instruction: Instruction, index: int, fill: float | None = None) -> Tensor:
+    """An operand with its padding of ``fill``; None: that of the instruction."""
     pads = pads_of(instruction.operands[index])
-    return args[index] if pads is None else pad(args[index], pads, fill_of(instruction, index))
+    fill = instruction.fill if fill is None else fill
+    return args[index] if pads is None else pad(args[index], pads, fill)
 
 
 def _ints(instruction: Instruction, name: str, rank: int) -> list[int]:
@@ -334,6 +336,7 @@ def pool_grad(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK
 ) -> list[Tensor]:
     """The gradient of ``pool``, to the first of the largest of each window."""
-    x, dy = (_padded(args, instruction, index) for index in (0, 1))
+    x = _padded(args, instruction, 0)
+    dy = _padded(args, instruction, 1, 0.0)  # a window that does not exist has no gradient
     dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out, chunk)
     return [take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
