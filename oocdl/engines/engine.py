@@ -60,7 +60,7 @@ class Engine(Protocol):
     held_bytes: int
     """Of the host's memory: what it has from beginning to end, and no run counts."""
     has_bfloat16: bool
-    """Whether products of 16 bits run here."""
+    """Whether matrix products and convolutions of bfloat16 run here."""
     operators: frozenset[str]
     """Those that there are kernels for; ``compile`` refuses a program with another, and names it."""
     thin_slab_elements: int

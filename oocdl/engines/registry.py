@@ -70,10 +70,10 @@ ENGINES: Mapping[str, Entry] = {
 """By name, in the order in which they are preferred."""
 
 
-def ranks_last(engine: str, precision: str) -> tuple[int, ...]:
-    """Ranks of values that an engine wants with their channels last; none of an engine on a device.
+def channels_last_ranks(engine: str, precision: str) -> tuple[int, ...]:
+    """The ranks of values that an engine wants with their channels last; none for an engine on a device.
 
-    >>> ranks_last("torch", "float32"), ranks_last("torch:cuda", "float32"), ranks_last("torch", "float64")
-    ((4, 5), (), ())
+    >>> channels_last_ranks("torch", "float32"), channels_last_ranks("torch:cuda", "float32")
+    ((4, 5), ())
     """
     return ENGINES[engine].channels_last.get(precision, ()) if engine in ENGINES else ()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
-from oocdl.engines.registry import ranks_last
+from oocdl.engines.registry import channels_last_ranks
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -200,7 +200,7 @@ class _Bench:
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self.engine, self.threads = engine, threads
-        self.last = ranks_last(engine.name, "float32")
+        self.last = channels_last_ranks(engine.name, "float32")
         self.random = np.random.default_rng(0)
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}

@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 from oocdl.config import Settings
 from oocdl.engines.engine import resolve
-from oocdl.engines.registry import ranks_last
+from oocdl.engines.registry import channels_last_ranks
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
@@ -250,7 +250,7 @@ def _factorize(network: Network, request: Request) -> Network:
 def _channels_last(network: Network, request: Request) -> Network:
     """Channels last, of the ranks for which the engine wants that."""
     assert network.factored is not None
-    ranks = ranks_last(resolve(request.settings.engine), request.settings.precision)
+    ranks = channels_last_ranks(resolve(request.settings.engine), request.settings.precision)
     return replace(network, factored=channels_last(network.factored, request.rules, frozenset(ranks)))
 
 

@@ -63,7 +63,7 @@ def _run(program: Program, endings: list[list[int]], arrays: Sequence[Array], ou
         out[...] = _seen(slots[operand.slot], operand)
 
 
-def _work_bytes(program: Program) -> int:
+def _scratch_bytes(program: Program) -> int:
     """Values alive at the worst instruction, its operands padded and again in float64, its results in
     float64, and its kernel's scratch."""
     size: dict[int, int] = {}
@@ -94,7 +94,7 @@ class NumpyEngine:
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
-        return ProgramScratch(_work_bytes(program))
+        return ProgramScratch(_scratch_bytes(program))
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""

@@ -1,10 +1,10 @@
 """The torch engine on a device with memory of its own: ``engine="torch:cuda"``.
 
 A run copies its inputs to the device, calls one kernel after another there, and copies the results
-back, all on the stream of a lane. There are two lanes, so that one program can compute while the
+back, all on one stream. There are two streams, so that one program can compute while the
 arrays of another travel. With "torch:cpu" the same code runs on the processor, without streams.
 
-Runs give equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
+Runs to_host equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
 Pooling is made of maxima and sums of slices; resampling of products and gathers; the gradient of a
 table goes through ``index_add_``, which has an order where determinism is asked for.
 """
@@ -24,7 +24,7 @@ from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.torch.chain import crop
 from oocdl.engines.torch.engine import Step, use_threads
 from oocdl.engines.torch.kernels import KERNELS
-from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES, Lane
+from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
 from oocdl.errors import InputError, ResourceError
 from oocdl.graph.ir.array_layout import array_bytes
 from oocdl.graph.ir.graph import Array
@@ -34,18 +34,19 @@ from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch, program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
-LANES = 2
+STREAMS = 2
+"""Runs at once: while one computes, the arrays of the other travel."""
 LIBRARY_BYTES = 512 << 20
-"""Of the device: what cuDNN and cuBLAS take to work in, which nobody says before."""
+"""Of the device: what cuDNN and cuBLAS to_device to work in, which nobody says before."""
 
 Settings = tuple[int, bool, bool, bool, bool, bool, bool]
 EXACT: Settings = (2, False, True, False, False, False, False)
-"""In the order of ``_settings``: what exact and equal results need of PyTorch. 2: kernels whose bits may
-differ from run to run are errors."""
+"""What exact and equal results need, in the order of ``_settings``. The first, 2: PyTorch raises where a
+kernel's bits may differ from run to run."""
 
 
 def _settings() -> Settings:
-    """How PyTorch's own stand now."""
+    """Return PyTorch's global settings as they are now."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return (
         torch.get_deterministic_debug_mode(),
@@ -59,7 +60,7 @@ def _settings() -> Settings:
 
 
 def _set(settings: Settings) -> None:
-    """The inverse of ``_settings``."""
+    """Set PyTorch's global settings."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     torch.set_deterministic_debug_mode(settings[0])
     torch.utils.deterministic.fill_uninitialized_memory = settings[1]  # type: ignore[attr-defined]
@@ -68,9 +69,9 @@ def _set(settings: Settings) -> None:
 
 
 class _Exactly:
-    """PyTorch as ``EXACT`` has it while any run is in here.
+    """A context in which PyTorch's global settings are ``EXACT``, while any run is inside.
 
-    These settings are the process's: what a user's own kernels need is back when the last run ends.
+    The settings are those of the process: the user's own are restored when the last run ends.
     """
 
     def __init__(self) -> None:
@@ -98,11 +99,11 @@ _exactly = _Exactly()
 class TorchDeviceEngine:
     """Runs programs with PyTorch on a device.
 
-    Its host memory is that of its lanes, which it has from the beginning to the end; what runs take
-    is the device's.
+    Of the host it takes the pinned memory of its streams, from the beginning to the end; runs take memory of
+    the device.
     """
 
-    held_bytes = LANES * PIECES * PIECE_BYTES
+    held_bytes = STREAMS * PIECES_PER_STREAM * PIECE_BYTES
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
@@ -115,9 +116,9 @@ class TorchDeviceEngine:
         self.has_bfloat16 = _has_bfloat16(self._device)
         self._cache = Cache()
         self._needed: dict[str, int] = {}
-        self._lanes: SimpleQueue[Lane] = SimpleQueue()
-        for _ in range(LANES):
-            self._lanes.put(Lane(self._device))
+        self._streams: SimpleQueue[Stream] = SimpleQueue()
+        for _ in range(STREAMS):
+            self._streams.put(Stream(self._device))
         self._load_libraries()
 
     @property
@@ -132,14 +133,14 @@ class TorchDeviceEngine:
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Device.needed_bytes``."""
-        return LANES * self._run_bytes(program, rules) + LIBRARY_BYTES
+        return STREAMS * self._run_bytes(program, rules) + LIBRARY_BYTES
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``: nothing, unless the device's memory is the host's."""
         return ProgramScratch(self._run_bytes(program, rules) if self._is_host else 0)
 
     def _run_bytes(self, program: Program, rules: Rules) -> int:
-        """What one run takes of the device: inputs, everything that is made, and work space."""
+        """Bytes of the device that one run takes: inputs, results, and scratch."""
         if program.key not in self._needed:
             dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
             inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
@@ -150,8 +151,8 @@ class TorchDeviceEngine:
                 extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
-            work = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
-            self._needed[program.key] = inputs + work
+            scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
+            self._needed[program.key] = inputs + scratch
         return self._needed[program.key]
 
     def compile(self, program: Program) -> Compiled:
@@ -172,27 +173,27 @@ class TorchDeviceEngine:
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
             use_threads(self.threads_per_kernel)
-            with self._lane() as lane:
+            with self._stream() as stream:
                 given = zip(program.inputs, arrays, strict=True)
-                slots = {slot: lane.take(np.asarray(array)) for slot, array in given}
+                slots = {slot: stream.to_device(np.asarray(array)) for slot, array in given}
                 for step, ending in zip(steps, dying, strict=True):
                     step.run(slots, {})
                     for slot in ending:
                         del slots[slot]
                 for item, out in zip(program.outputs, outs, strict=True):
-                    lane.give(crop(slots[item.slot], item.crop).reshape(item.shape), out)
+                    stream.to_host(crop(slots[item.slot], item.crop).reshape(item.shape), out)
             return list(outs)
 
         return call
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        """A lane for one run; at its end all results are where they belong."""
-        lane = self._lanes.get()
+    def _stream(self) -> Iterator[Stream]:
+        """A stream for one run; when it ends all results are in their arrays."""
+        stream = self._streams.get()
         try:
-            with torch.inference_mode(), _exactly, torch.cuda.stream(lane.stream):
-                yield lane
-                lane.finish()
+            with torch.inference_mode(), _exactly, torch.cuda.stream(stream.cuda_stream):
+                yield stream
+                stream.finish()
         except torch.OutOfMemoryError as error:
             raise ResourceError(
                 f"the device of engine '{self.name}' has no memory left; free what others use of it, ask for "
@@ -200,23 +201,23 @@ class TorchDeviceEngine:
             ) from error
         finally:
             try:
-                lane.drop()
+                stream.drop()
             finally:
-                self._lanes.put(lane)  # also where the device is lost: no thread may wait for it forever
+                self._streams.put(stream)  # also where the device is lost: no thread may wait for it forever
 
     def _load_libraries(self) -> None:
-        """Use what takes the host's memory when it is first used: it is counted with the process."""
-        with self._lane() as lane:
-            x, w = (lane.take(np.zeros((4, 4, 4, 4, 4), np.float32)) for _ in range(2))
+        """Call libraries that take host memory when first called, so that it counts with the process."""
+        with self._stream() as stream:
+            x, w = (stream.to_device(np.zeros((4, 4, 4, 4, 4), np.float32)) for _ in range(2))
             y = torch.nn.functional.conv3d(x, w)
             torch.ops.aten.convolution_backward(
                 y, x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1, [True, True, False]
             )
-            lane.give(x.flatten(1) @ w.flatten(1).t(), np.empty((4, 4), np.float32))
+            stream.to_host(x.flatten(1) @ w.flatten(1).t(), np.empty((4, 4), np.float32))
 
 
 def _dying(program: Program) -> list[list[int]]:
-    """For each instruction the slots that nothing reads after it."""
+    """For each instruction, the slots that nothing reads after it."""
     last: dict[int, int] = {}
     for index, item in enumerate(program.instructions):
         for slot in (*(operand.slot for operand in item.operands), *item.outputs):
@@ -251,7 +252,7 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def make_engine(device: str, threads_per_kernel: int) -> TorchDeviceEngine:
-    """For ``get_engine``."""
+    """Make the engine of a device for ``get_engine``."""
     if device != "cpu":  # cuBLAS reads it when it is first used: without it sums of products may differ
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return TorchDeviceEngine(device, threads_per_kernel)

@@ -38,7 +38,7 @@ from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18
-"""Of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
+"""Elements of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
 a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % longer, 512 Ki 4 %)."""
 _BFLOAT16 = np.dtype("bfloat16")
 _thread = threading.local()
@@ -59,7 +59,7 @@ class _Writable:
 
 
 def to_torch(array: Array) -> Tensor:
-    """The same memory as a tensor; a copy where PyTorch cannot have it as it lies."""
+    """A tensor of the same memory, or of a copy where PyTorch cannot take the array as it lies."""
     array = aligned(array)
     if any(stride < 0 for stride in array.strides):
         array = np.array(array, order="C")
@@ -70,7 +70,7 @@ def to_torch(array: Array) -> Tensor:
 
 
 def shared(array: Array) -> Tensor:
-    """The same memory as a tensor, never a copy; the array is writable."""
+    """A tensor of the same memory, never a copy; the array must be writable."""
     if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -83,8 +83,8 @@ def use_threads(count: int) -> None:
         _thread.count = count
 
 
-def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
-    """How slot becomes operand: crop, reshape, order, pad."""
+def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -> Prepare:
+    """The function that makes an operand of its slot: it crops, reshapes, orders in memory, pads."""
     operand = instruction.operands[index]
     pads = None if KERNELS[instruction.op].takes_unpadded else pads_of(operand)
 
@@ -92,7 +92,7 @@ def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
         tensor = crop(tensor, operand.crop)
         if tensor.shape != operand.shape:
             tensor = tensor.reshape(operand.shape)
-        if last:
+        if is_channels_last:
             tensor = channels_last(tensor)
         return tensor if pads is None else pad(tensor, pads, instruction.fill)
 
@@ -102,16 +102,20 @@ def _preparation(instruction: Instruction, index: int, last: bool) -> Prepare:
 class Step:
     """One instruction, with all that can be decided before it runs."""
 
-    def __init__(self, instruction: Instruction, ordered: Collection[int], on_device: bool = False) -> None:
-        """``ordered``: slots that have their channels last."""
+    def __init__(
+        self, instruction: Instruction, channels_last_slots: Collection[int], on_device: bool = False
+    ) -> None:
+        """Binds the kernel of ``instruction``; ``channels_last_slots`` have their channels last."""
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
         self.kernel, self.landing = kernel.on_device if on_device else kernel.run, kernel.landing
         self.slots = [operand.slot for operand in instruction.operands]
-        last = _operands_last(instruction, ordered)
-        self.prepare = [_preparation(instruction, i, last[i]) for i in range(len(instruction.operands))]
+        wanted = _operands_channels_last(instruction, channels_last_slots)
+        self.prepare = [_preparation(instruction, i, wanted[i]) for i in range(len(instruction.operands))]
         self.dtypes = [getattr(torch, dtype) for dtype in instruction.dtypes]
-        self.arrange = [_arrangement(instruction, i, ordered) for i in range(len(instruction.outputs))]
+        self.arrange = [
+            _arrangement(instruction, i, channels_last_slots) for i in range(len(instruction.outputs))
+        ]
 
     def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
@@ -134,26 +138,29 @@ class Step:
             slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
 
 
-def _operands_last(instruction: Instruction, ordered: Collection[int]) -> list[bool]:
+def _operands_channels_last(instruction: Instruction, channels_last_slots: Collection[int]) -> list[bool]:
     """Which operands the kernel is given with their channels last."""
-    last = [o.slot in ordered and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
+    found = [o.slot in channels_last_slots and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
     convolution = KERNELS[instruction.op].convolution
-    if convolution and (any(last) or any(slot in ordered for slot in instruction.outputs)):
-        for index in convolution.data:  # a kernel of both kinds would sort the other
-            last[index] = True
-    return last
+    if convolution and (any(found) or any(slot in channels_last_slots for slot in instruction.outputs)):
+        for index in convolution.data:  # a kernel that gets data of both orders would sort the other
+            found[index] = True
+    return found
 
 
-def _arrangement(instruction: Instruction, index: int, ordered: Collection[int]) -> Prepare:
-    """How a kernel's result is made to lie as its slot does."""
-    if instruction.outputs[index] in ordered and len(instruction.kernel_shapes[index]) in SPATIAL_RANKS:
+def _arrangement(instruction: Instruction, index: int, channels_last_slots: Collection[int]) -> Prepare:
+    """The function that orders a kernel's result in memory as its slot wants it."""
+    if (
+        instruction.outputs[index] in channels_last_slots
+        and len(instruction.kernel_shapes[index]) in SPATIAL_RANKS
+    ):
         return channels_last
     return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
 
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """A group of instructions, and what can go after it."""
+    """A group of instructions, and which results can be copied out and freed after it."""
 
     step: Step | ChainStep
     done: tuple[int, ...]
@@ -176,48 +183,49 @@ def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
 
 def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
-    turned = frozenset(slot for slot, _ in program.orders)
+    channels_last_slots = frozenset(slot for slot, _ in program.orders)
     arranged = arrange(program, elements, BLOCKWISE)
     groups, dtype_of = recomputed(arranged, program, is_loop)
-    last = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
+    last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
-        last |= dict.fromkeys(reads_of(group), index)
+        last_use |= dict.fromkeys(reads_of(group), index)
     final = {item.slot for item in program.outputs}
     own = _overwritable(program, groups)
     stages = []
     for index, group in enumerate(groups):
-        ending = frozenset(slot for slot, at in last.items() if at == index)
+        ending = frozenset(slot for slot, at in last_use.items() if at == index)
         if isinstance(group, Chain):
-            needed = frozenset(slot for slot in makes_of(group) if last[slot] > index or slot in final)
+            needed = frozenset(slot for slot in makes_of(group) if last_use[slot] > index or slot in final)
             spare = _spare(program, ending & own, group.channels_last)
             step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
-            step = Step(group, turned)
+            step = Step(group, channels_last_slots)
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
         stages.append(_Stage(step, done, tuple(sorted(ending))))
     return stages
 
 
-def _spare(program: Program, slots: frozenset[int], last: bool) -> Callable[[int], Sequence[int]]:
-    """For ``ChainStep``, of ``slots`` that end with it.
+def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Callable[[int], Sequence[int]]:
+    """``ChainStep``'s ``spare_of``, from ``slots`` that nothing reads after the chain.
 
-    Inputs first: what the program has made then goes. But a result that has its place already wants
-    none of them, only that what it is made of lies there, too.
+    Inputs come first: what the program has made is freed then. But a result that is made in the memory of
+    an output wants no input, only that the value it is written over lies there, too.
     """
     whole = {item.slot for item in program.outputs if item.crop is None}
-    turned = {slot for slot, _ in program.orders}
-    inputs = sorted(slot for slot in slots & set(program.inputs) if (slot in turned) == last)
+    channels_last_slots = {slot for slot, _ in program.orders}
+    alike = {slot for slot in program.inputs if (slot in channels_last_slots) == is_channels_last}
+    inputs = sorted(slots & alike)
     made = sorted(slots - set(program.inputs))
     return lambda slot: made if slot in whole else [*inputs, *made]
 
 
 def _seen(stage: _Stage) -> ChainStep | Instruction:
-    """A stage as others than this engine see it."""
+    """The chain or instruction of a stage, as ``scratch`` and ``in_place`` take it."""
     return stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction
 
 
 def _put(tensor: Tensor, operand: Operand, out: Array) -> None:
-    """Put an output where it belongs."""
+    """Copy an output of a program to its array."""
     shared(out).copy_(crop(tensor, operand.crop).reshape(operand.shape))
 
 
@@ -247,8 +255,8 @@ class TorchEngine:
             stages = _stages(program, self.block_elements)
             steps = [_seen(stage) for stage in stages]
             ends = zip(steps, (stage.dying for stage in stages), strict=True)
-            work = scratch_bytes(program, ends, placed(program, steps), rules)
-            self._scratch[program.key] = ProgramScratch(work, overwritten(program, steps))
+            nbytes = scratch_bytes(program, ends, placed(program, steps), rules)
+            self._scratch[program.key] = ProgramScratch(nbytes, overwritten(program, steps))
         return self._scratch[program.key]
 
     def compile(self, program: Program) -> Compiled:
@@ -299,5 +307,5 @@ class TorchEngine:
 
 
 def make_engine(threads_per_kernel: int) -> TorchEngine:
-    """For ``get_engine``."""
+    """Make the engine for ``get_engine``."""
     return TorchEngine(threads_per_kernel)

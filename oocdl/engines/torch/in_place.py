@@ -13,13 +13,13 @@ from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 
 
-def lands(item: Instruction, ordered: Collection[int]) -> bool:
+def lands(item: Instruction, channels_last_slots: Collection[int]) -> bool:
     """Whether the kernel of an instruction that runs by itself makes its result where it is told to.
 
-    ``ordered``: slots that have their channels last.
+    ``channels_last_slots`` have their channels last.
     """
     landing = KERNELS[item.op].landing
-    if landing is None or not {item.operands[0].slot, item.outputs[0]} <= set(ordered):
+    if landing is None or not {item.operands[0].slot, item.outputs[0]} <= set(channels_last_slots):
         return False
     return landing.suits(item)
 
@@ -30,8 +30,8 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
     An output that is not cropped lies where it belongs. So does a value before it that a chain
     writes it over.
     """
-    ordered = frozenset(slot for slot, _ in program.orders)
-    able = {slot for step in steps for slot in _able(step, ordered)}
+    channels_last_slots = frozenset(slot for slot, _ in program.orders)
+    able = {slot for step in steps for slot in _able(step, channels_last_slots)}
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
         if item.slot in able and item.crop is None:
@@ -48,11 +48,11 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
     return found
 
 
-def _able(step: ChainStep | Instruction, ordered: Collection[int]) -> Collection[int]:
+def _able(step: ChainStep | Instruction, channels_last_slots: Collection[int]) -> Collection[int]:
     """Slots that a chain or an instruction makes whole, where it is told to."""
     if isinstance(step, ChainStep):
         return step.full
-    return step.outputs[:1] if lands(step, ordered) else ()
+    return step.outputs[:1] if lands(step, channels_last_slots) else ()
 
 
 def overwritten(program: Program, steps: Sequence[ChainStep | Instruction]) -> frozenset[int]:

@@ -1,7 +1,7 @@
-"""What PyTorch's kernels take of the heap beside operands and results, operator by operator.
+"""How much of the heap each of PyTorch's kernels takes beside its operands and results.
 
-Each function here is the ``scratch`` of some records (``torch_record``). Plans reserve what it says: it is
-an upper bound, and a test measures it.
+Functions here are the ``scratch`` and ``device_scratch`` of records (``record.Kernel``), in bytes. A plan
+reserves what they return: they are upper bounds, and a test measures them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
-from oocdl.engines.torch.pooling import CHUNK, DEVICE_CHUNK
+from oocdl.engines.torch.pooling import CHUNK_ELEMENTS, DEVICE_CHUNK_ELEMENTS
 from oocdl.graph.ir.graph import Node, Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, spatial_pads
@@ -23,24 +23,28 @@ from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.slabs import is_thin
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
-POOLED, UNPOOLED = 2, 6
-"""Times what is pooled at a time that the stages of a pooling take, and those of its gradient."""
+POOLING_STAGES, POOLING_GRADIENT_STAGES = 2, 6
+"""Intermediate results that a pooling holds at once, each as large as what is pooled at a time; the same of
+its gradient."""
 
 
 class Slots:
-    """What is known of the slots of a program at one of its instructions."""
+    """The dtypes, shapes and memory orders of a program's slots, as far as it has run."""
 
     def __init__(self, program: Program) -> None:
         self.inputs = frozenset(program.inputs)
         self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
         self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
         self.order_of = dict(program.orders)
-        self.ordered = frozenset(self.order_of)
+        self.channels_last = frozenset(self.order_of)
 
     def has_channels_last(self, item: Instruction) -> bool:
-        """Whether an instruction reads or makes something of space that has its channels last."""
+        """Whether an operand with axes of space, or the result, has its channels last."""
         seen = [operand for operand in item.operands if len(operand.shape) in SPATIAL_RANKS]
-        return any(operand.slot in self.ordered for operand in seen) or item.outputs[0] in self.ordered
+        return (
+            any(operand.slot in self.channels_last for operand in seen)
+            or item.outputs[0] in self.channels_last
+        )
 
     def dtype(self, item: Instruction) -> str:
         """The dtype that an instruction computes in."""
@@ -58,7 +62,7 @@ def nbytes(shape: Iterable[int], dtype: str) -> int:
 
 
 def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """What the operator's rule says, and copies of operands that are padded or parts of their slots."""
+    """Adds to what the operator's rule says copies of operands that are padded or parts of their slots."""
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
     node = Node("", item.op, (), (), item.attrs)
     scratch = rules[item.op].scratch_elements(node, shapes, list(item.kernel_shapes))
@@ -71,46 +75,46 @@ def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
 
 
 def elementwise(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """``by_rule``; a result with its channels last is made as planes, and then sorted."""
-    planes = nbytes(item.kernel_shapes[0], item.dtypes[0]) if item.outputs[0] in slots.ordered else 0
+    """Adds to ``by_rule`` that a result with its channels last is made as planes, and then sorted."""
+    planes = nbytes(item.kernel_shapes[0], item.dtypes[0]) if item.outputs[0] in slots.channels_last else 0
     return by_rule(item, slots, rules) + planes
 
 
 def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules) -> int:
-    """``by_rule`` for planes; of data with its channels last oneDNN makes fewer copies."""
+    """Returns ``by_rule`` for planes, and less for channels last, of which oneDNN makes fewer copies."""
     if not slots.has_channels_last(item):
         return by_rule(item, slots, rules)
-    return _window_last(kind, item, slots.dtype(item), slots)
+    return _channels_last_bytes(kind, item, slots.dtype(item), slots)
 
 
 def pooling(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """Padded copies, and the stages of what is pooled at a time."""
-    return _pool(item, slots, POOLED)
+    """Counts padded copies, and the intermediate results of what is pooled at a time."""
+    return _pooling_bytes(item, slots, POOLING_STAGES)
 
 
 def pooling_gradient(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """``pooling``; where its result is padded, that is made whole and then cut."""
+    """Counts as ``pooling`` does; the gradient of a padded operand is made whole, and then cut."""
     padded = pads_of(item.operands[0]) is not None
     whole = _data_bytes(item, 0, slots.dtype(item)) if padded else 0
-    return whole + _pool(item, slots, UNPOOLED)
+    return whole + _pooling_bytes(item, slots, POOLING_GRADIENT_STAGES)
 
 
 def no_more(item: Instruction, dtype: str, on_host: bool) -> int:
-    """On a device: nothing beyond the rule."""
+    """Returns 0: on a device the operator takes what its rule says."""
     return 0
 
 
 def device_pooling(item: Instruction, dtype: str, on_host: bool) -> int:
-    """On a device: the stages of what is pooled at a time."""
+    """Counts the intermediate results of what is pooled at a time on a device."""
     x = padded_shape(item.operands[0])
-    return UNPOOLED * nbytes([min(max(DEVICE_CHUNK, prod(x[2:])), prod(x))], dtype)
+    return POOLING_GRADIENT_STAGES * nbytes([min(max(DEVICE_CHUNK_ELEMENTS, prod(x[2:])), prod(x))], dtype)
 
 
 def device_convolution(kind: Convolution, item: Instruction, dtype: str, on_host: bool) -> int:
-    """On a device: what all windows of a sample see, side by side, where no library convolves.
+    """Counts the im2col of a sample where no library convolves on a device.
 
-    On the host that is so in thin slabs; elsewhere if the convolution is dilated, which cuDNN has no equal
-    bits for.
+    On the host that is so in thin slabs; on a GPU if the convolution is dilated, since cuDNN's kernels for
+    that do not give equal bits.
     """
     dilated = set(item.attrs.get("dilations") or (1,)) != {1}
     if not (dilated or on_host):
@@ -136,7 +140,7 @@ def _has_gaps(item: Instruction, index: int, slots: Slots) -> bool:
     return False
 
 
-def _is_copied(kind: Convolution, item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
+def _copies_data(kind: Convolution, item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
     """Whether operand 0 of a convolution is copied: padded by hand, or cut so that it has gaps."""
     pads: Sequence[tuple[int, int]] = spatial_pads(item.operands[0])
     dilations = item.attrs.get("dilations") or (1,) * len(pads)
@@ -159,8 +163,8 @@ def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
     return nbytes(padded_shape(item.operands[index]), dtype)
 
 
-def _point_last(kind: Convolution, item: Instruction, dtype: str, strides: Sequence[int]) -> int:
-    """Copies that a convolution of one tap makes of what it sees and makes (``torch_points``)."""
+def _one_tap_bytes(kind: Convolution, item: Instruction, dtype: str, strides: Sequence[int]) -> int:
+    """Counts copies that a convolution of one tap makes of its operand and result (``conv.one_by_one``)."""
     x, shape = item.operands[0], item.kernel_shapes[0]
     if kind.transposed:
         whole = set(strides) == {1} and shape[2:] == x.shape[2:]
@@ -170,25 +174,26 @@ def _point_last(kind: Convolution, item: Instruction, dtype: str, strides: Seque
     return nbytes((*x.shape[:2], *kind.other_data(item)[2:]), dtype)
 
 
-def _window_last(kind: Convolution, item: Instruction, dtype: str, slots: Slots) -> int:
-    """Scratch of a convolution whose data has its channels last."""
+def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots: Slots) -> int:
+    """Counts the scratch of a convolution whose data has its channels last."""
     x = item.operands[0]
     result = nbytes(item.kernel_shapes[0], item.dtypes[0])
     weights = kind.weights(item)
     strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
-    ordered = slots.ordered
-    # In the order of the data, in oneDNN's blocks of 16, and turned round.
+    # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     scratch = 4 * nbytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
     point = is_point(weights, () if kind.transposed else spatial_pads(x))
     for index in kind.data:
         alone = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
-        if not alone and (item.operands[index].slot not in ordered or _has_gaps(item, index, slots)):
+        if not alone and (
+            item.operands[index].slot not in slots.channels_last or _has_gaps(item, index, slots)
+        ):
             scratch += nbytes(item.operands[index].shape, dtype)  # sorted first
     few = has_few_taps(weights, strides) and dtype != "bfloat16"
     if point:
-        scratch += _point_last(kind, item, dtype, strides)
+        scratch += _one_tap_bytes(kind, item, dtype, strides)
     else:
-        scratch += _data_bytes(item, 0, dtype) if few or _is_copied(kind, item, strides, weights) else 0
+        scratch += _data_bytes(item, 0, dtype) if few or _copies_data(kind, item, strides, weights) else 0
     if kind.makes_weights:
         if pads_of(item.operands[1]) is not None:
             scratch += _data_bytes(item, 1, dtype)
@@ -197,38 +202,39 @@ def _window_last(kind: Convolution, item: Instruction, dtype: str, slots: Slots)
                 batch, channels, *space = padded_shape(operand)
                 scratch += nbytes((batch, -(-channels // 16) * 16, *space), dtype)
         if dtype == "float32" and is_thin(x.shape) and prod(weights[2:]) > 1 and not few:
-            # One plane at most is copied (``torch_taps``); there are as many as the third axis has.
+            # One plane at most is copied (``conv.thin_slab``); there are as many as the third axis has.
             planes = [padded_shape(operand)[2] for operand in item.operands]
             scratch += sum(2 * _data_bytes(item, i, dtype) // max(n, 1) for i, n in enumerate(planes))
     elif set(strides) == {1}:
-        scratch += result // 8 + (0 if item.outputs[0] in ordered else result)
+        scratch += result // 8 + (0 if item.outputs[0] in slots.channels_last else result)
     else:
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
-    return scratch + (_plane(kind, item, dtype) if few else 0)
+    return scratch + (_im2col_bytes(kind, item, dtype) if few else 0)
 
 
-def _plane(kind: Convolution, item: Instruction, dtype: str) -> int:
-    """Columns of one plane (``torch_columns``), twice: a product may want them turned."""
+def _im2col_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
+    """Columns of one plane (``conv.im2col``), twice: a product may want them transposed."""
     seen = padded_shape(item.operands[0])
     weights = kind.weights(item)
     return 2 * nbytes((seen[1], *weights[2:], *seen[3:]), dtype)
 
 
-def _pool(item: Instruction, slots: Slots, stages: int) -> int:
-    """Padded copies of the operands, and ``stages`` times what is pooled at a time."""
-    x, dtype, last = padded_shape(item.operands[0]), slots.dtype(item), slots.has_channels_last(item)
+def _pooling_bytes(item: Instruction, slots: Slots, stages: int) -> int:
+    """Counts padded copies of the operands, and ``stages`` times what is pooled at a time."""
+    x, dtype = padded_shape(item.operands[0]), slots.dtype(item)
+    channels_last = slots.has_channels_last(item)
     copies = sum(
         _data_bytes(item, index, dtype)
         for index, operand in enumerate(item.operands)
-        if operand.pads is not None or (operand.crop is not None and not last)
+        if operand.pads is not None or (operand.crop is not None and not channels_last)
     )
-    return copies + stages * nbytes([min(_portion(item, x, last), prod(x))], dtype)
+    return copies + stages * nbytes([min(_portion_elements(item, x, channels_last), prod(x))], dtype)
 
 
-def _portion(item: Instruction, x: Shape, last: bool) -> int:
-    """Elements that are pooled at a time (``torch_pool``): a chunk, or as much as has to be seen at once."""
-    if not last:
-        return max(CHUNK, prod(x[2:]))
+def _portion_elements(item: Instruction, x: Shape, channels_last: bool) -> int:
+    """Elements that are pooled at a time (``pooling``): a chunk, or as much as has to be seen at once."""
+    if not channels_last:
+        return max(CHUNK_ELEMENTS, prod(x[2:]))
     stride = int((item.attrs.get("strides") or (1,))[0])
     span = (int(item.attrs["kernel_shape"][0]) - 1) * int((item.attrs.get("dilations") or (1,))[0]) + 1
-    return prod(x[1:]) if span > stride else max(CHUNK, stride * x[1] * prod(x[3:]))
+    return prod(x[1:]) if span > stride else max(CHUNK_ELEMENTS, stride * x[1] * prod(x[3:]))

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.torch import kernel_scratch, pointwise
-from oocdl.engines.torch import landing as torch_landing
+from oocdl.engines.torch import landing as landings
 from oocdl.engines.torch.conv import dispatch as windows
 from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.linear import einsum, resample
-from oocdl.engines.torch.pooling import DEVICE_CHUNK
+from oocdl.engines.torch.pooling import DEVICE_CHUNK_ELEMENTS
 from oocdl.engines.torch.record import Kernel, Landing, Result, Run
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
@@ -151,7 +151,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Transpose": _plain(_transpose, Result.VIEW),
     "Reshape": _plain(_reshape, Result.EITHER),
     "Expand": _plain(_expand, Result.VIEW),
-    "Concat": _plain(_concat, Result.EITHER),
+    "Concat": replace(_plain(_concat, Result.EITHER), takes_unpadded=True),
     "Slice": _plain(_slice, Result.VIEW),
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
     "Gather": _plain(_gather, Result.EITHER),
@@ -162,13 +162,13 @@ KERNELS: Mapping[str, Kernel] = {
         CONV,
         windows.conv,
         partial(windows.conv, tuned=False),
-        Landing(windows.conv, partial(torch_landing.convolution, CONV)),
+        Landing(windows.conv, partial(landings.convolution, CONV)),
     ),
     "ConvTranspose": _convolution(
         CONV_TRANSPOSE,
         windows.conv_transpose,
         partial(windows.conv_transpose, tuned=False),
-        Landing(windows.conv_transpose, partial(torch_landing.convolution, CONV_TRANSPOSE)),
+        Landing(windows.conv_transpose, partial(landings.convolution, CONV_TRANSPOSE)),
     ),
     "ConvWeightGrad": _convolution(
         CONV_WEIGHT_GRAD,
@@ -178,14 +178,14 @@ KERNELS: Mapping[str, Kernel] = {
     ),
     "MaxPool": _pooling(
         windows.pool,
-        partial(windows.pool, chunk=DEVICE_CHUNK),
+        partial(windows.pool, chunk=DEVICE_CHUNK_ELEMENTS),
         kernel_scratch.pooling,
         None,
     ),
     "MaxPoolGrad": _pooling(
         windows.pool_grad,
-        partial(windows.pool_grad, chunk=DEVICE_CHUNK),
+        partial(windows.pool_grad, chunk=DEVICE_CHUNK_ELEMENTS),
         kernel_scratch.pooling_gradient,
-        Landing(windows.pool_grad, torch_landing.pooling),
+        Landing(windows.pool_grad, landings.pooling),
     ),
 }

@@ -7,13 +7,13 @@ from math import prod
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.conv.im2col import has_few_taps
-from oocdl.engines.torch.conv.one_by_one import FULL, has_onednn, is_point
+from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS, has_onednn, is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
 from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
-ONEDNN = frozenset({"float32", "bfloat16"})
+ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
 """Precisions of its convolutions."""
 
 
@@ -29,7 +29,7 @@ def convolution(kind: Convolution, item: Instruction) -> bool:
     made, (data, weights) = item.kernel_shapes[0], item.operands
     outside = data.pads is not None and any(map(any, data.pads[:2]))
     if (
-        item.dtypes[0] not in ONEDNN
+        item.dtypes[0] not in ONEDNN_DTYPES
         or not has_onednn()
         or len(made) not in SPATIAL_RANKS
         or pads_of(weights) is not None
@@ -54,10 +54,10 @@ def _slides(kind: Convolution, item: Instruction, weights: Sequence[int]) -> boo
             return False
         pads = flipped_pads(item, dilations)
         if prod(weights[2:]) == 1:
-            return not any(map(any, pads)) and min(weights[:2]) >= FULL
+            return not any(map(any, pads)) and min(weights[:2]) >= REGISTER_CHANNELS
     elif is_point(weights, pads):
-        return min(weights[:2]) >= FULL
-    elif has_few_taps(weights, strides) and weights[0] >= FULL and item.dtypes[0] != "bfloat16":
+        return min(weights[:2]) >= REGISTER_CHANNELS
+    elif has_few_taps(weights, strides) and weights[0] >= REGISTER_CHANNELS and item.dtypes[0] != "bfloat16":
         return False
     seen = [extent + min(b, 0) + min(a, 0) for extent, (b, a) in zip(data.shape[2:], pads, strict=True)]
     outside = [(max(b, 0), max(a, 0)) for b, a in pads]

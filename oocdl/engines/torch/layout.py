@@ -38,7 +38,7 @@ def dense(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def unset(shape: Sequence[int], like: Tensor) -> Tensor:
+def empty_as(shape: Sequence[int], like: Tensor) -> Tensor:
     """Memory in the order that ``like`` has."""
     if not has_channels_last(like):
         return like.new_empty(tuple(shape))

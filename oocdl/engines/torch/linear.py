@@ -13,21 +13,21 @@ from oocdl.graph.ir.operands import Letters, classify
 from oocdl.graph.ir.program import Instruction
 
 _ONEDNN: bool = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_ONEDNN_WORK = 1 << 16
-"""Multiply-adds; with fewer the call costs more than it saves."""
+_LEAST_ONEDNN_MULTIPLY_ADDS = 1 << 16
+"""With fewer multiply-adds a call of oneDNN costs more than it saves."""
 
-_TAPS = 12
-"""A gather and its product cost about as much as so many columns of a matrix product."""
+_GATHER_COLUMNS = 12
+"""Columns of a matrix product that cost about as much as one gather and its product."""
 
 
 def _sum_lone(x: Tensor, term: str, kept: str) -> Tensor:
-    """``x`` with the letters that nothing else has summed away."""
+    """Sum ``x`` over the letters that neither the other operand nor the result has."""
     lone = [axis for axis, letter in enumerate(term) if letter not in kept]
     return x.sum(lone) if lone else x
 
 
 def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
-    """``x`` with one axis a group of letters."""
+    """Transpose and reshape ``x`` so that each group of letters is one axis."""
     extents = dict(zip(term, x.shape, strict=True))
     x = x.permute([term.index(letter) for letter in "".join(groups)])
     return x.reshape([math.prod(extents[letter] for letter in group) for group in groups])
@@ -35,8 +35,13 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices; in float32 by oneDNN: MKL takes twice as long on AMD processors."""
-    work = a.shape[0] * a.shape[1] * b.shape[1]
-    if a.dtype != torch.float32 or a.device.type != "cpu" or work < _ONEDNN_WORK or not _ONEDNN:
+    multiply_adds = a.shape[0] * a.shape[1] * b.shape[1]
+    if (
+        a.dtype != torch.float32
+        or a.device.type != "cpu"
+        or multiply_adds < _LEAST_ONEDNN_MULTIPLY_ADDS
+        or not _ONEDNN
+    ):
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return product
@@ -57,25 +62,25 @@ def contract(a: Tensor, b: Tensor, letters: Letters) -> Tensor:
 
 
 def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """Two operands of distinct letters."""
+    """Einsum of two operands, in whose terms no letter stands twice."""
     letters = classify(instruction.attrs["equation"])
     product = contract(args[0], args[1], letters)
     shape = instruction.kernel_shapes[0]
     extents = dict(zip(letters.out, shape, strict=True))
-    ordered = letters.batch + letters.rows + letters.columns
-    product = product.reshape([extents[letter] for letter in ordered])
-    turned = product.permute([ordered.index(letter) for letter in letters.out])
-    return [turned.to(getattr(torch, instruction.dtypes[0]))]  # products of 16 bits are summed in 32
+    in_order = letters.batch + letters.rows + letters.columns
+    product = product.reshape([extents[letter] for letter in in_order])
+    result = product.permute([in_order.index(letter) for letter in letters.out])
+    return [result.to(getattr(torch, instruction.dtypes[0]))]  # products of bfloat16 are summed in float32
 
 
 def resample(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """A matrix along one axis; gathers where its rows have next to nothing in them."""
+    """Multiply a matrix along one axis; by gathers where its rows have few numbers that are not zero."""
     axis = int(instruction.attrs["axis"]) % args[0].dim()
     matrix = np.asarray(instruction.attrs["matrix"])
     before, after = (math.prod(n) for n in (args[0].shape[:axis], args[0].shape[axis + 1 :]))
     x = args[0].reshape((before, -1) if after == 1 else (before, -1, after))
     width = int((matrix != 0).sum(1).max(initial=1))
-    if width == 1 or width * _TAPS < matrix.shape[1]:
+    if width == 1 or width * _GATHER_COLUMNS < matrix.shape[1]:
         result = _by_taps(x, matrix, width)
     else:
         weights = x.new_tensor(matrix)

@@ -19,14 +19,14 @@ Window = tuple[int, int, int]
 """Kernel, stride, dilation."""
 Index = tuple[slice, ...]
 
-CHUNK = 1 << 18
+CHUNK_ELEMENTS = 1 << 18
 """Elements of the operand that are pooled at a time."""
-DEVICE_CHUNK = 1 << 22
+DEVICE_CHUNK_ELEMENTS = 1 << 22
 """The same on a device, where each call costs more than what a cache saves."""
 
 
 def _seen(x: Tensor, axis: int, window: Window, count: int) -> list[Tensor]:
-    """What each element of the window sees along ``axis``, as views."""
+    """For each element of the window a view of ``x``: what it sees along ``axis`` from ``count`` places."""
     kernel, stride, dilation = window
     index: list[slice] = [slice(None)] * x.dim()
     views = []
@@ -69,16 +69,19 @@ def _unpool_axis(x: Tensor, dy: Tensor, axis: int, window: Window) -> Tensor:
 
 def _flat(x: Tensor) -> tuple[Tensor, bool]:
     """``x[n, c, *spatial]`` as planes, or, where channels lie last, as samples with channels at the end."""
-    last = has_channels_last(x) and x.shape[1] > 1
-    return (x.movedim(1, -1), True) if last else (x.flatten(0, 1), False)
+    channels_last = has_channels_last(x) and x.shape[1] > 1
+    return (x.movedim(1, -1), True) if channels_last else (x.flatten(0, 1), False)
 
 
-def _portions(x: Tensor, last: bool, window: Window, count: int, chunk: int) -> Iterator[tuple[Index, Index]]:
-    """What is taken at a time, so that it stays in the cache: parts of ``x``, and of what it is pooled to.
+def _portions(
+    x: Tensor, channels_last: bool, window: Window, count: int, chunk: int
+) -> Iterator[tuple[Index, Index]]:
+    """Indices of parts of ``x`` that stay in the cache, and of what each is pooled to.
 
-    Some planes; or of one sample the places that ``count`` windows along the outermost axis see.
+    A part is some planes, or the places of one sample that some of ``count`` windows see along the outermost
+    axis.
     """
-    if not last:
+    if not channels_last:
         step = max(chunk // max(x[0].numel() if x.shape[0] else 1, 1), 1)
         for start in range(0, x.shape[0], step):
             yield (slice(start, start + step),), (slice(start, start + step),)
@@ -94,35 +97,35 @@ def _portions(x: Tensor, last: bool, window: Window, count: int, chunk: int) -> 
             yield (one, slice(start * stride, end)), (one, slice(start, stop))
 
 
-def max_pool(x: Tensor, windows: Sequence[Window], chunk: int = CHUNK) -> Tensor:
-    """Max pooling of ``x[n, c, *spatial]`` without padding."""
+def max_pool(x: Tensor, windows: Sequence[Window], chunk: int = CHUNK_ELEMENTS) -> Tensor:
+    """Max pooling of ``x[n, c, *spatial]`` without padding; ``chunk`` elements are taken at a time."""
     rank = len(windows)
     spatial = [(n - d * (k - 1) - 1) // s + 1 for n, (k, s, d) in zip(x.shape[2:], windows, strict=True)]
-    flat, last = _flat(x)
+    flat, channels_last = _flat(x)
     result = x.new_empty((flat.shape[0], *spatial, *flat.shape[rank + 1 :]))
-    for seen, made in _portions(flat, last, windows[0], spatial[0], chunk):
+    for seen, made in _portions(flat, channels_last, windows[0], spatial[0], chunk):
         part = flat[seen]
         # Outermost first: the slices of the rest are shorter, and those of it are whole rows.
         for axis in range(rank):
             part = _pool_axis(part, axis + 1, windows[axis])
         result[made] = part
-    return result.movedim(-1, 1) if last else result.reshape(*x.shape[:2], *spatial)
+    return result.movedim(-1, 1) if channels_last else result.reshape(*x.shape[:2], *spatial)
 
 
 def max_pool_grad(
-    x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor | None = None, chunk: int = CHUNK
+    x: Tensor, dy: Tensor, windows: Sequence[Window], out: Tensor | None = None, chunk: int = CHUNK_ELEMENTS
 ) -> Tensor:
-    """Its gradient; the first maximum, in row-major order of the window, gets it.
+    """The gradient of ``max_pool`` for ``x``: that of a window goes to its first maximum in row-major order.
 
-    So the innermost axis is pooled first and the outermost decides first. ``out``: memory for it, if ``x``
-    has its channels last as that has.
+    So the innermost axis is pooled first and the outermost decides first. The result goes to ``out`` where
+    that is given; ``x`` then has its channels last, as ``out`` has.
     """
     rank = len(windows)
-    flat, last = _flat(x)
-    grads = dy.movedim(1, -1) if last else dy.flatten(0, 1)
+    flat, channels_last = _flat(x)
+    grads = dy.movedim(1, -1) if channels_last else dy.flatten(0, 1)
     result = x.new_empty(flat.shape) if out is None else out.movedim(1, -1)
     bounds = torch.finfo(x.dtype)
-    for seen, given in _portions(flat, last, windows[0], dy.shape[2], chunk):
+    for seen, given in _portions(flat, channels_last, windows[0], dy.shape[2], chunk):
         # Finite, since the difference of two infinities would be no tie.
         stages = [flat[seen].clamp(bounds.min, bounds.max)]
         for axis in range(rank - 1, 0, -1):
@@ -131,4 +134,4 @@ def max_pool_grad(
         for axis in range(rank):
             part = _unpool_axis(stages.pop(), part, axis + 1, windows[axis])
         result[seen] = part
-    return result.movedim(-1, 1) if last else result.reshape(x.shape)
+    return result.movedim(-1, 1) if channels_last else result.reshape(x.shape)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from oocdl.engines.torch.conv.one_by_one import FULL
+from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS
 from oocdl.engines.torch.kernels import KERNELS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import concat_axis, concat_pieces, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
 
-CHANNELS = 1
+CHANNEL_AXIS = 1
 """Axis of data; of weights, that of what a convolution reads and a transposed one makes."""
 Span = tuple[int, int]
 Fresh = Callable[[int], int]
@@ -27,7 +27,7 @@ Fresh = Callable[[int], int]
 def _of_channels(weights: Operand, span: Span) -> Operand:
     """Those of some of the channels."""
     crop = [(0, extent) for extent in weights.shape]
-    crop[CHANNELS] = span
+    crop[CHANNEL_AXIS] = span
     shape = (weights.shape[0], span[1] - span[0], *weights.shape[2:])
     return replace(weights, crop=tuple(crop), shape=shape)
 
@@ -39,10 +39,10 @@ def _is_whole(weights: Operand, shapes: Mapping[int, Shape]) -> bool:
 
 def _is_side_by_side(item: Instruction) -> bool:
     """Whether an instruction puts values side by side that have enough channels to be convolved alone."""
-    if item.op != "Concat" or len(item.kernel_shapes[0]) not in (4, 5) or concat_axis(item) != CHANNELS:
+    if item.op != "Concat" or len(item.kernel_shapes[0]) not in (4, 5) or concat_axis(item) != CHANNEL_AXIS:
         return False
     plain = all(operand.pads is None for operand in item.operands)
-    enough = all(operand.shape[CHANNELS] >= FULL for operand in item.operands)
+    enough = all(operand.shape[CHANNEL_AXIS] >= REGISTER_CHANNELS for operand in item.operands)
     return plain and enough and len(concat_pieces(item)) == len(item.operands) > 1
 
 
@@ -53,17 +53,17 @@ def _reads_in_parts(reader: Instruction, slot: int, shapes: Mapping[int, Shape])
     if convolution is None or convolution.transposed or seen != [0]:
         return False
     data, other = reader.operands
-    if data.crop is not None or (data.pads and any(data.pads[CHANNELS])):
+    if data.crop is not None or (data.pads and any(data.pads[CHANNEL_AXIS])):
         return False
-    # Sums of 16 bits would be rounded once more.
+    # Sums of bfloat16 would be rounded once more.
     return convolution.makes_weights or (reader.dtypes[0] != "bfloat16" and _is_whole(other, shapes))
 
 
 def _spans(parts: Sequence[Operand]) -> Iterator[Span]:
     start = 0
     for part in parts:
-        yield start, start + part.shape[CHANNELS]
-        start += part.shape[CHANNELS]
+        yield start, start + part.shape[CHANNEL_AXIS]
+        start += part.shape[CHANNEL_AXIS]
 
 
 def _sum(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> Iterator[Instruction]:
@@ -96,7 +96,7 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
             kernel_shapes=(piece,),
             shapes=(piece,),
         )
-    yield replace(reader, op="Concat", operands=tuple(pieces), attrs={"axis": CHANNELS}, fill=0.0)
+    yield replace(reader, op="Concat", operands=tuple(pieces), attrs={"axis": CHANNEL_AXIS}, fill=0.0)
 
 
 def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[int, Shape]) -> bool:
@@ -118,9 +118,9 @@ def _span_of(item: Instruction, reader: Instruction) -> Span | None:
     crop = (*batch, *operand.crop)
     if len(crop) != len(made) or operand.shape != reader.kernel_shapes[0]:
         return None
-    others = (place for place in range(len(made)) if place != CHANNELS)
+    others = (place for place in range(len(made)) if place != CHANNEL_AXIS)
     whole = all(crop[place] == (0, made[place]) for place in others)
-    return crop[CHANNELS] if whole and operand.shape[CHANNELS] >= FULL else None
+    return crop[CHANNEL_AXIS] if whole and operand.shape[CHANNEL_AXIS] >= REGISTER_CHANNELS else None
 
 
 def _sliced(item: Instruction, reader: Instruction) -> Instruction:

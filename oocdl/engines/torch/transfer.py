@@ -1,7 +1,7 @@
-"""How arrays travel to a device and back: lanes of pinned pieces.
+"""How arrays travel to a device and back: on a stream, in pieces of pinned memory.
 
-Memory that is pinned can be copied while the processor does something else, and is the host's: a lane
-has two small pieces of it, however large the arrays. While one travels the other is filled or emptied.
+Pinned memory can be copied while the processor does something else, but is the host's: a stream has two
+small pieces of it, however large the arrays. While one piece travels the other is filled or emptied.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from oocdl.graph.ir.graph import Array
 
 PIECE_BYTES = 4 << 20
-"""A copy of so much takes ten times as long as it takes to ask for it."""
-PIECES = 2
+"""A copy of so many bytes takes ten times as long as the call that starts it."""
+PIECES_PER_STREAM = 2
 _BITS = {"bfloat16": "int16"}
-"""As what a type is copied that PyTorch and NumPy do not have in common."""
+"""dtype that PyTorch and NumPy do not have in common -> integers that it is copied as."""
 
 
 def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
@@ -44,32 +44,32 @@ def _bits(array: Array) -> Array:
 
 
 class _Piece:
-    """Memory of the host that one copy at a time goes through."""
+    """Pinned memory of the host that one copy at a time goes through."""
 
     def __init__(self, device: torch.device) -> None:
         pinned = device.type != "cpu"  # else copies are done when they are asked for
         self.memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
         self.copied: Any = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
         self.goes_to: Array | None = None
-        """Where on the host it belongs, once it is here."""
+        """Array that the piece is copied to once it has come from the device."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """The beginning of the memory as a tensor like ``tensor``, without gaps."""
         return self.memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Begin to copy from or to the device."""
+        """Begin to copy between the piece and the device."""
         target.copy_(source, non_blocking=True)
         if self.copied is not None:
             self.copied.record()
 
     def wait(self) -> None:
-        """Until the last copy is done."""
+        """Wait until the last copy is done."""
         if self.copied is not None:
             self.copied.synchronize()
 
     def finish(self) -> None:
-        """Wait, and put what has come where it belongs: the memory is free again."""
+        """Wait, and copy what has come from the device to its array: the piece is free again."""
         self.wait()
         if self.goes_to is not None:
             flat = self.memory[: self.goes_to.nbytes].numpy()
@@ -77,24 +77,24 @@ class _Piece:
             self.goes_to = None
 
 
-class Lane:
-    """What one run at a time has to itself: a stream, and pieces that are used in turn."""
+class Stream:
+    """A stream of the device for one run at a time, with pieces that are used in turn."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream: Any = None
+        self.cuda_stream: Any = None
         if device.type != "cpu":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pieces = [_Piece(device) for _ in range(PIECES)]
+            self.cuda_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pieces = [_Piece(device) for _ in range(PIECES_PER_STREAM)]
         self.turn = 0
 
     def _next(self) -> _Piece:
-        self.turn = (self.turn + 1) % PIECES
+        self.turn = (self.turn + 1) % PIECES_PER_STREAM
         self.pieces[self.turn].finish()
         return self.pieces[self.turn]
 
-    def take(self, array: Array) -> Tensor:
-        """An array on the device, its axes there as they are numbered."""
+    def to_device(self, array: Array) -> Tensor:
+        """Copy an array to the device, where it is contiguous."""
         dtype = getattr(torch, array.dtype.name)
         made = torch.empty(array.shape, dtype=dtype, device=self.device)
         source = _bits(array)
@@ -106,8 +106,8 @@ class Lane:
             piece.copy(target, between)
         return made
 
-    def give(self, tensor: Tensor, out: Array) -> None:
-        """Begin to copy ``tensor`` to where it belongs."""
+    def to_host(self, tensor: Tensor, out: Array) -> None:
+        """Begin to copy ``tensor`` to ``out`` on the host."""
         target = _bits(out)
         bits = tensor.view(getattr(torch, target.dtype.name))
         for part, place in zip(pieces(bits, PIECE_BYTES), pieces(target, PIECE_BYTES), strict=True):
@@ -116,12 +116,12 @@ class Lane:
             piece.goes_to = place
 
     def finish(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for all copies that were begun."""
         for piece in self.pieces:
             piece.finish()
 
     def drop(self) -> None:
-        """Forget what a run that was broken off has begun; its arrays may be someone else's soon."""
+        """Forget copies that an aborted run has begun: its arrays may soon belong to another run."""
         for piece in self.pieces:
             piece.goes_to = None
             piece.wait()

@@ -21,10 +21,10 @@ from oocdl.cli import app
 from oocdl.engines.engine import get_engine, model_of, resolve
 from oocdl.engines.torch import device as torch_device
 from oocdl.engines.torch import transfer
-from oocdl.engines.torch.device import LANES, TorchDeviceEngine
+from oocdl.engines.torch.device import STREAMS, TorchDeviceEngine
 from oocdl.engines.torch.engine import Step
 from oocdl.engines.torch.kernels import KERNELS
-from oocdl.engines.torch.transfer import PIECES, Lane, pieces
+from oocdl.engines.torch.transfer import PIECES_PER_STREAM, Stream, pieces
 from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -91,14 +91,14 @@ def forms(dtype: str) -> Iterator[Array]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool", "bfloat16"])
 def test_arrays_come_back_as_they_went(small: TorchDeviceEngine, dtype: str) -> None:
-    lane = Lane(torch.device("cpu"))
+    stream = Stream(torch.device("cpu"))
     for array in forms(dtype):
-        there = lane.take(array)
+        there = stream.to_device(array)
         assert str(there.dtype) == f"torch.{dtype}" and there.is_contiguous()
         for order in ((), tuple(reversed(range(array.ndim)))):
             back = ordered(np.zeros, array.shape, array.dtype, order)
-            lane.give(there, back)
-            lane.finish()
+            stream.to_host(there, back)
+            stream.finish()
             assert back.tobytes() == array.tobytes()
 
 
@@ -115,13 +115,13 @@ def test_memory_is_not_used_again_before_its_copy_is_done(
 
     monkeypatch.setattr(transfer._Piece, "wait", late)
     monkeypatch.setattr(transfer._Piece, "copy", lambda piece, *both: begun.update({id(piece): both}))
-    lane, array = Lane(torch.device("cpu")), noise(7, 50).astype("float32")
-    there, back = lane.take(array), np.zeros_like(array)
-    lane.finish()
+    stream, array = Stream(torch.device("cpu")), noise(7, 50).astype("float32")
+    there, back = stream.to_device(array), np.zeros_like(array)
+    stream.finish()
     np.testing.assert_array_equal(there.numpy(), array)
-    lane.give(there, back)
+    stream.to_host(there, back)
     assert begun and not np.array_equal(back, array)
-    lane.finish()
+    stream.finish()
     np.testing.assert_array_equal(back, array)
 
 
@@ -141,13 +141,13 @@ def test_two_programs_run_at_once_and_more_wait(small: TorchDeviceEngine) -> Non
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: run([x])[0].tobytes(), range(40)))
     assert set(found) == {want}
-    assert small._lanes.qsize() == LANES
+    assert small._streams.qsize() == STREAMS
 
 
-def test_a_run_that_breaks_off_leaves_its_lane_to_the_next(small: TorchDeviceEngine) -> None:
+def test_a_run_that_breaks_off_leaves_its_stream_to_the_next(small: TorchDeviceEngine) -> None:
     table, far, near = noise(9, 8).astype("float32"), np.array([9]), np.array([4])
     run = small.compile(single("Gather", [table, near], [((1, 8), "float32")], key="broken off"))
-    for _ in range(LANES + 1):
+    for _ in range(STREAMS + 1):
         with pytest.raises(IndexError):
             run([table, far])
     np.testing.assert_array_equal(run([table, near])[0], table[near])
@@ -156,30 +156,30 @@ def test_a_run_that_breaks_off_leaves_its_lane_to_the_next(small: TorchDeviceEng
 def test_a_run_that_breaks_off_writes_no_results_later(
     small: TorchDeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, give, given = np.ones(3, np.float32), Lane.give, []
+    x, give, given = np.ones(3, np.float32), Stream.to_host, []
 
-    def break_off(lane: Lane, tensor: torch.Tensor, out: Array) -> None:
-        give(lane, tensor, out)
+    def break_off(stream: Stream, tensor: torch.Tensor, out: Array) -> None:
+        give(stream, tensor, out)
         given.append(out)
         raise KeyError
 
     run = small.compile(program([x], [], [(0, (3,))], "given"))
     outs = [np.zeros(3, np.float32)]
     with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr(Lane, "give", break_off)
+        patch.setattr(Stream, "to_host", break_off)
         run([x], outs)
-    for _ in range(LANES * PIECES):
+    for _ in range(STREAMS * PIECES_PER_STREAM):
         run([x])
     assert len(given) == 1 and not outs[0].any()
 
 
 def test_what_a_broken_run_has_begun_goes_nowhere() -> None:
-    lane, out = Lane(torch.device("cpu")), np.zeros(5, np.float32)
-    lane.give(torch.ones(5), out)
-    lane.drop()
-    lane.finish()
+    stream, out = Stream(torch.device("cpu")), np.zeros(5, np.float32)
+    stream.to_host(torch.ones(5), out)
+    stream.drop()
+    stream.finish()
     assert not out.any()
-    assert len(lane.pieces) == PIECES
+    assert len(stream.pieces) == PIECES_PER_STREAM
 
 
 # --- exactness and determinism --------------------------------------------------------------
@@ -316,7 +316,7 @@ class Tiny:
         return self.nbytes
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
-        return LANES * self.on_host.scratch_of(program, rules).scratch_bytes
+        return STREAMS * self.on_host.scratch_of(program, rules).scratch_bytes
 
 
 @pytest.fixture
@@ -367,11 +367,11 @@ def test_memory_of_the_device_that_others_take_is_a_typed_error(monkeypatch: pyt
 
     engine, x = TorchDeviceEngine("cpu"), noise(3).astype("float32")
     run = engine.compile(single("Exp", [x], [((3,), "float32")], key="full"))
-    monkeypatch.setattr(Lane, "take", full)
+    monkeypatch.setattr(Stream, "to_device", full)
     with pytest.raises(ResourceError, match=r"'torch:cpu' has no memory left; .* use engine='torch'$"):
         run([x])
     monkeypatch.undo()
-    assert engine._lanes.qsize() == LANES and run([x])[0].tobytes() == run([x])[0].tobytes()
+    assert engine._streams.qsize() == STREAMS and run([x])[0].tobytes() == run([x])[0].tobytes()
 
 
 # --- what is counted ------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_memory_of_the_device_that_others_take_is_a_typed_error(monkeypatch: pyt
 
 def test_pinned_memory_is_counted_with_the_process(job: Job) -> None:
     held = get_engine("torch:cpu").held_bytes
-    assert held == LANES * PIECES * transfer.PIECE_BYTES
+    assert held == STREAMS * PIECES_PER_STREAM * transfer.PIECE_BYTES
     made = [
         oocdl.plan(job.model, job.data, engine=name, memory="2GiB", loss="cross_entropy").machine
         for name in ("torch", "torch:cpu")
@@ -394,7 +394,7 @@ def test_work_is_the_devices_where_it_has_memory(monkeypatch: pytest.MonkeyPatch
     assert engine.scratch_of(copies, RULES).scratch_bytes >= 2 * x.nbytes
     monkeypatch.setattr(engine, "_is_host", False)
     assert engine.scratch_of(copies, RULES).scratch_bytes == 0
-    assert engine.needed_bytes(copies, RULES) >= torch_device.LIBRARY_BYTES + LANES * 2 * x.nbytes
+    assert engine.needed_bytes(copies, RULES) >= torch_device.LIBRARY_BYTES + STREAMS * 2 * x.nbytes
 
 
 def test_rates_and_plans_name_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

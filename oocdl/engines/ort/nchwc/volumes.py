@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.ort.channels_last import copy
-from oocdl.engines.ort.nchwc import blocks as onnx_blocks
+from oocdl.engines.ort.nchwc import blocks
 from oocdl.engines.ort.nchwc.blocks import block, blocks_of
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads
@@ -49,12 +49,12 @@ def _filters(w: Array, planes: int, few: bool) -> Array:
 def _images(x: Array, channels_last: bool, planes: int) -> tuple[Array, bool]:
     """A sample as images, a plane each, and whether these have so few channels that they are not blocked."""
     if channels_last:
-        return onnx_blocks.sort_channels_last(x), False
+        return blocks.sort_channels_last(x), False
     x = np.ascontiguousarray(x.swapaxes(0, 1))
     if planes * x.shape[1] < block():
         return x, True
     made = np.empty((len(x), blocks_of(x.shape[1]) * block(), *x.shape[2:]), np.float32)
-    onnx_blocks.sort_planes(x, made)
+    blocks.sort_planes(x, made)
     return made, False
 
 
@@ -87,7 +87,7 @@ def convolve(
         else:
             part = np.ascontiguousarray(weights[count][:, :, start:stop])
             image = images[low + start : low + stop]
-            onnx_blocks.convolve(
+            blocks.convolve(
                 image.reshape(1, -1, *image.shape[2:]),
                 part.reshape(count * blocks_of(filters) * b, -1, *w.shape[3:]),
                 made.reshape(1, -1, *space),
@@ -101,10 +101,10 @@ def convolve(
 def _unsorted(made: Array, out: Array, first: int, channels_last: bool) -> None:
     """Planes of blocks to their place in the result."""
     if channels_last:
-        onnx_blocks.unsort(made, out[first : first + len(made)], True)
+        blocks.unsort(made, out[first : first + len(made)], True)
         return
     planes = np.empty((len(made), out.shape[0], *out.shape[2:]), np.float32)
-    onnx_blocks.unsort(made, planes, False)
+    blocks.unsort(made, planes, False)
     out[:, first : first + len(made)] = planes.swapaxes(0, 1)
 
 
@@ -130,11 +130,11 @@ class WeightGradient:
     def add(self, x: Array, dy: Array) -> None:
         """One sample: ``x[d, h, w, c]``, ``dy[d, h, w, o]``."""
         b = block()
-        blocks = -(-x.shape[1] // b)
+        row_blocks = -(-x.shape[1] // b)
         scratch = min(SCRATCH_BYTES, dy.nbytes)
         most = max(scratch // (4 * b * b * self.shape[3] * dy.shape[2]), 1)
-        count = -(-blocks // most)
-        rows = -(-blocks // count) * b
+        count = -(-row_blocks // most)
+        rows = -(-row_blocks // count) * b
         for first in range(0, x.shape[1], rows):
             self._rows(x, dy, first, min(rows, -(-(x.shape[1] - first) // b) * b))
 
@@ -151,7 +151,7 @@ class WeightGradient:
                 continue
             for part in range(blocks_of(o)):
                 self._sort_filters(dy[place], part, first, padded, filters)
-                onnx_blocks.convolve(
+                blocks.convolve(
                     images[low + start : low + stop],
                     filters.reshape(height * block(), rows, 1, -1),
                     self.total[part, start:stop],
@@ -169,7 +169,7 @@ class WeightGradient:
         made = np.empty((planes, rows, 1, columns * c), np.float32)
         for place in range(planes):
             inside[...] = x[place, first : first + there]
-            onnx_blocks.sort_planes(padded, made[place : place + 1])
+            blocks.sort_planes(padded, made[place : place + 1])
         return made
 
     def _sort_filters(self, dy: Array, part: int, first: int, padded: Array, filters: Array) -> None:
@@ -188,7 +188,7 @@ class WeightGradient:
         rows = len(padded) - height + 1
         for row in range(height):
             shifted = padded[height - 1 - row : height - 1 - row + rows]
-            onnx_blocks.interleave(shifted.reshape(rows // b, b, -1, b), filters[row])
+            blocks.interleave(shifted.reshape(rows // b, b, -1, b), filters[row])
 
     def result(self) -> Array:
         """``[o, c, d, h, w]``."""

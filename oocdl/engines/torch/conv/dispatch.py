@@ -19,8 +19,8 @@ from oocdl.engines.torch.conv import one_by_one as points
 from oocdl.engines.torch.conv import thin_slab
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.padding import end_rows, evened, flipped_pads, rows_alone, shared, surplus
-from oocdl.engines.torch.layout import channels_last, has_channels_last, unset
-from oocdl.engines.torch.pooling import CHUNK, Window, max_pool, max_pool_grad
+from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last
+from oocdl.engines.torch.pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
@@ -154,7 +154,7 @@ def _row_by_row(
     ones, padding = [1] * len(pads), [pair[0] for pair in pads[1:]]
     if out is None:
         sizes = zip(x.shape[2:], pads, w.shape[2:], dilations, strict=True)
-        out = unset((1, w.shape[0], *(n + sum(p) - d * (k - 1) for n, p, k, d in sizes)), x)
+        out = empty_as((1, w.shape[0], *(n + sum(p) - d * (k - 1) for n, p, k, d in sizes)), x)
     first, alone = end_rows(pads[0], more, x.shape[2], w.shape[2], out.shape[2])
     inner = channels_last(out.narrow(2, first, out.shape[2] - more))
     points.into(inner, x, w, ones, [min(pads[0]), *padding], dilations)
@@ -187,16 +187,20 @@ def conv(
     pads = spatial_pads(operand)
     if points.is_point(w.shape, pads):
         return [points.convolve(args[0], w, strides, out)]
-    if has_few_taps(w.shape, strides) and w.shape[0] >= points.FULL and w.dtype != torch.bfloat16:
+    if (
+        has_few_taps(w.shape, strides)
+        and w.shape[0] >= points.REGISTER_CHANNELS
+        and w.dtype != torch.bfloat16
+    ):
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
-    # A part of larger weights (``torch_parts``) would be sorted anew by each kernel that sees it.
+    # A part of larger weights (``split_concat``) would be sorted anew by each kernel that sees it.
     return [_slide(args[0], w if w.is_contiguous() else _like(w, args[0]), strides, pads, dilations, out)]
 
 
 def _conv_flipped(
     x: Tensor, w: Tensor, instruction: Instruction, dilations: Sequence[int], out: Tensor | None
 ) -> Tensor:
-    """A transposed convolution of stride one: a convolution with the weight turned round.
+    """A transposed convolution of stride one: a convolution with flipped weights.
 
     oneDNN has the faster kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8;
     16 to 16 channels, 3^3: 6.5, not 8.0), and it makes the wanted box alone.
@@ -211,8 +215,8 @@ def _conv_flipped(
         x = x.narrow(axis, first, last - first)
         pads.append((max(left, 0), max(right, 0)))
     ones = (1,) * len(pads)
-    turned = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
-    result = _slide(x, _like(turned, x), ones, pads, dilations, out)
+    flipped = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
+    result = _slide(x, _like(flipped, x), ones, pads, dilations, out)
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
@@ -260,14 +264,14 @@ def conv_weight_grad(args: list[Tensor], instruction: Instruction, tuned: bool =
     dy = _padded(args, instruction, 1)
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
-    dtype = getattr(torch, instruction.dtypes[0])  # products of 16 bits are summed in 32
+    dtype = getattr(torch, instruction.dtypes[0])  # products of bfloat16 are summed in float32
     pads = spatial_pads(instruction.operands[0])
     if tuned and points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
         return [points.weight_gradient(dy, x, strides, shape).to(dtype)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
-        w, none = unset(shape, x), [0] * len(strides)
+        w, none = empty_as(shape, x), [0] * len(strides)
         if tuned and _is_thin(x, shape[2:]):
             return thin_slab.weight_gradient(x, dy, shape, strides, padding, dilations)
         made: Tensor = aten.convolution_backward(
@@ -326,14 +330,14 @@ def _windows(instruction: Instruction, rank: int) -> list[Window]:
     return list(zip(kernel, strides, dilations, strict=True))
 
 
-def pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK) -> list[Tensor]:
+def pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK_ELEMENTS) -> list[Tensor]:
     """The largest of each window; ``chunk``: elements that are taken at a time."""
     x = _padded(args, instruction, 0)
     return [max_pool(x, _windows(instruction, x.dim() - 2), chunk)]
 
 
 def pool_grad(
-    args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK
+    args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK_ELEMENTS
 ) -> list[Tensor]:
     """The gradient of ``pool``, to the first of the largest of each window."""
     x = _padded(args, instruction, 0)

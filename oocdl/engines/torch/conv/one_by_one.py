@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.torch.layout import channels_last, dense, has_channels_last, unset
+from oocdl.engines.torch.layout import channels_last, dense, empty_as, has_channels_last
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import has_enough
 
 aten = torch.ops.aten
-FULL = 16
-"""Channels that fill a register of 512 bits."""
+REGISTER_CHANNELS = 16
+"""Channels of float32 that fill a register of 512 bits."""
 _CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
@@ -36,7 +36,7 @@ def _is_product(weight_shape: Sequence[int], x: Tensor) -> bool:
     oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8). Where they
     fill its registers it is twice as fast as MKL on AMD processors (256 to 1024: 6.6 ms, not 16.2).
     """
-    return min(weight_shape[:2]) < FULL and has_channels_last(x)
+    return min(weight_shape[:2]) < REGISTER_CHANNELS and has_channels_last(x)
 
 
 def _places(x: Tensor) -> Tensor:
@@ -94,7 +94,10 @@ def into(
 
 
 def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = None) -> Tensor:
-    """The convolution of ``x`` with ``w[d, c, 1, ..]``; ``out`` where both have ``FULL`` channels."""
+    """The convolution of ``x`` with ``w[d, c, 1, ..]``.
+
+    The result goes to ``out`` where that is given; ``c`` and ``d`` are then at least ``REGISTER_CHANNELS``.
+    """
     x = _every(x, strides)
     if out is not None:
         ones = [1] * (w.dim() - 2)
@@ -126,14 +129,14 @@ def transposed(
         first = max(-(-start // stride), 0)
         stop = min(x.shape[axis], -(-(start + shape[axis]) // stride))
         if stop <= first:
-            return unset((x.shape[0], w.shape[1], *shape[2:]), x).zero_()
+            return empty_as((x.shape[0], w.shape[1], *shape[2:]), x).zero_()
         x = x.narrow(axis, first, stop - first)
         begin = first * stride - start
         box.append(slice(begin, begin + (stop - first - 1) * stride + 1, stride))
     made = convolve(x, w.transpose(0, 1), (1,) * len(starts), out)
     if made.shape[2:] == tuple(shape[2:]):
         return made
-    result = unset((*made.shape[:2], *shape[2:]), made).zero_()
+    result = empty_as((*made.shape[:2], *shape[2:]), made).zero_()
     result[tuple(box)] = made
     return result
 
@@ -147,7 +150,7 @@ def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape)
     # One tap is the same however far others would be, and what is dilated goes to oneDNN, if it is large.
     large = x.shape[0] > 1 or math.prod(x.shape[:4]) > THIN_SLAB_ELEMENTS
     dilations = [2] * len(strides) if _asks_onednn(x) and large else ones
-    w = unset(shape, x)  # only its shape matters
+    w = empty_as(shape, x)  # only its shape matters
     made: Tensor = aten.convolution_backward(
         dy, x, w, None, ones, none, dilations, False, none, 1, [False, True, False]
     )[1]
