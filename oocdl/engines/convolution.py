@@ -13,7 +13,7 @@ from oocdl.graph.ir.program import Instruction, padded_shape
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """One operator with a kernel that slides: a convolution, a transposed one, or a gradient of weights."""
+    """A convolution, a transposed one, or the gradient of its weights."""
 
     data: tuple[int, ...]
     """The operands that are data ``[batch, channels, *space]``: kernels want all of them with their channels

@@ -22,10 +22,10 @@ from oocdl.graph.ir.program_cost import ProgramScratch
 
 
 class Compiled(Protocol):
-    """A program that can be run."""
+    """A compiled program, which can be run by several threads at once."""
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
-        """Arrays of ``Program.inputs`` in order -> arrays of ``Program.outputs`` in order.
+        """Run the program on arrays of ``Program.inputs``; returns arrays of ``Program.outputs``, in order.
 
         ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in
         memory as ``Program.output_orders`` has it; None: new ones. ``arrays`` may lie in any way,
@@ -35,53 +35,54 @@ class Compiled(Protocol):
 
 
 class Device(Protocol):
-    """What programs run on that has memory of its own."""
+    """A processor with memory of its own, such as a GPU."""
 
     @property
     def model(self) -> str:
-        """What its maker calls it."""
+        """The name that its maker gives the device."""
         ...
 
     def free_bytes(self) -> int:
-        """Its memory that this process could have."""
+        """Bytes of the device's memory that this process could have."""
         ...
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
-        """Upper bound of what it must have to run a program, as often at once as the engine does."""
+        """Upper bound of the bytes of the device that runs of a program take, as many at once as the engine
+        does."""
         ...
 
 
 class Engine(Protocol):
-    """Runs programs. One instance serves every thread of a process."""
+    """A runtime that runs programs. One instance serves every thread of a process."""
 
     name: str
     device: Device | None
-    """None: programs run in the memory of the host."""
+    """The device that programs run on; None: they run in the memory of the host."""
     held_bytes: int
-    """Of the host's memory: what it has from beginning to end, and no run counts."""
+    """Bytes of the host's memory that the engine holds from beginning to end, and no run counts."""
     has_bfloat16: bool
     """Whether matrix products and convolutions of bfloat16 run here."""
     operators: frozenset[str]
-    """Those that there are kernels for; ``compile`` refuses a program with another, and names it."""
+    """Operators with a kernel; ``compile`` raises UnsupportedError that names any other."""
     thin_slab_elements: int
     """Channels x depth x height of the thickest slab of a volume that has rates of its own for the gradient
     of a convolution's weights, because it is faster or slower than others; 0: there are none."""
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
-        """Upper bound of the memory that a run takes beside its inputs and the arrays its results go to,
+        """Upper bound of the bytes that a run takes beside its inputs and the arrays its results go to,
         and which inputs it writes over."""
         ...
 
     def compile(self, program: Program) -> Compiled:
-        """A function that may be called from several threads at once.
+        """Compile a program to a function that several threads may call at once.
 
-        Of ``arrays`` it only writes over those that ``scratch_of`` names; results share no memory with
-        them. Programs of equal ``key`` are compiled once.
+        The function writes over no input but those that ``scratch_of`` names, and its results share no
+        memory with inputs. Programs of equal ``key`` are compiled once.
         """
         ...
 
     def forget(self) -> None:
-        """Keep no compiled program: no run is left that would call them."""
+        """Drop all compiled programs: no run is left that would call them."""
         ...
 
 
@@ -90,7 +91,7 @@ _lock = threading.Lock()
 
 
 def installed(name: str) -> bool:
-    """Whether the runtime of engine ``name`` is there (without importing it)."""
+    """Whether the runtime of engine ``name`` is installed; it is not imported."""
     return importlib.util.find_spec(runtime_of(name)) is not None
 
 
@@ -104,7 +105,7 @@ def runtime_of(name: str) -> str:
 
 
 def model_of(name: str) -> str:
-    """What the maker of an engine's device calls it; "" where there is none but the processor."""
+    """The model of an engine's device, as its maker names it; "" for engines on the processor."""
     device = get_engine(name).device if ":" in name else None
     return device.model if device else ""
 
@@ -127,7 +128,7 @@ def resolve(name: str) -> str:
 
 
 def _device_entry(name: str) -> DeviceEntry | None:
-    """What there is for the device that ``name`` asks for; None if it asks for none, or for no device."""
+    """The entry for the device that ``name`` asks for; None if it asks for none, or for an unknown one."""
     runtime, _, device = name.partition(":")
     entry = ENGINES[runtime].devices if runtime in ENGINES else None
     return entry if entry is not None and entry.names.fullmatch(device) else None
@@ -177,6 +178,6 @@ class Cache:
             return self._known.setdefault(key, made)
 
     def clear(self) -> None:
-        """Keep none of them."""
+        """Drop all programs."""
         with self._lock:
             self._known.clear()

@@ -1,4 +1,4 @@
-"""The engines there are, an entry each: what has to be known of a runtime before it is imported.
+"""The engines: one entry for each says what has to be known of a runtime before it is imported.
 
 A further engine is one package and one entry here (``docs/adding-an-engine.md``).
 """
@@ -12,33 +12,33 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceEntry:
-    """What else a runtime has for devices: "runtime:device"."""
+    """What a runtime offers for engines on devices, named "runtime:device"."""
 
     module: str
-    """Where ``make_engine(device, threads_per_kernel)`` stands."""
+    """The module with ``make_engine(device, threads_per_kernel)``."""
     names: re.Pattern[str]
-    """The devices that can be asked for."""
+    """Names of devices that can be asked for."""
     examples: tuple[str, ...]
-    """Names of engines, for whoever asks for one that there is not."""
+    """Names of engines, for the error message about an unknown one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One engine. Its name is that of the runtime's package."""
+    """One engine, whose name is that of the runtime's package."""
 
     module: str
-    """Where ``make_engine(threads_per_kernel)`` stands."""
+    """The module with ``make_engine(threads_per_kernel)``."""
     install: str
-    """What the runtime is called, and how to install it."""
+    """The name of the runtime, and how to install it."""
     precisions: frozenset[str]
-    """What it computes in."""
+    """dtypes that the engine computes in."""
     channels_last: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Precision -> ranks of values: convolutions are faster where these have their channels last."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the runtime, read when it is first used, where the user has not set it."""
+    """Environment variables that the runtime reads when it is first used; the user's own stay."""
     devices: DeviceEntry | None = None
     unsupported: frozenset[str] = frozenset()
-    """Operators that it has no kernels for: a program with one of them is refused before it runs."""
+    """Operators without a kernel: a program with one of them is refused before it runs."""
 
 
 ENGINES: Mapping[str, Entry] = {

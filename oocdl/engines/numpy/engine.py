@@ -19,13 +19,13 @@ from oocdl.graph.ir.program_cost import HEAP_QUARTERS, ProgramScratch
 
 
 def _seen(array: Array, operand: Operand) -> Array:
-    """A slot as its reader sees it, without padding."""
+    """Crop and reshape the array of a slot as an operand or output says, without padding."""
     box = () if operand.crop is None else tuple(slice(start, stop) for start, stop in operand.crop)
     return array[box].reshape(operand.shape)
 
 
 def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
-    """An operand as its kernel sees it, an array of its own in float64 if its numbers are not integers."""
+    """A new array of an operand as its kernel takes it; floating-point operands are in float64."""
     operand = item.operands[index]
     array, pads = _seen(slots[operand.slot], operand), pads_of(operand)
     if pads is not None and not KERNELS[item.op].takes_unpadded:
@@ -34,7 +34,7 @@ def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
 
 
 def _endings(program: Program) -> list[list[int]]:
-    """For each instruction the slots made here that nothing reads after it."""
+    """For each instruction, the slots made by the program that nothing reads after it."""
     last: dict[int, int] = {}
     for number, item in enumerate(program.instructions):
         read = {operand.slot for operand in item.operands} - set(program.inputs)
@@ -64,8 +64,8 @@ def _run(program: Program, endings: list[list[int]], arrays: Sequence[Array], ou
 
 
 def _scratch_bytes(program: Program) -> int:
-    """Values alive at the worst instruction, its operands padded and again in float64, its results in
-    float64, and its kernel's scratch."""
+    """Bytes at the instruction that takes most: values alive, its operands padded and again in float64, its
+    results in float64, and its kernel's scratch."""
     size: dict[int, int] = {}
     live = peak = 0
     for item, ending in zip(program.instructions, _endings(program), strict=True):
@@ -121,5 +121,5 @@ class NumpyEngine:
 
 
 def make_engine(threads_per_kernel: int) -> NumpyEngine:
-    """For ``get_engine``; NumPy runs on as many threads as its own libraries take."""
+    """Make the engine for ``get_engine``; NumPy runs on as many threads as its own libraries take."""
     return NumpyEngine()

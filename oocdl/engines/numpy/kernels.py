@@ -59,7 +59,7 @@ def _gelu_grad(dy: Array, x: Array, item: Instruction) -> Array:
 
 
 def _dropout(x: Array, u: Array, item: Instruction) -> Array:
-    """What is compared has the dtype of the result."""
+    """Compares with the ratio rounded to the dtype of the result."""
     ratio = item.attrs["ratio"]
     least = float(np.dtype(item.dtypes[0]).type(ratio))
     return np.zeros_like(x) if ratio >= 1 else np.where(u >= least, x / (1 - ratio), 0)
@@ -108,7 +108,7 @@ _OF_INSTRUCTIONS: Mapping[str, Formula] = {
     "Dropout": _dropout,
     "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
 }
-"""The same, of the instruction, too."""
+"""Elementwise operators whose formula takes the instruction, too."""
 
 
 def _sum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -168,7 +168,7 @@ def _none(item: Instruction) -> int:
 
 
 def _operands(times: int) -> Scratch:
-    """So many copies of the operands and of the result."""
+    """Count ``times`` the operands and the result."""
 
     def elements(item: Instruction) -> int:
         return times * sum(map(prod, [*(padded_shape(o) for o in item.operands), *item.kernel_shapes]))

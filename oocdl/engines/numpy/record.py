@@ -1,4 +1,4 @@
-"""All that the NumPy engine knows of one operator."""
+"""The record of all that the NumPy engine knows of one operator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from oocdl.graph.ir.program import Instruction
 Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
 """A kernel: operands and an instruction to results."""
 Scratch = Callable[[Instruction], int]
-"""Numbers of float64 that a kernel makes at once beside operands and results, at most."""
+"""Upper bound of the elements of float64 that a kernel holds at once beside operands and results."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operator."""
+    """The kernel of one operator, and its scratch."""
 
     run: Run
     scratch: Scratch

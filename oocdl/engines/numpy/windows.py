@@ -119,7 +119,7 @@ def max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 
 def _product(item: Instruction) -> int:
-    """One tap's part of the result, and what it is of, which a product may want in another order."""
+    """Counts one tap's part of the result, and its operands twice: a product may transpose them."""
     return prod(item.kernel_shapes[0]) + 2 * sum(prod(padded_shape(o)) for o in item.operands)
 
 

@@ -1,6 +1,6 @@
-"""Chains on NumPy: all instructions on one block, then on the next.
+"""Chains on NumPy: all instructions run on one block, then on the next.
 
-What is read outside of the chain is written where it belongs; what is not takes a block.
+A value that is read outside of the chain is written whole; any other takes one block.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Blocks:
         return found
 
     def of_buffer(self, buffer: Array, shape: Shape) -> list[Array]:
-        """The same memory in every block, as large as a value of ``shape`` is there."""
+        """For each block a view of the same memory, as large as a value of ``shape`` is there."""
         views: dict[Shape, Array] = {}
         found = []
         for slices in self._slices:
@@ -114,7 +114,7 @@ class ChainStep(AnyChainStep[Array]):
         return array.astype(dtype)
 
     def _wide(self, seen: Array) -> Array:
-        """What there is one of for each channel is said for a whole row.
+        """Repeat a value of one element for each channel over a whole row.
 
         NumPy's innermost loop would run over the channels alone.
         """
@@ -125,7 +125,7 @@ class ChainStep(AnyChainStep[Array]):
         return np.repeat(seen, places, axis=-2)
 
     def _seen(self, array: Array, shape: Shape) -> Array:
-        """What lies in a slot, in a shape of the chain."""
+        """A slot's array in a shape of the chain."""
         if not self.chain.channels_last or len(shape) != self.rank:
             return array.reshape(shape)
         return np.moveaxis(array.reshape(from_channels_last(shape)), 1, -1)

@@ -1,6 +1,6 @@
-"""Moves and pools of values with their channels last, by NumPy: onnxruntime has them in planes only.
+"""NumPy kernels that move and pool values with their channels last: onnxruntime's take planes only.
 
-Arrays are ``[n, *space, c]`` here. What lies side by side is moved as one element as long as that.
+Arrays are ``[n, *space, c]`` here. Channels that lie side by side are copied as one long element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oocdl.graph.ir.program import Instruction
 
 Kernel = Callable[[Sequence[Array], Array, Instruction], None]
 SCRATCH_ELEMENTS = 1 << 16
-"""Of a plane of what is pooled, in work at once."""
+"""Elements of a plane that are pooled at once."""
 
 
 def copy(source: Array, target: Array) -> None:
@@ -28,7 +28,7 @@ def copy(source: Array, target: Array) -> None:
 
 
 def concat(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """The operands one after the other, whichever the axis."""
+    """A Concat along any axis."""
     axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[concat_axis(item)]
     start = 0
     for index in concat_pieces(item):
@@ -38,7 +38,7 @@ def concat(args: Sequence[Array], out: Array, item: Instruction) -> None:
 
 
 def cut(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """A Slice, whose operand begins and ends with what is wanted."""
+    """A Slice, whose operand begins and ends with a wanted element."""
     axis = int(item.attrs["axis"]) % out.ndim
     axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[axis]
     copy(args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)], out)
@@ -83,7 +83,7 @@ def _parts(small: Array, kernel: Sequence[int]) -> Iterator[tuple[int, slice, sl
 
 
 def max_pool(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """Windows side by side."""
+    """Max pooling with windows that lie side by side."""
     kernel = item.attrs["kernel_shape"]
     for sample, made in zip(args[0], out, strict=True):
         for place, mine, planes, rows in _parts(made, kernel):

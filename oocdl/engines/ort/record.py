@@ -1,4 +1,4 @@
-"""All that the onnxruntime engine knows of one operator, as one record: nothing of it has a default.
+"""The record of all that the onnxruntime engine knows of one operator. No field has a default.
 
 The records stand in ``lowerings.KERNELS``. An operator without one is refused before a run. What a kernel
 takes while it runs is what the operator's rule says (``OpRule.scratch_elements``), which is measured here.
@@ -21,28 +21,28 @@ RunChannelsLast = Callable[[Sequence[Array], Array, Instruction], None]
 
 @dataclass(frozen=True)
 class ChannelsLast:
-    """A kernel by NumPy on volumes with their channels last, which onnxruntime has none for."""
+    """A NumPy kernel on volumes with their channels last, for which onnxruntime has none."""
 
     run: RunChannelsLast
     slots: Callable[[Instruction], Sequence[int]]
-    """What must have its channels last."""
+    """Slots that must have their channels last."""
     suits: Callable[[Instruction], bool]
-    """Whether it can run an instruction that pads nothing, and whose result has three axes of space."""
+    """Whether the kernel can run an instruction that pads nothing, and whose result has rank 5."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One operator."""
+    """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
     lowering: Lowering
-    """It as standard ONNX operators, for a session."""
+    """Writes the operator as standard ONNX operators, for a session."""
     blocks: Blockwise[Array] | None
-    """It by NumPy, where that has vector loops for it; None: it is left to sessions."""
+    """The operator by NumPy, where that has vector loops; None: it is left to sessions."""
     channels_last: ChannelsLast | None
-    """None: values with their channels last are sorted for it."""
+    """None: operands with their channels last are transposed for the session."""
     takes_unpadded: bool
     """Whether the lowering gets operands without their padding, because it can do without a padded copy."""
     convolution: Convolution | None
     """Given for convolutions and their gradients, which may run on blocks of channels (``nchwc.volumes``)."""
     one_thread: bool
-    """Whether a session that has it runs on one thread: it adds in an order that depends on them."""
+    """Whether sessions with this operator run on one thread: its order of additions depends on threads."""

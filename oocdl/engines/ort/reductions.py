@@ -21,7 +21,7 @@ Bind = blockwise.Bind[Array]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SEQUENTIAL_ELEMENTS = 512
-"""Elements that are added up one by one; longer sums are made of several, whose errors differ."""
+"""Elements that are added up one by one; longer sums are made of several parts, whose errors differ."""
 
 
 def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:

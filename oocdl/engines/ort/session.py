@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime on memory of ours.
+"""Sessions of onnxruntime that read and write NumPy arrays in place.
 
 Sessions use one thread and no arena: worker threads run beside each other, and an
 arena would keep its peak for ever (research/kernels.md, sections C and D).
@@ -17,7 +17,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import aligned
 
 REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
-"""What onnxruntime raises for a model that it cannot run."""
+"""Errors that onnxruntime raises for a model that it cannot run."""
 
 
 def _options(threads: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a program of the onnxruntime engine is made of: sessions, and NumPy on what is small."""
+"""Steps of a program of the onnxruntime engine: sessions, and single NumPy kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Kinds:
 
     @classmethod
     def of(cls, program: Program) -> Kinds:
-        """Those of ``program``."""
+        """The shapes, dtypes and orders of ``program``."""
         shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
         dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
         for item in program.instructions:
@@ -41,12 +41,12 @@ class Kinds:
         return cls(shapes, dtypes, dict(program.orders))
 
     def empty(self, slot: int) -> Array:
-        """Memory for a slot."""
+        """A new array for a slot."""
         return ordered(np.empty, self.shapes[slot], self.dtypes[slot], self.orders.get(slot, ()))
 
 
 def suits_numpy(item: Instruction) -> bool:
-    """Whether NumPy has a kernel for it as it is."""
+    """Whether NumPy has a kernel for an instruction as it is."""
     kernel = BLOCKWISE.get(item.op)
     known = kernel is not None and (kernel.finish is None or len(item.attrs["axes"]) > 0)
     sizes = [prod(operand.shape) for operand in item.operands]
@@ -54,7 +54,7 @@ def suits_numpy(item: Instruction) -> bool:
 
 
 class NumpyStep:
-    """One instruction by a NumPy kernel, whole."""
+    """A step of one instruction by a NumPy kernel, on whole arrays."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         self._item, self._kinds = item, kinds
@@ -78,7 +78,7 @@ class NumpyStep:
 
 
 class SessionStep:
-    """Instructions that follow each other, as one session."""
+    """A step of instructions that follow each other, as one session."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ _LOWEST = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
 
 
 def _ints(instruction: Instruction, name: str, rank: int) -> list[int]:
-    """An attribute of one number an axis; ones where it is left out."""
+    """An attribute with one number for each axis; ones where it is left out."""
     return list(instruction.attrs.get(name) or (1,) * rank)
 
 

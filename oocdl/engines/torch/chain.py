@@ -1,6 +1,6 @@
-"""Chains on PyTorch: all instructions on one block, then on the next.
+"""Chains on PyTorch: all instructions run on one block, then on the next.
 
-What is read outside of the chain is written where it belongs; what is not takes a block.
+A value that is read outside of the chain is written whole; any other takes one block.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Blocks:
         return found
 
     def of_buffer(self, buffer: Tensor, shape: Shape) -> list[Tensor]:
-        """The same memory in every block, as large as a value of ``shape`` is there."""
+        """For each block a view of the same memory, as large as a value of ``shape`` is there."""
         views: dict[Shape, Tensor] = {}
         found = []
         for block in self.shapes:
@@ -161,7 +161,7 @@ class ChainStep(AnyChainStep[Tensor]):
         return torch.from_numpy(array).to(getattr(torch, dtype))
 
     def _wide(self, tensor: Tensor) -> Tensor:
-        """What there is one of for each channel is said for a whole row.
+        """Repeat a value of one element for each channel over a whole row.
 
         Loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
         """
@@ -172,7 +172,7 @@ class ChainStep(AnyChainStep[Tensor]):
         return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
 
     def _seen(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """What lies in a slot, in a shape of the chain."""
+        """A slot's tensor in a shape of the chain."""
         if not self.chain.channels_last or len(shape) != self.rank:
             return tensor.reshape(shape)
         return tensor.reshape(from_channels_last(shape)).movedim(1, -1)

@@ -4,7 +4,7 @@ A run copies its inputs to the device, calls one kernel after another there, and
 back, all on one stream. There are two streams, so that one program can compute while the
 arrays of another travel. With "torch:cpu" the same code runs on the processor, without streams.
 
-Runs to_host equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
+Runs give equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
 Pooling is made of maxima and sums of slices; resampling of products and gathers; the gradient of a
 table goes through ``index_add_``, which has an order where determinism is asked for.
 """
@@ -37,7 +37,7 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 STREAMS = 2
 """Runs at once: while one computes, the arrays of the other travel."""
 LIBRARY_BYTES = 512 << 20
-"""Of the device: what cuDNN and cuBLAS to_device to work in, which nobody says before."""
+"""Bytes of scratch of cuDNN and cuBLAS on the device, which they do not tell beforehand."""
 
 Settings = tuple[int, bool, bool, bool, bool, bool, bool]
 EXACT: Settings = (2, False, True, False, False, False, False)

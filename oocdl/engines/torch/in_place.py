@@ -1,6 +1,6 @@
-"""Which values of a program are made where they belong: in the memory of its outputs, or over an input.
+"""Which values of a program are made in the memory of its outputs, or over an input.
 
-What lies there takes nothing of the heap, faults in no page, and is not copied in the end.
+Such a value takes nothing of the heap, faults in no page, and is not copied in the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oocdl.graph.ir.program import Instruction, Program
 
 
 def lands(item: Instruction, channels_last_slots: Collection[int]) -> bool:
-    """Whether the kernel of an instruction that runs by itself makes its result where it is told to.
+    """Whether an instruction outside of chains can make its result in the memory of an output.
 
     ``channels_last_slots`` have their channels last.
     """
@@ -49,7 +49,7 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
 
 
 def _able(step: ChainStep | Instruction, channels_last_slots: Collection[int]) -> Collection[int]:
-    """Slots that a chain or an instruction makes whole, where it is told to."""
+    """Slots that a chain or an instruction can make in the memory of an output."""
     if isinstance(step, ChainStep):
         return step.full
     return step.outputs[:1] if lands(step, channels_last_slots) else ()

@@ -1,4 +1,4 @@
-"""Which instructions' results PyTorch's kernels make where they are told to, and no copy of them first."""
+"""Which instructions can make their result in given memory, without a copy, with PyTorch's kernels."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
-"""Precisions of its convolutions."""
+"""dtypes of oneDNN's convolutions."""
 
 
 def pooling(item: Instruction) -> bool:
-    """Whether the gradient of a pooling is wanted whole."""
+    """Whether all of a pooling's gradient is wanted, and channels lie last."""
     made = item.kernel_shapes[0]
     whole = made == padded_shape(item.operands[0]) and not any(crop_of(item))
     return whole and len(made) in SPATIAL_RANKS and made[1] > 1
 
 
 def convolution(kind: Convolution, item: Instruction) -> bool:
-    """Whether oneDNN makes all of the result of a convolution, or a transposed one, at once."""
+    """Whether one call of oneDNN makes all of the result of a convolution, or of a transposed one."""
     made, (data, weights) = item.kernel_shapes[0], item.operands
     outside = data.pads is not None and any(map(any, data.pads[:2]))
     if (
@@ -44,7 +44,7 @@ def convolution(kind: Convolution, item: Instruction) -> bool:
 
 
 def _slides(kind: Convolution, item: Instruction, weights: Sequence[int]) -> bool:
-    """Whether it is a convolution with ``weights[d, c, ..]`` that need not make more than is wanted."""
+    """Whether a convolution with ``weights[d, c, ..]`` makes no more than is wanted."""
     data, rank = item.operands[0], len(weights) - 2
     strides = tuple(item.attrs.get("strides") or (1,) * rank)
     dilations = tuple(item.attrs.get("dilations") or (1,) * rank)

@@ -1,7 +1,7 @@
-"""Tensors with their channels last, said so that PyTorch sees it.
+"""Tensors with their channels last, in strides by which PyTorch recognizes them.
 
-How an axis of one element lies does not matter to memory, but PyTorch goes by its stride, and
-takes a tensor of one sample for planes if that is not what it would be with more of them.
+The stride of an axis of one element does not matter to memory, but PyTorch goes by it, and takes a
+tensor of one sample for planes if the stride is not what it would be with more samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def has_channels_last(x: Tensor) -> bool:
-    """Whether the channels of a place lie side by side."""
+    """Whether the channels of each place lie side by side."""
     return x.dim() in _FORMATS and (x.shape[1] == 1 or x.stride(1) == 1)
 
 
@@ -39,7 +39,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def empty_as(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Memory in the order that ``like`` has."""
+    """A new tensor of ``shape`` in the memory order of ``like``, not set."""
     if not has_channels_last(like):
         return like.new_empty(tuple(shape))
     return like.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)

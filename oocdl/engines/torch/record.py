@@ -1,4 +1,4 @@
-"""All that the torch engine knows of one operator, as one record: nothing of it has a default.
+"""The record of all that the torch engine knows of one operator. No field has a default.
 
 The records stand in ``kernels.KERNELS``. An operator without one is refused before a run.
 """
@@ -19,54 +19,54 @@ from oocdl.graph.ir.program import Instruction
 Run = Callable[[list[Tensor], Instruction], list[Tensor]]
 """A kernel: operands and an instruction to results."""
 RunInto = Callable[[list[Tensor], Instruction, Tensor | None], list[Tensor]]
-"""A kernel that can be told where its result goes."""
+"""A kernel that makes its result in the tensor it is given, if that is not None."""
 
 
 class Result(Enum):
     """Where the results of an instruction that runs by itself lie."""
 
     VIEW = auto()
-    """They are a way to see operand 0, and take no memory of their own, where that is not padded."""
+    """Results are views of operand 0, and take no memory of their own, unless that is padded."""
     EITHER = auto()
-    """They count as new memory, but may be a view: nothing is written over them or what they see."""
+    """Results count as new memory, but may be views: nothing is written over them or their operands."""
     OWN = auto()
-    """They lie in memory of their own, and in no one else's."""
+    """Results lie in new memory."""
 
 
 @dataclass(frozen=True)
 class Blocks(Blockwise[Tensor]):
-    """An operator as a member of chains."""
+    """How an operator runs as a member of chains."""
 
     temporaries: int
-    """Blocks that it takes while it runs, beside operands and results."""
+    """Blocks that the kernel takes while it runs, beside operands and results."""
 
 
 @dataclass(frozen=True)
 class Landing:
-    """How a result is made where the program's output belongs."""
+    """How a result is made in the memory of the program's output."""
 
     run: RunInto
     suits: Callable[[Instruction], bool]
-    """Whether the kernel makes the result of this instruction there, and no copy of it first. Its operand 0
-    and its result have their channels last."""
+    """Whether the kernel makes the result of this instruction there without a copy. Operand 0 and the result
+    have their channels last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One operator."""
+    """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
     run: Run
     on_device: Run
-    """The same for tensors of any device, by PyTorch's general kernels."""
+    """The kernel for tensors of any device, by PyTorch's general functions."""
     takes_unpadded: bool
     """Whether operands come without their padding, because the kernel can do without a padded copy."""
     convolution: Convolution | None
-    """Given for convolutions and their gradients."""
+    """Given for convolutions and their gradients, None for other operators."""
     result: Result
     planes: bool
     """Whether results are made contiguous, where they are not to have their channels last."""
     scratch: Scratch
-    """Bytes that an instruction that runs by itself takes beside operands and results."""
+    """Bytes that an instruction outside of chains takes beside operands and results."""
     device_scratch: DeviceScratch
     """Bytes that an instruction takes on a device beside what its operator's rule says."""
     blocks: Blocks | None

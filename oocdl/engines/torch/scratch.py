@@ -1,8 +1,8 @@
-"""What a program takes of the heap with PyTorch, beside its inputs and the arrays its results go to.
+"""How much of the heap a program takes with PyTorch, beside its inputs and the arrays its results go to.
 
-The same walk over stages that runs it: what chains make takes blocks, what lies in the memory of
-another takes nothing, and of a convolution whose operands have their channels last oneDNN makes no
-copies. The plan reserves this much for each program, so it is an upper bound; a test measures it.
+Bytes are counted stage by stage, as the program runs: a chain takes blocks, a value in the memory of
+another takes nothing, and oneDNN makes fewer copies where operands have their channels last. The plan
+reserves this much for each program, so it is an upper bound; a test measures it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 
 
 class _Heap(Slots):
-    """What is alive, by the slot it was made for; slots that are views of another count with it."""
+    """Memory that is alive, by the slot it was made for; slots that are views of another count with it."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -36,19 +36,19 @@ class _Heap(Slots):
         self.live = self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
-        """New memory for a slot."""
+        """Count new memory for a slot."""
         self.owner[slot] = slot
         self.users[slot], self.size[slot] = 1, nbytes
         self.live += nbytes
 
     def share(self, slot: int, other: int) -> None:
-        """A slot in the memory of another, which may be that of an input."""
+        """Let a slot lie in the memory of another, which may be an input."""
         if other in self.owner:
             self.owner[slot] = self.owner[other]
             self.users[self.owner[other]] += 1
 
     def drop(self, slot: int) -> None:
-        """Nothing reads a slot any more."""
+        """Free the memory of a slot, if no other lies in it."""
         owner = self.owner.pop(slot, None)
         if owner is not None:
             self.users[owner] -= 1
@@ -56,12 +56,12 @@ class _Heap(Slots):
                 self.live -= self.size[owner]
 
     def need(self, nbytes: int) -> None:
-        """So much beside what is alive, for a moment."""
+        """Count scratch beside what is alive, for one stage."""
         self.peak = max(self.peak, self.live + nbytes)
 
 
 def _blocks_bytes(step: ChainStep) -> int:
-    """What a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
+    """Bytes that a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
     plan = step.plan
     if isinstance(plan, Fused):
         return plan.scratch_bytes
@@ -82,7 +82,7 @@ def _blocks_bytes(step: ChainStep) -> int:
 
 
 def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
-    """Whole memory for what is read after it, blocks for what stays inside."""
+    """Count a chain: whole values that are read after it, and blocks of those that are not."""
     for item in step.chain.members:
         heap.shape_of.update(zip(item.outputs, item.shapes, strict=True))
         for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):

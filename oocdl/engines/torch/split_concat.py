@@ -1,4 +1,4 @@
-"""Convolutions of what is put side by side, and gradients of it, part by part: nothing is put side by side.
+"""Convolutions of a Concat, and gradients of it, part by part: the Concat is never made.
 
 A U-Net convolves its skip connection and what comes from below as one value of twice the channels. The
 product is as fast in two parts (32 to 16 channels, 3^3: 43 ms; twice 16 to 16: 2 x 21.5), which are there
@@ -21,11 +21,11 @@ CHANNEL_AXIS = 1
 """Axis of data; of weights, that of what a convolution reads and a transposed one makes."""
 Span = tuple[int, int]
 Fresh = Callable[[int], int]
-"""A new slot that lies as another does."""
+"""Makes a new slot in the memory order of another."""
 
 
 def _of_channels(weights: Operand, span: Span) -> Operand:
-    """Those of some of the channels."""
+    """The weights of some of the channels."""
     crop = [(0, extent) for extent in weights.shape]
     crop[CHANNEL_AXIS] = span
     shape = (weights.shape[0], span[1] - span[0], *weights.shape[2:])
@@ -33,12 +33,12 @@ def _of_channels(weights: Operand, span: Span) -> Operand:
 
 
 def _is_whole(weights: Operand, shapes: Mapping[int, Shape]) -> bool:
-    """Whether an operand is its slot as it lies."""
+    """Whether an operand is all of its slot, in the slot's own shape and without padding."""
     return weights.crop is None and weights.pads is None and shapes[weights.slot] == weights.shape
 
 
 def _is_side_by_side(item: Instruction) -> bool:
-    """Whether an instruction puts values side by side that have enough channels to be convolved alone."""
+    """Whether an instruction is a Concat of values with enough channels to be convolved alone."""
     if item.op != "Concat" or len(item.kernel_shapes[0]) not in (4, 5) or concat_axis(item) != CHANNEL_AXIS:
         return False
     plain = all(operand.pads is None for operand in item.operands)
@@ -47,7 +47,7 @@ def _is_side_by_side(item: Instruction) -> bool:
 
 
 def _reads_in_parts(reader: Instruction, slot: int, shapes: Mapping[int, Shape]) -> bool:
-    """Whether an instruction can read the parts of ``slot`` instead of it."""
+    """Whether an instruction can read the parts of the Concat in ``slot`` instead."""
     seen = [place for place, operand in enumerate(reader.operands) if operand.slot == slot]
     convolution = KERNELS[reader.op].convolution
     if convolution is None or convolution.transposed or seen != [0]:
@@ -67,7 +67,7 @@ def _spans(parts: Sequence[Operand]) -> Iterator[Span]:
 
 
 def _sum(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> Iterator[Instruction]:
-    """A convolution as the sum of those of the parts."""
+    """Rewrite a convolution as the sum of convolutions of the parts."""
     data, weights = reader.operands
     made, shape = reader.outputs[0], reader.kernel_shapes[0]
     total: Operand | None = None
@@ -83,7 +83,7 @@ def _sum(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> Iterato
 
 
 def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> Iterator[Instruction]:
-    """A gradient of weights from those of the parts, which are small."""
+    """Rewrite a gradient of weights as the Concat of gradients of the parts, which are small."""
     data, grad = reader.operands
     shape, pieces = reader.kernel_shapes[0], []
     for part, (start, stop) in zip(parts, _spans(parts), strict=True):
@@ -100,7 +100,7 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
 
 
 def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[int, Shape]) -> bool:
-    """Whether of a transposed convolution nothing but some of its channels is ever read."""
+    """Whether an instruction is a transposed convolution of which only slices of channels are read."""
     convolution = KERNELS[item.op].convolution
     if convolution is None or not convolution.transposed or not readers:
         return False
@@ -110,7 +110,7 @@ def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[i
 
 
 def _span_of(item: Instruction, reader: Instruction) -> Span | None:
-    """The channels of a convolution's result that an instruction is a slice of; None if it is another."""
+    """The channels of a convolution's result that a Slice takes; None if the reader does anything else."""
     operand, made = reader.operands[0], item.kernel_shapes[0]
     if reader.op != "Slice" or operand.crop is None or operand.pads is not None:
         return None
@@ -124,7 +124,7 @@ def _span_of(item: Instruction, reader: Instruction) -> Span | None:
 
 
 def _sliced(item: Instruction, reader: Instruction) -> Instruction:
-    """The transposed convolution that makes what a slice is of it."""
+    """The transposed convolution that makes just the result of a Slice."""
     span = _span_of(item, reader)
     assert span is not None, "no slice"
     operands = (item.operands[0], _of_channels(item.operands[1], span))
@@ -138,7 +138,7 @@ def _sliced(item: Instruction, reader: Instruction) -> Instruction:
 
 
 def in_parts(program: Program) -> Program:
-    """The same program without values that are but parts of others, where it can do without."""
+    """The same program without Concats and sliced values that need not be made."""
     final = {operand.slot for operand in program.outputs}
     readers: dict[int, list[Instruction]] = {}
     for item in program.instructions:
@@ -161,7 +161,7 @@ def in_parts(program: Program) -> Program:
 
 
 def _rewritten(program: Program, parts: dict[int, Instruction], whole: dict[int, Instruction]) -> Program:
-    """``parts``, ``whole``: what is not to be made, by its slot."""
+    """Rewrite a program without ``parts`` (Concats) and ``whole`` (sliced values), given by slot."""
     numbers = count(max(slot_dtypes(program)) + 1)
     orders = dict(program.orders)
 

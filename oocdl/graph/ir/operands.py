@@ -1,4 +1,4 @@
-"""What all engines read from a program: padding, crops, pieces of a Concat, dtypes and shapes of slots."""
+"""Facts that all engines read from a program: padding, crops, pieces of a Concat, dtypes and shapes."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from oocdl.engines.ort.session import REFUSALS, Session
 from oocdl.graph.ir.graph import Array
 
 DOMAIN = "com.microsoft.nchwc"
-"""Of the operators that onnxruntime's optimizer puts in."""
+"""The domain of operators that onnxruntime's optimizer puts in."""
 
 
 def _session(kind: str, inputs: Sequence[str], rank: int = 4, **attrs: Any) -> Session:
-    """One operator on arrays of four axes of any extents; the names of inputs that are there."""
+    """A session of one operator on arrays of rank 4 and any extents; "" is an input that is left out."""
     node = helper.make_node(kind, list(inputs), ["y"], domain=DOMAIN, **attrs)
     given = [name for name in inputs if name]
     infos = [
@@ -86,12 +86,12 @@ def block() -> int:
 
 
 def blocks_of(channels: int) -> int:
-    """Blocks that so many channels take."""
+    """How many blocks ``channels`` take."""
     return -(-channels // block())
 
 
 def sort_channels_last(x: Array) -> Array:
-    """``x[n, h, w, c]`` in blocks: ``[n, c, h, w]`` is its shape by name; the same memory if it is one."""
+    """Sort ``x[n, h, w, c]`` into blocks, with the shape ``[n, c, h, w]``; one block is a view."""
     n, h, w, c = x.shape
     shape = (n, blocks_of(c) * block(), h, w)
     if c == block():
@@ -102,7 +102,7 @@ def sort_channels_last(x: Array) -> Array:
 
 
 def sort_planes(x: Array, made: Array) -> None:
-    """``x[n, c, h, w]`` in blocks."""
+    """Sort ``x[n, c, h, w]`` into blocks."""
     _sorter(False).run([x], [made])
 
 

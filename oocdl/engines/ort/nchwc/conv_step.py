@@ -22,7 +22,7 @@ a gradient of weights."""
 
 
 def _is_plain(item: Instruction) -> bool:
-    """Whether it moves by one place at a time, over something, and pads nothing but space."""
+    """Whether a convolution of a volume has strides and dilations of one, and pads only axes of space."""
     rank = len(item.kernel_shapes[0])
     steps = (*(item.attrs.get("strides") or ()), *(item.attrs.get("dilations") or ()))
     first, second = item.operands
@@ -32,7 +32,7 @@ def _is_plain(item: Instruction) -> bool:
 
 
 def suits_blocks(item: Instruction, channels_last: Collection[int]) -> bool:
-    """Whether an instruction is faster on blocks of channels; ``channels_last``: slots that lie so."""
+    """Whether an instruction is faster on blocks of channels; slots in ``channels_last`` lie so."""
     kind = KERNELS[item.op].convolution
     if kind is None or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
         return False
@@ -53,7 +53,7 @@ def suits_blocks(item: Instruction, channels_last: Collection[int]) -> bool:
 
 
 def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:
-    """Of a ConvTranspose at stride one: what its result sees of the operand, and padding of that.
+    """The box of its operand that a ConvTranspose at stride one sees, and the padding of that.
 
     Output i sees inputs i + crop - reach to i + crop.
     """
@@ -70,7 +70,7 @@ def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:
 
 
 class ConvStep:
-    """A convolution, or a gradient of one, on blocks of channels."""
+    """A step of one convolution, or gradient of one, on blocks of channels."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         kind = KERNELS[item.op].convolution

@@ -1,4 +1,4 @@
-"""Instructions that run on values with their channels last as they lie, but on no blocks of channels."""
+"""Instructions that run on values with their channels last as they are, but not on blocks of channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oocdl.graph.ir.program import Instruction
 
 
 def suits_channels_last(item: Instruction, channels_last: Collection[int]) -> bool:
-    """Whether there is a kernel for it; ``channels_last``: slots that lie so."""
+    """Whether an instruction has a kernel for channels last; slots in ``channels_last`` lie so."""
     kernel = KERNELS[item.op].channels_last
     if kernel is None or len(item.kernel_shapes[0]) != 5 or any(map(pads_of, item.operands)):
         return False
@@ -22,7 +22,7 @@ def suits_channels_last(item: Instruction, channels_last: Collection[int]) -> bo
 
 
 class ChannelsLastStep:
-    """One instruction by the kernel that its record has for channels last."""
+    """A step of one instruction, by the kernel that its record has for channels last."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         kernel = KERNELS[item.op].channels_last

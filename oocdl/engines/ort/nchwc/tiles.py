@@ -1,7 +1,7 @@
-"""Convolutions whose windows lie side by side, of values with their channels last: matrix products.
+"""Convolutions whose windows lie side by side, of values with their channels last, as matrix products.
 
-What a window sees are rows of the kernel's width times the channels; onnxruntime's own kernels for strides
-make an im2col of all of it, and want planes. Arrays are ``[n, d, h, w, c]``.
+A window sees rows of the kernel's width times the channels; onnxruntime's own kernels for strides make an
+im2col of the whole operand, and want planes. Arrays are ``[n, d, h, w, c]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
 SCRATCH_BYTES = 1 << 20
-"""Of the windows that are in work at once."""
+"""Bytes of the windows that are multiplied at once."""
 
 
 @cache
@@ -60,7 +60,7 @@ def _gathered(tiles: Array) -> Array:
 
 
 def convolve(x: Array, w: Array, out: Array) -> None:
-    """``w[o, c, d, h, w]``."""
+    """Convolve ``x`` with ``w[o, c, d, h, w]``."""
     matrix = np.ascontiguousarray(w.transpose(2, 3, 4, 1, 0)).reshape(-1, w.shape[0])
     tiles = _tiles(x, w.shape[2:])
     for sample, plane, rows in _parts(out, len(matrix)):
@@ -81,7 +81,7 @@ def spread(x: Array, w: Array, out: Array) -> None:
 
 
 def weight_gradient(x: Array, dy: Array, shape: Sequence[int]) -> Array:
-    """``[o, c, d, h, w]``."""
+    """The gradient of the weights, ``[o, c, d, h, w]``."""
     o, c, *kernel = shape
     tiles = _tiles(x, kernel)
     total = np.zeros((c * prod(kernel), o), np.float32)
@@ -104,15 +104,15 @@ def _run(kernel: Callable[[Array, Array, Array], None], args: Sequence[Array], o
 
 
 def run_conv(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """Conv."""
+    """Run a Conv."""
     _run(convolve, args, out)
 
 
 def run_conv_transpose(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """ConvTranspose."""
+    """Run a ConvTranspose."""
     _run(spread, args, out)
 
 
 def run_conv_weight_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """ConvWeightGrad."""
+    """Run a ConvWeightGrad."""
     out[...] = weight_gradient(_last(args[0]), _last(args[1]), out.shape)

@@ -18,10 +18,10 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads
 
 SCRATCH_BYTES = 2 << 20
-"""Of a plane of ``dy`` in work at once: with fewer rows there are too many calls."""
+"""Bytes of a plane of ``dy`` that are taken at once: with fewer rows there are too many calls."""
 
 MAX_PAIRED_CHANNELS = 128
-"""Most channels of which weights are made for two planes as well, which takes four times their memory."""
+"""Most channels whose weights are laid out for two planes at once, which takes four times their memory."""
 
 
 def _filters(w: Array, planes: int, few: bool) -> Array:
@@ -99,7 +99,7 @@ def convolve(
 
 
 def _unsorted(made: Array, out: Array, first: int, channels_last: bool) -> None:
-    """Planes of blocks to their place in the result."""
+    """Copy planes of blocks to the result."""
     if channels_last:
         blocks.unsort(made, out[first : first + len(made)], True)
         return
@@ -109,7 +109,7 @@ def _unsorted(made: Array, out: Array, first: int, channels_last: bool) -> None:
 
 
 def transposed(w: Array) -> Array:
-    """Weights of the convolution that undoes one at stride one."""
+    """Weights of the convolution that is the transpose of one with ``w`` at stride one."""
     return w.swapaxes(0, 1)[:, :, ::-1, ::-1, ::-1]
 
 
@@ -128,7 +128,7 @@ class WeightGradient:
         self.total = np.zeros((blocks_of(o), depth, height * block(), 1, width * c), np.float32)
 
     def add(self, x: Array, dy: Array) -> None:
-        """One sample: ``x[d, h, w, c]``, ``dy[d, h, w, o]``."""
+        """Add one sample: ``x[d, h, w, c]``, ``dy[d, h, w, o]``."""
         b = block()
         row_blocks = -(-x.shape[1] // b)
         scratch = min(SCRATCH_BYTES, dy.nbytes)
@@ -139,7 +139,7 @@ class WeightGradient:
             self._rows(x, dy, first, min(rows, -(-(x.shape[1] - first) // b) * b))
 
     def _rows(self, x: Array, dy: Array, first: int, rows: int) -> None:
-        """What ``rows`` rows of ``x`` from ``first`` on add."""
+        """Add the products of ``rows`` rows of ``x`` from ``first`` on."""
         o, c, depth, height, width = self.shape
         images = self._images(x, first, rows, dy.shape[2] + width - 1)
         padded = np.zeros((rows + height - 1, dy.shape[2], block()), np.float32)
@@ -191,7 +191,7 @@ class WeightGradient:
             blocks.interleave(shifted.reshape(rows // b, b, -1, b), filters[row])
 
     def result(self) -> Array:
-        """``[o, c, d, h, w]``."""
+        """Return the sum over all samples, ``[o, c, d, h, w]``."""
         o, c, depth, height, width = self.shape
         # In memory: blocks of o, d, h, (w, c), o.
         parts = self.total.reshape(-1, depth, height, width, c, block()).transpose(0, 5, 4, 1, 2, 3)
@@ -199,10 +199,10 @@ class WeightGradient:
 
 
 def padded_rows(height: int) -> float:
-    """Rows that a weight gradient works on for each that is there."""
+    """Rows that a weight gradient computes with, for each row that there is."""
     return -(-height // block()) * block() / height
 
 
 def padded_channels(*channels: int) -> float:
-    """Products that are made for each that is wanted."""
+    """Products that are computed, for each that is wanted."""
     return prod(blocks_of(n) * block() / n for n in channels)

@@ -32,9 +32,9 @@ _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
-    """Whether PyTorch has to be told to leave a large convolution to oneDNN.
+    """Whether oneDNN has to be called by hand for a large convolution.
 
-    By itself it takes thin slabs, however wide, by im2col: 27 times their memory and 8 times as long.
+    By itself PyTorch takes thin slabs, however wide, by im2col: 27 times their memory and 8 times as long.
     """
     if x.dtype != torch.float32 or math.prod(kernel_shape) == 1 or not is_thin(tuple(x.shape)):
         return False
@@ -54,7 +54,7 @@ def pad(tensor: Tensor, pads: Sequence[tuple[int, int]], fill: float) -> Tensor:
 
 
 def _halves(x: Tensor, instruction: Instruction, taps: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Operand 0 and the symmetric padding that is left for the kernel to do."""
+    """Operand 0, padded as far as its padding is not symmetric, and the symmetric rest for the kernel."""
     operand = instruction.operands[0]
     pads = spatial_pads(operand)
     if operand.pads is None:
@@ -74,7 +74,7 @@ def _padded(args: list[Tensor], instruction: Instruction, index: int, fill: floa
 
 
 def _ints(instruction: Instruction, name: str, rank: int) -> list[int]:
-    """An attribute of one number an axis; ones where it is left out."""
+    """An attribute with one number for each axis; ones where it is left out."""
     return list(instruction.attrs.get(name) or (1,) * rank)
 
 
@@ -223,7 +223,7 @@ def _conv_flipped(
 def conv_transpose(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
 ) -> list[Tensor]:
-    """The wanted box of the full result, cut by the kernel's own padding where it can."""
+    """A transposed convolution: the wanted box of its result, cut by the kernel's own padding if it can."""
     x, w = args[0], _padded(args, instruction, 1)
     rank = w.dim() - 2
     shape, crop = instruction.kernel_shapes[0], list(crop_of(instruction))
@@ -296,7 +296,7 @@ def _ends_apart(
     dilations: Sequence[int],
     dy: Tensor,
 ) -> bool:
-    """Whether some rows of ``dy`` see more of the padding than those at its other end."""
+    """Whether rows at one end of ``dy`` see more of the padding than those at the other."""
     operand = instruction.operands[0]
     if operand.pads is None or any(map(any, operand.pads[:2])) or 0 in (*operand.shape, *dy.shape):
         return False
@@ -331,7 +331,7 @@ def _windows(instruction: Instruction, rank: int) -> list[Window]:
 
 
 def pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK_ELEMENTS) -> list[Tensor]:
-    """The largest of each window; ``chunk``: elements that are taken at a time."""
+    """Max pooling; ``chunk`` elements are taken at a time."""
     x = _padded(args, instruction, 0)
     return [max_pool(x, _windows(instruction, x.dim() - 2), chunk)]
 
@@ -339,7 +339,7 @@ def pool(args: list[Tensor], instruction: Instruction, chunk: int = CHUNK_ELEMEN
 def pool_grad(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, chunk: int = CHUNK_ELEMENTS
 ) -> list[Tensor]:
-    """The gradient of ``pool``, to the first of the largest of each window."""
+    """The gradient of ``pool``, which goes to the first of the largest elements of each window."""
     x = _padded(args, instruction, 0)
     dy = _padded(args, instruction, 1, 0.0)  # a window that does not exist has no gradient
     dx = max_pool_grad(x, dy, _windows(instruction, x.dim() - 2), out, chunk)

@@ -18,7 +18,7 @@ MOST_TAPS = 64
 
 
 def has_few_taps(weight_shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a convolution with such weights is better done here."""
+    """Whether a convolution with such weights is faster by im2col."""
     taps = prod(weight_shape[1:])
     return len(weight_shape) == 5 and set(strides) == {1} and prod(weight_shape[2:]) > 1 and taps <= MOST_TAPS
 
@@ -39,7 +39,7 @@ def _planes(x: Tensor, kernel: Sequence[int], dilations: Sequence[int]) -> Itera
 
 
 def convolve(x: Tensor, w: Tensor, dilations: Sequence[int]) -> Tensor:
-    """The convolution of padded ``x`` with ``w[d, c, *window]``; its channels lie last."""
+    """The convolution of padded ``x`` with ``w[d, c, *window]``; the result has its channels last."""
     weights = w.flatten(1).t()
     extents = [n - d * (k - 1) for n, k, d in zip(x.shape[2:], w.shape[2:], dilations, strict=True)]
     result = x.new_empty((x.shape[0], *extents, w.shape[0]))

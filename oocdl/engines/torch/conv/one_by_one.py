@@ -1,8 +1,8 @@
-"""Convolutions of one tap in PyTorch: with strides, of every so-manyth place alone.
+"""Convolutions of one tap in PyTorch, with strides or without.
 
-Where there are enough channels oneDNN convolves, else it is a matrix product. With strides, what is seen is
-put side by side first: oneDNN's kernels for strides are slower by more than that copy takes, and of an
-operand that ends with the last place that is seen PyTorch would make a larger one.
+Where there are enough channels oneDNN convolves, else it is a matrix product. With strides, the places that
+are seen are copied side by side first: oneDNN's kernels for strides are slower by more than that copy takes,
+and PyTorch would enlarge an operand that ends with the last place that is seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_point(weight_shape: Sequence[int], pads: Sequence[tuple[int, int]] = ()) 
 
 
 def _is_product(weight_shape: Sequence[int], x: Tensor) -> bool:
-    """Whether it is better done as a matrix product of what lies side by side.
+    """Whether a matrix product is faster than oneDNN's convolution.
 
     oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8). Where they
     fill its registers it is twice as fast as MKL on AMD processors (256 to 1024: 6.6 ms, not 16.2).
@@ -53,7 +53,7 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """Every so-manyth place of ``x``, side by side."""
+    """The places of ``x`` that strides reach, side by side."""
     if set(strides) == {1}:
         return x
     index = [slice(None), slice(None), *(slice(None, None, stride) for stride in strides)]
@@ -61,13 +61,13 @@ def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def has_onednn() -> bool:
-    """Whether this PyTorch has it."""
+    """Whether this PyTorch is built with oneDNN."""
     found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return found
 
 
 def _asks_onednn(x: Tensor) -> bool:
-    """Whether oneDNN is to be asked for by hand.
+    """Whether to call oneDNN's convolution by hand.
 
     By itself PyTorch takes one tap on one thread for a product of MKL's if there are fewer than 16 samples
     (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not 1.8).
@@ -83,9 +83,9 @@ def into(
     padding: Sequence[int],
     dilations: Sequence[int],
 ) -> Tensor:
-    """A convolution by oneDNN that makes its result in ``out``, in which it lies as ``x`` does.
+    """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``.
 
-    It is told a place only to add to what is there.
+    oneDNN takes an output only to add to it, so ``out`` is zeroed first.
     """
     made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
         out.zero_(), x, w, None, padding, strides, dilations, 1, "add", 1.0, None, [], None

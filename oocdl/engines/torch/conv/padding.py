@@ -1,4 +1,4 @@
-"""Paddings of windows: what kernels are left to do, and what is made otherwise at the ends of a volume."""
+"""Splits paddings of windows into what kernels do, and what is computed apart at the ends of a volume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oocdl.graph.ir.program import Instruction, padded_shape
 
 
 def shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """What both sides of each axis of space have in common, and what is left, batch and channels before."""
+    """The padding that both sides of each axis of space have in common, and what is left, for all axes."""
     common = [min(pair) for pair in pads]
     return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
 
@@ -44,7 +44,7 @@ def rows_alone(
     dilations: Sequence[int],
     rows: int,
 ) -> int:
-    """How many of ``rows`` are made by themselves where the outermost axis alone of ``pads`` (evened) is
+    """How many of ``rows`` are computed apart where the outermost axis alone of ``pads`` (evened) is
     padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy.
 
     ``shape`` of the operand, ``taps`` along that axis: each of these rows sees some of the operand.
@@ -56,7 +56,7 @@ def rows_alone(
 
 
 class Row(NamedTuple):
-    """One row of what a window makes that is made by itself: with so many taps, of so many rows."""
+    """One row of the result that is computed apart, with those taps that see the operand."""
 
     place: int
     start: int
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 def end_rows(ends: tuple[int, int], alone: int, extent: int, taps: int, rows: int) -> tuple[int, list[Row]]:
-    """Of ``rows_alone``: the first of the other rows, and those that are made by themselves.
+    """The first of the rows that are computed together, and the rows that are computed apart.
 
     ``ends``: padding before and after of the outermost axis, where the operand has ``extent`` rows.
 
@@ -89,7 +89,7 @@ def surplus(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> int:
-    """Rows too many that are made of several samples there: both sides are padded alike, to the same end."""
+    """Rows too many that are computed if both ends are padded alike; 0 where they would be too many."""
     before, after = pads[0]
     more = abs(before - after)
     wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
@@ -97,9 +97,10 @@ def surplus(
 
 
 def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
-    """What both sides of each axis get in a transposed convolution of stride one, done as a convolution.
+    """Paddings of the convolution that a transposed one of stride one is.
 
-    Zeros that the box needs on both sides of the operand; negative: what it does not see of it.
+    They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
+    the operand that it does not see.
     """
     x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
     taps = padded_shape(item.operands[1])[2:]
