@@ -21,7 +21,7 @@ from oocdl.graph.ir.program import Instruction
 
 @dataclass(frozen=True)
 class Val:
-    """A tensor of the model."""
+    """The name, shape and dtype of a tensor in the model."""
 
     name: str
     shape: Shape
@@ -32,17 +32,17 @@ Lowering = Callable[["Emitter", list[Val], Instruction], list[Val]]
 
 
 def tensor_type(dtype: str) -> int:
-    """ONNX's number of a NumPy dtype."""
+    """ONNX's enum value for a NumPy dtype."""
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """NumPy's rule."""
+    """The shape that operands of ``shapes`` broadcast to, by NumPy's rule."""
     return tuple(np.broadcast_shapes(*shapes))
 
 
 class Emitter:
-    """Collects nodes; methods return the result, and write nothing where nothing is to do."""
+    """Collects nodes. Methods return the result, and add no node where that equals the operand."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -51,7 +51,7 @@ class Emitter:
         self._count = 0
 
     def constant(self, array: Array) -> Val:
-        """An initializer; equal ones are one."""
+        """Add an initializer, or return the equal one that there is."""
         array = np.asarray(array, order="C")
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
@@ -61,11 +61,11 @@ class Emitter:
         return self._constants[key]
 
     def ints(self, numbers: Sequence[int]) -> Val:
-        """A vector of int64."""
+        """Add a constant vector of int64."""
         return self.constant(np.asarray(numbers, dtype=np.int64))
 
     def scalar(self, number: float, like: Val) -> Val:
-        """A number of the dtype of ``like``."""
+        """Add a constant number of the dtype of ``like``."""
         return self.constant(np.asarray(number, dtype=like.dtype))
 
     def many(
@@ -75,7 +75,7 @@ class Emitter:
         specs: Sequence[tuple[Shape, str]],
         **attrs: Any,
     ) -> list[Val]:
-        """A node with several outputs; an input of None is left out."""
+        """Add a node with several outputs; an input of None is left out."""
         outputs = []
         for shape, dtype in specs:
             outputs.append(Val(f"v{self._count}", tuple(shape), dtype))
@@ -87,25 +87,25 @@ class Emitter:
     def node(
         self, kind: str, inputs: Sequence[Val], shape: Shape, dtype: str | None = None, **attrs: Any
     ) -> Val:
-        """A node with one output."""
+        """Add a node with one output."""
         return self.many(kind, inputs, [(shape, dtype or inputs[0].dtype)], **attrs)[0]
 
     def __call__(self, kind: str, *inputs: Val | float, dtype: str | None = None, **attrs: Any) -> Val:
-        """An elementwise node that broadcasts; numbers get the dtype of the first tensor."""
+        """Add an elementwise node that broadcasts; numbers get the dtype of the first tensor."""
         like = next(value for value in inputs if isinstance(value, Val))
         values = [v if isinstance(v, Val) else self.scalar(v, like) for v in inputs]
         shape = broadcast_shapes(*(value.shape for value in values))
         return self.node(kind, values, shape, dtype or like.dtype, **attrs)
 
     def reshape(self, value: Val, shape: Sequence[int]) -> Val:
-        """Other axes, same elements."""
+        """Reshape ``value``."""
         shape = tuple(shape)
         if shape == value.shape:
             return value
         return self.node("Reshape", [value, self.ints(shape)], shape, allowzero=int(0 in shape))
 
     def transpose(self, value: Val, perm: Sequence[int]) -> Val:
-        """Axes in another order; moving axes of extent one is a reshape."""
+        """Transpose ``value``; where only axes of extent one move, by a reshape."""
         shape = tuple(value.shape[axis] for axis in perm)
         moved = [axis for axis in perm if value.shape[axis] != 1]
         if moved == sorted(moved):
@@ -113,7 +113,7 @@ class Emitter:
         return self.node("Transpose", [value], shape, perm=list(perm))
 
     def slice(self, value: Val, ranges: Sequence[tuple[int, int]], steps: Sequence[int] | None = None) -> Val:
-        """``value[start:stop:step]`` on every axis, all non-negative."""
+        """Take ``value[start:stop:step]`` on every axis, all non-negative."""
         steps = steps or (1,) * len(value.shape)
         axes = [
             axis
@@ -130,7 +130,7 @@ class Emitter:
         return self.node("Slice", [value, *bounds, *rest], shape)
 
     def flip(self, value: Val, axes: Sequence[int]) -> Val:
-        """``value`` backwards along ``axes``."""
+        """Reverse ``value`` along ``axes``."""
         axes = [axis for axis in axes if value.shape[axis] > 1]
         if not axes:
             return value
@@ -139,7 +139,7 @@ class Emitter:
         return self.node("Slice", [value, *numbers], value.shape)
 
     def pad(self, value: Val, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> Val:
-        """(before, after) elements of ``fill`` on every axis."""
+        """Add (before, after) elements of ``fill`` on every axis."""
         if not any(before or after for before, after in pads):
             return value
         shape = tuple(b + n + a for n, (b, a) in zip(value.shape, pads, strict=True))
@@ -149,7 +149,7 @@ class Emitter:
         return self.node("Pad", [value, self.ints(flat), self.scalar(fill, value)], shape)
 
     def take(self, value: Val, crop: Sequence[int], shape: Shape) -> Val:
-        """The box of ``shape`` that starts at ``crop``; zeros where ``value`` has nothing."""
+        """Take the box of ``shape`` that starts at ``crop``; zeros where ``value`` has nothing."""
         ranges, pads = [], []
         for start, extent, have in zip(crop, shape, value.shape, strict=True):
             first, last = max(start, 0), min(start + extent, have)
@@ -160,12 +160,12 @@ class Emitter:
         return self.pad(self.slice(value, ranges), pads)
 
     def full(self, shape: Shape, fill: float, dtype: str) -> Val:
-        """A tensor of one number, made at run time: it would be large in the model."""
+        """Fill a tensor with one number when the model runs: as a constant it would make the model large."""
         number = self.constant(np.asarray(fill, dtype=dtype))
         return self.node("Expand", [number, self.ints(shape)], tuple(shape))
 
     def cast(self, value: Val, dtype: str) -> Val:
-        """Another dtype."""
+        """Cast ``value`` to a dtype."""
         if dtype == value.dtype:
             return value
         return self.node("Cast", [value], value.shape, dtype, to=tensor_type(dtype))

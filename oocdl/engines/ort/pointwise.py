@@ -1,4 +1,4 @@
-"""Elementwise operators of the onnxruntime engine, a record each: by NumPy on blocks, and as ONNX.
+"""Records of the elementwise operators of the onnxruntime engine: by NumPy on blocks, and as ONNX.
 
 A chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So
 its members are NumPy kernels that write into memory they are given; they take operands, unpadded and
@@ -26,7 +26,7 @@ Bind = blockwise.Bind[Array]
 
 
 def _out(function: Callable[..., Any], *constants: float) -> Bind:
-    """A function of the operands and constants with an ``out`` argument."""
+    """Bind a function of the operands and constants with an ``out`` argument."""
 
     def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
         function(*args, *constants, out=outs[0])
@@ -35,7 +35,7 @@ def _out(function: Callable[..., Any], *constants: float) -> Bind:
 
 
 def _always(kernel: Into) -> Bind:
-    """A kernel that takes no attributes."""
+    """Bind a kernel that takes no attributes."""
     return lambda attrs: kernel
 
 
@@ -166,17 +166,17 @@ def _normalize(attrs: Mapping[str, Any]) -> Into:
 
 
 def _same(kind: str) -> Lowering:
-    """The ONNX operator of that name, result as the operands."""
+    """Lower to the ONNX operator of that name, whose result has the operands' dtype."""
     return lambda emit, args, instruction: [emit(kind, *args)]
 
 
 def _test(kind: str) -> Lowering:
-    """The ONNX operator of that name, result bool."""
+    """Lower to the ONNX operator of that name, whose result is bool."""
     return lambda emit, args, instruction: [emit(kind, *args, dtype="bool")]
 
 
 def _formula(function: Callable[..., Val]) -> Lowering:
-    """A composite of the emitter and the operands alone."""
+    """Lower by a function of the emitter and the operands alone."""
     return lambda emit, args, instruction: [function(emit, *args)]
 
 

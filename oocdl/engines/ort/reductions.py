@@ -101,7 +101,7 @@ def _finish_log_sum_exp(parts: list[Array], counts: Array, axes: tuple[int, ...]
 
 
 def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
-    """By Chan, Golub and LeVeque (1983), in float64."""
+    """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
     dtype = parts[0].dtype
     means, variances = (part.astype(np.float64) for part in parts)
     shares = counts / counts.sum()

@@ -1,4 +1,4 @@
-"""The table of PyTorch kernels, a record each: operands and an instruction to results, on ONNX axes.
+"""The table of PyTorch kernels: one record for each operator, on ONNX axes.
 
 Operands come cropped, reshaped and padded, but for kernels that take them unpadded. Kernels of
 convolutions and pooling are in ``conv.dispatch``, those of elementwise operators and reductions in
@@ -82,7 +82,7 @@ def _gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
 
 
 def _gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """By the kernel that PyTorch promises to be deterministic on any device, where it is asked to be."""
+    """GatherGrad by the kernel that PyTorch promises to be deterministic on any device, if asked to be."""
     ids, dy = args
     shape = instruction.kernel_shapes[0]
     rows = dy.reshape(ids.numel(), *shape[1:])
@@ -90,7 +90,7 @@ def _gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[
 
 
 def _wrap(ids: Tensor, extent: int) -> Tensor:
-    """Flat indices; negative ones count from the end, others out of range are an error."""
+    """Flatten indices; negative ones count from the end, others out of range are an error."""
     flat = ids.reshape(-1)
     flat = torch.where(flat < 0, flat + extent, flat)
     # embedding_dense_backward does not check, and would write outside of its result.
@@ -100,7 +100,7 @@ def _wrap(ids: Tensor, extent: int) -> Tensor:
 
 
 def _plain(run: Run, result: Result) -> Kernel:
-    """A kernel that is the same everywhere, and takes what its operator's rule says."""
+    """A kernel that is the same on all devices, and takes the scratch that its operator's rule says."""
     return Kernel(
         run=run,
         on_device=run,

@@ -25,7 +25,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _out(function: Callable[..., Any], **options: Any) -> Bind:
-    """A function of the operands with an ``out`` argument."""
+    """Bind a function of the operands with an ``out`` argument."""
 
     def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
         function(*args, **options, out=outs[0])
@@ -34,7 +34,7 @@ def _out(function: Callable[..., Any], **options: Any) -> Bind:
 
 
 def _grad(function: Callable[..., Any], *constants: Any) -> Bind:
-    """A gradient of aten's, of the operands and constants."""
+    """Bind an aten gradient of the operands and constants, with a ``grad_input`` argument."""
 
     def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
         function(*args, *constants, grad_input=outs[0])
@@ -43,7 +43,7 @@ def _grad(function: Callable[..., Any], *constants: Any) -> Bind:
 
 
 def _always(kernel: Into) -> Bind:
-    """A kernel that takes no attributes."""
+    """Bind a kernel that takes no attributes."""
     return lambda attrs: kernel
 
 
@@ -123,7 +123,7 @@ def _normalize(attrs: Mapping[str, Any]) -> Into:
 
 
 def _where(args: list[Tensor], outs: list[Tensor]) -> None:
-    """By bits, ``b ^ ((a ^ b) & mask)``: torch.where branches, and takes up to ten times as long."""
+    """Select by bits, ``b ^ ((a ^ b) & mask)``: torch.where branches, and takes up to ten times as long."""
     condition, a, b = args
     out = outs[0]
     if out.dtype == torch.bool:
@@ -187,7 +187,7 @@ def _finish_log_sum_exp(parts: list[Tensor], counts: Tensor, axes: tuple[int, ..
 
 
 def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    """By Chan, Golub and LeVeque (1983), in float64."""
+    """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
     dtype = parts[0].dtype
     means, variances = (part.double() for part in parts)
     shares = counts / counts.sum()
@@ -246,7 +246,7 @@ BLOCKWISE: Mapping[str, Blocks] = {
 
 
 def _by_itself(blocks: Blocks) -> Kernel:
-    """An operator of the table above, also where an instruction runs by itself, in new memory."""
+    """The record of an operator of ``BLOCKWISE``, whose kernel also runs outside of chains, in new memory."""
 
     def run(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
         made = [
