@@ -69,7 +69,7 @@ GATES = {
     "zarr": ("storage.*", "training.*", "cli.demo"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
-    "typer": ("cli.app",),
+    "typer": ("cli.app", "cli.options"),
     "PIL": ("cli.demo",),
     "matplotlib": ("report.figure",),
 }

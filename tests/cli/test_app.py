@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 import oocdl
-from oocdl.cli import app
+from oocdl.cli import app, options
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
@@ -251,9 +251,9 @@ def test_ctrl_c_exits_130(
 
 
 def test_several_losses() -> None:
-    assert app.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
+    assert options.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
     with pytest.raises(InputError, match="output=loss:weight"):
-        app.parse_loss("a=dice:heavy")
+        options.parse_loss("a=dice:heavy")
 
 
 def test_the_demo_needs_no_framework(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""The options of the command line: their names, help texts and defaults, and how their texts are read.
+
+What ``fit`` and ``plan`` share is declared once, by the parameters of ``training_options``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from oocdl.errors import InputError
+
+Model = Annotated[Path, typer.Argument(help="ONNX file.")]
+Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file; arrays with the sample axis first.")]
+RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
+Out = Annotated[Path, typer.Argument(help="What to write.")]
+Loss = Annotated[
+    str, typer.Option(help="cross_entropy, dice, dice_ce, bce, mse, l1; or output=loss:weight,..")
+]
+Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate; default: the optimizer's.")]
+Epochs = Annotated[int, typer.Option(help="Epochs of the whole run.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of the whole run, instead of --epochs.")]
+BatchSize = Annotated[int, typer.Option(help="Samples of one pass (of one step, without --accumulate).")]
+Accumulate = Annotated[
+    int, typer.Option(help="Passes of one step: gradients of so many batches make an update.")
+]
+Shuffle = Annotated[bool, typer.Option(help="Draw samples in a new order each epoch.")]
+Seed = Annotated[int, typer.Option(help="Of shuffling and dropout.")]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory budget of the process, such as 2GiB; default: a safe share.")
+]
+Spill = Annotated[
+    str | None, typer.Option(help="Folder for what does not fit; default: $OOCDL_SPILL, or in the run.")
+]
+SpillDtype = Annotated[
+    str | None, typer.Option(help="bfloat16: activations may be rounded to 16 bits between layers.")
+]
+Disk = Annotated[
+    str | None, typer.Option(help="Limit of spill and run directory, such as 50GiB; default: what is free.")
+]
+Inputs = Annotated[list[str] | None, typer.Option(help="Model input=dataset array; may be repeated.")]
+Targets = Annotated[list[str] | None, typer.Option(help="Model output=dataset array; may be repeated.")]
+Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may be repeated.")]
+Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may be repeated.")]
+Logits = Annotated[str, typer.Option(help="auto: train without a final Softmax or Sigmoid.")]
+Missing = Annotated[bool, typer.Option(help="Read missing chunks of the dataset as zeros.")]
+Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
+Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
+Engine = Annotated[
+    str,
+    typer.Option(help="auto, torch, onnxruntime, or torch:cuda."),
+]
+Precision = Annotated[str, typer.Option(help="float32; with the torch engine bfloat16 or float64, too.")]
+Freeze = Annotated[list[str] | None, typer.Option(help="Weights to leave as they are, as a pattern.")]
+Keep = Annotated[list[str] | None, typer.Option(help="Activation, or grad/weight, to leave in the run.")]
+Commit = Annotated[float, typer.Option(help="At most so many seconds of work are ever lost.")]
+Workdir = Annotated[Path | None, typer.Option(help="Run directory; default: MODEL.run beside the model.")]
+
+
+def training_options(
+    model: Model,
+    dataset: Data,
+    loss: Loss = "cross_entropy",
+    optimizer: Optimizer = "adam",
+    lr: Rate = None,
+    epochs: Epochs = 1,
+    steps: Steps = None,
+    batch_size: BatchSize = 1,
+    accumulate: Accumulate = 1,
+    shuffle: Shuffle = True,
+    seed: Seed = 0,
+    memory: Memory = None,
+    spill: Spill = None,
+    disk: Disk = None,
+    spill_dtype: SpillDtype = None,
+    inputs: Inputs = None,
+    targets: Targets = None,
+    dims: Dims = None,
+    scale: Scale = None,
+    logits: Logits = "strict",
+    allow_missing_chunks: Missing = False,
+    parallel: Parallel = "auto",
+    threads: Threads = None,
+    engine: Engine = "auto",
+    precision: Precision = "float32",
+    freeze: Freeze = None,
+    keep: Keep = None,
+) -> None:
+    """What ``fit`` and ``plan`` take, in the order of their help; only the signature is used."""
+
+
+def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the parameters of ``training_options``, which stand before its own.
+
+    The command gets their values by name, in its ``**given``.
+    """
+    own = inspect.signature(command, eval_str=True)
+    shared = inspect.signature(training_options, eval_str=True)
+    parameters = [
+        *shared.parameters.values(),
+        *(p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD),
+    ]
+    command.__dict__["__signature__"] = own.replace(parameters=parameters)
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return command
+
+
+def settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the values of ``training_options`` into arguments of ``oocdl.fit`` and ``oocdl.plan``."""
+    plain = (
+        "model",
+        "dataset",
+        "optimizer",
+        "lr",
+        "epochs",
+        "steps",
+        "batch_size",
+        "accumulate",
+        "shuffle",
+        "seed",
+        "memory",
+        "spill",
+        "disk",
+        "spill_dtype",
+        "logits",
+        "allow_missing_chunks",
+        "threads",
+        "engine",
+        "precision",
+    )
+    options = {name: params[name] for name in plain}
+    options["loss"] = parse_loss(params["loss"])
+    options["parallel"] = parse_parallel(params["parallel"])
+    for name in ("inputs", "targets"):
+        options[name] = pairs(name, params[name])
+    options["dims"] = numbers("dims", params["dims"], int)
+    options["scale"] = numbers("scale", params["scale"], float)
+    for name in ("freeze", "keep"):
+        options[name] = tuple(params[name] or ())
+    return options
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:
+    """Read ``name=value`` texts, one each or several with commas, as a mapping; None if there are none.
+
+    >>> pairs("inputs", ["image=t1", "mask=m,age=a"])
+    {'image': 't1', 'mask': 'm', 'age': 'a'}
+    """
+    found: dict[str, str] = {}
+    for text in (part for item in given or () for part in item.split(",")):
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"--{option} takes name=value, got '{text}'")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+def numbers(option: str, given: Sequence[str] | None, kind: type[int] | type[float]) -> dict[str, Any] | None:
+    """Read ``name=number`` texts as a mapping; None if there are none.
+
+    >>> numbers("dims", ["depth=512"], int)
+    {'depth': 512}
+    """
+    try:
+        return {name: kind(value) for name, value in (pairs(option, given) or {}).items()} or None
+    except ValueError:
+        raise InputError(f"--{option} takes name=number, got '{' '.join(given or ())}'") from None
+
+
+def parse_loss(text: str) -> Any:
+    """Read ``--loss``: one loss by name, or ``output=loss:weight`` for each output.
+
+    >>> parse_loss("dice_ce"), parse_loss("seg=dice:1,edge=bce:0.5")
+    ('dice_ce', {'seg': ('dice', 1.0), 'edge': ('bce', 0.5)})
+    """
+    if "=" not in text:
+        return text
+    heads: dict[str, tuple[str, float]] = {}
+    for output, given in (pairs("loss", [text]) or {}).items():
+        name, _, weight = given.partition(":")
+        try:
+            heads[output] = (name, float(weight or 1))
+        except ValueError:
+            raise InputError(f"--loss takes output=loss:weight, got '{output}={given}'") from None
+    return heads
+
+
+def parse_parallel(text: str) -> Any:
+    """Read ``--parallel``: "auto", or the number of pieces by kind of axis.
+
+    >>> parse_parallel("batch=2,space=3x2x1")
+    {'batch': 2, 'space': (3, 2, 1)}
+    """
+    if text == "auto":
+        return text
+    try:
+        asked = pairs("parallel", [text]) or {}
+        cuts = {name: tuple(int(count) for count in value.split("x")) for name, value in asked.items()}
+    except ValueError:
+        raise InputError(f"--parallel takes cuts such as batch=2,space=3x2x1, got '{text}'") from None
+    return {name: counts if name == "space" else counts[0] for name, counts in cuts.items()}
