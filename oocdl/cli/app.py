@@ -67,8 +67,13 @@ def fit(
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
-    options = settings(given) | {"workdir": workdir, "replan": replan, "trace": trace}
-    options["resume"] = "restart" if restart else resume
+    options = settings(given) | {
+        "commit_seconds": commit_seconds,
+        "workdir": workdir,
+        "resume": "restart" if restart else resume,
+        "replan": replan,
+        "trace": trace,
+    }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     with show_progress(budget_bytes) as listener:
         run = fit_run(**options, progress=False, callbacks=[listener] if progress else [])

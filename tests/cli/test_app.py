@@ -250,6 +250,22 @@ def test_ctrl_c_exits_130(
     assert code == 130 and "last commit" in line
 
 
+def test_options_of_fit_alone_reach_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, object] = {}
+
+    def stop(**options: object) -> None:
+        given.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "fit_run", stop)
+    words = ("--commit-seconds", 5, "--workdir", "w.run", "--no-resume", "--replan", "--trace", "t.json")
+    refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr", *words)
+    expected = {"commit_seconds": 5.0, "workdir": Path("w.run"), "resume": False, "replan": True}
+    assert given.items() >= (expected | {"trace": Path("t.json")}).items()
+
+
 def test_several_losses() -> None:
     assert options.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
     with pytest.raises(InputError, match="output=loss:weight"):
