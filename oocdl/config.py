@@ -20,13 +20,13 @@ from oocdl.host.limits import default_budget_bytes
 from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-UNITS |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
+BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
 LOSS_TYPES: Mapping[str, type[Loss]] = {
     kind.__name__: kind for kind in (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
 }
 SPILL_VARIABLE = "OOCDL_SPILL"
-PROBED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
+SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 """Steps at which a function of the step is sampled, to tell it from another."""
 
 
@@ -40,7 +40,7 @@ def parse_bytes(size: float | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*((?:[KMGT]i?)?)B?\s*", size, re.IGNORECASE)
         if match is None:
             raise InputError(f"'{_shown(size)}' is not a size; write for example '2GiB' or a number of bytes")
-        number = float(match[1]) * UNITS[match[2].upper().replace("I", "i")]
+        number = float(match[1]) * BYTES_BY_UNIT[match[2].upper().replace("I", "i")]
     else:
         number = _finite("a size", size)
     if number < 1:
@@ -346,13 +346,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(held) for held in value]
     if callable(value):
-        return {"type": "function of the step", "values": _probed(value)}
+        return {"type": "function of the step", "values": _sampled(value)}
     return _shown(value)
 
 
-def _probed(function: Callable[[int], Any]) -> list[float]:
+def _sampled(function: Callable[[int], Any]) -> list[float]:
     found: list[float] = []
-    for step in PROBED_STEPS:
+    for step in SAMPLED_STEPS:
         try:
             found.append(float(function(step)))
         except Exception:  # a table that ends, or a function that knows its range

@@ -122,13 +122,13 @@ def run_graph(
     loaded = get_engine(engine)
     plan = plan_pass(Layering(factored, rules, partial(loaded.scratch_of, rules=rules)), limits)
     pieces = versioned_pieces(plan)
-    step_graph = expand_pass(plan, pieces)
+    task_graph = expand_pass(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
     feeds = {v.name: Feed(ArrayReader(arrays[v.name])) for v in small.of_role(Role.INPUT, Role.TARGET)}
     info = PassInfo(step, seed, tuple(range(batch)), scalars or {})
     with TemporaryDirectory() as folder, Tier(capacity_bytes, SpillStore(Path(folder) / "spill")) as tier:
         context = execute.Context(
-            {"main": step_graph},
+            {"main": task_graph},
             {"main": Sources(factored, feeds)},
             loaded,
             tier,
@@ -143,12 +143,12 @@ def run_graph(
             for name, regions in pieces.items()
             for number, region in enumerate(regions)
         }
-        dsk = inputs | execute.pass_tasks(step_graph, "test", "main", info)
-        chunks = (scheduler or get)(dsk, list(step_graph.outputs))
-        by_key: dict[Any, Chunk] = dict(zip(step_graph.outputs, chunks, strict=True))
+        dsk = inputs | execute.pass_tasks(task_graph, "test", "main", info)
+        chunks = (scheduler or get)(dsk, list(task_graph.outputs))
+        by_key: dict[Any, Chunk] = dict(zip(task_graph.outputs, chunks, strict=True))
         outputs = {}
         for name in (*small.outputs, *small.updates.values()):
-            held = step_graph.pieces[factored.stored(name)]
+            held = task_graph.pieces[factored.stored(name)]
             outputs[name] = whole_array(
                 factored, name, [(region, by_key[key].copy()) for region, key in held]
             )

@@ -17,10 +17,10 @@ from oocdl.host.limits import anonymous_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's ``mallopt``."""
-KEPT_BYTES = 1 << 30
-LOOK_BYTES = 256 << 20
+HEAP_KEPT_BYTES = 1 << 30
+MOST_UNCHECKED_BYTES = 256 << 20
 """Most that may be taken before the system is asked again: some of what grows is not announced."""
-DEFAULT_BYTES = 128 << 10
+GLIBC_THRESHOLD_BYTES = 128 << 10
 """glibc's own thresholds at the start of a process."""
 
 
@@ -37,37 +37,37 @@ class _MallInfo(ctypes.Structure):
 
 
 _library = ctypes.CDLL(None)
-KNOWN = hasattr(_library, "mallinfo2") and hasattr(_library, "malloc_trim")
+IS_SUPPORTED = hasattr(_library, "mallinfo2") and hasattr(_library, "malloc_trim")
 """Whether this C library can be asked and told (glibc 2.33). Elsewhere the heap is left as it is."""
-if KNOWN:
+if IS_SUPPORTED:
     _library.mallinfo2.restype = _MallInfo
 
 
 def use_one_heap() -> None:
     """Have threads that start from now on share the main heap: others cannot be trimmed to the end."""
-    if KNOWN:
+    if IS_SUPPORTED:
         _library.mallopt(M_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:
     """Have the heap keep what is freed, until ``Heap`` or ``give_back_freed_memory`` trims it."""
-    if KNOWN:
-        _library.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-        _library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    if IS_SUPPORTED:
+        _library.mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES)
+        _library.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
         _library.malloc_trim(0)
 
 
 def trim() -> None:
     """Return what is free to the system, once."""
-    if KNOWN:
+    if IS_SUPPORTED:
         _library.malloc_trim(0)
 
 
 def give_back_freed_memory() -> None:
     """Undo ``keep_freed_memory``, and return what is free to the system."""
-    if KNOWN:
-        _library.mallopt(M_MMAP_THRESHOLD, DEFAULT_BYTES)
-        _library.mallopt(M_TRIM_THRESHOLD, DEFAULT_BYTES)
+    if IS_SUPPORTED:
+        _library.mallopt(M_MMAP_THRESHOLD, GLIBC_THRESHOLD_BYTES)
+        _library.mallopt(M_TRIM_THRESHOLD, GLIBC_THRESHOLD_BYTES)
         _library.malloc_trim(0)
 
 
@@ -78,29 +78,29 @@ def _in_use_bytes() -> int:
 
 
 class Heap:
-    """Lets ``slots`` programs run at once; the heap and what else is mapped stay in ``limit_bytes``.
+    """Lets ``permits`` programs run at once; the heap and what else is mapped stay in ``limit_bytes``.
 
     Counted from what the process has now. ``mapped_bytes`` tells what the pool of the RAM tier has taken
     since; the plan sees to it that this and what programs take fit the limit together.
     """
 
-    def __init__(self, slots: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
+    def __init__(self, permits: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
         self._limit = limit_bytes
         self._mapped = mapped_bytes
-        self._slots = threading.Semaphore(slots)
+        self._permits = threading.Semaphore(permits)
         self._lock = threading.Lock()
         self._running = 0
         self._spare = 0
         self._before = anonymous_bytes()
-        self._used = _in_use_bytes() if KNOWN else 0
+        self._used = _in_use_bytes() if IS_SUPPORTED else 0
 
     @contextmanager
     def program(self, scratch_bytes: int) -> Iterator[None]:
-        """Wait for a slot; run a program that takes up to ``scratch_bytes``."""
-        with self._slots:
+        """Wait for a permit; run a program that takes up to ``scratch_bytes``."""
+        with self._permits:
             with self._lock:
                 self._running += scratch_bytes
-                if self._has_to_look(scratch_bytes):
+                if self._has_to_check(scratch_bytes):
                     self._make_room(0)
             try:
                 yield
@@ -111,16 +111,16 @@ class Heap:
     def before_mapping(self, nbytes: int) -> None:
         """The pool is about to take so many bytes more."""
         with self._lock:
-            if self._has_to_look(nbytes):
+            if self._has_to_check(nbytes):
                 self._make_room(nbytes)
 
-    def _has_to_look(self, nbytes: int) -> bool:
+    def _has_to_check(self, nbytes: int) -> bool:
         """Whether so many bytes more are more than was free when the system was asked last.
 
         To ask it each time would cost a step 0.1 to 0.3 s.
         """
         self._spare -= nbytes
-        return KNOWN and nbytes > 0 and self._spare < 0
+        return IS_SUPPORTED and nbytes > 0 and self._spare < 0
 
     def _make_room(self, nbytes: int) -> None:
         """Trim the heap if that, and all that running programs may still take, would go over the limit."""
@@ -128,6 +128,6 @@ class Heap:
         # What is mapped is not all touched yet.
         taken = max(taken, self._mapped())
         to_come = max(self._running - (_in_use_bytes() - self._used), 0)
-        self._spare = min(self._limit - taken - to_come - nbytes, LOOK_BYTES)
+        self._spare = min(self._limit - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:
             _library.malloc_trim(0)

@@ -13,9 +13,9 @@ from pathlib import Path
 from oocdl.errors import BudgetError, InputError
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-SHARE = 0.7
+DEFAULT_BUDGET_SHARE = 0.7
 """Of what may be used, the part that is taken by default."""
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ def available() -> Limit:
     Raises InputError if Slurm's variables cannot be read.
     """
     ram = Limit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")
-    found = [ram, *_rlimits(), *_slurm_limits(os.environ), *_cgroup_limits(_proc("cgroup"), CGROUP)]
+    found = [ram, *_rlimits(), *_slurm_limits(os.environ), *_cgroup_limits(_proc("cgroup"), CGROUP_FOLDER)]
     return min(found, key=lambda limit: limit.nbytes)
 
 
 def default_budget_bytes() -> int:
     """The budget where the user gives none: a safe share of what may be used."""
-    return int(available().nbytes * SHARE)
+    return int(available().nbytes * DEFAULT_BUDGET_SHARE)
 
 
 def check_budget(budget_bytes: int) -> None:

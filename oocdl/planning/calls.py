@@ -20,7 +20,7 @@ class Argument(Protocol):
         """The part of its value that it is."""
 
     @property
-    def room(self) -> int:
+    def footprint_bytes(self) -> int:
         """Bytes that it takes in RAM."""
 
 
@@ -53,7 +53,8 @@ def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A
         return Acquired((), call.buffer_bytes, 0)
     found = (in_place(read, arguments) for read in call.reads)
     pins = tuple({id(piece): piece for piece in found if piece is not None}.values())
-    return Acquired(pins, max(call.buffer_bytes - sum(pin.room for pin in pins), 0), call.scratch_bytes)
+    pinned_bytes = sum(pin.footprint_bytes for pin in pins)
+    return Acquired(pins, max(call.buffer_bytes - pinned_bytes, 0), call.scratch_bytes)
 
 
 class Made(NamedTuple):

@@ -45,14 +45,14 @@ class _Chunk:
     nbytes: int
     uses: tuple[int, ...]
     spilled: bool = False
-    room: int = field(init=False)
+    footprint_bytes: int = field(init=False)
     pins: int = 0
     readers: int = 0
     busy: bool = False
     dropped: bool = False
 
     def __post_init__(self) -> None:
-        self.room = footprint(self.nbytes)
+        self.footprint_bytes = footprint(self.nbytes)
 
     def leave_ram(self) -> None:
         """There are no bytes to let go of."""

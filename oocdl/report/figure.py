@@ -22,23 +22,29 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg")
 INCHES_WIDE, MEMORY_INCHES, MARGIN_INCHES = 11.0, 3.0, 1.5
-ROW_INCHES, MOST_GANTT_INCHES, LEAST_GANTT_INCHES = 0.18, 9.0, 1.6
+ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
 """What a label of a row takes: where rows are lower, some go without."""
 LABEL_LETTERS = 34
-COLUMNS = 1500
+MOST_MOMENTS = 1500
 """Moments that are drawn at most: of those close together the one with the most memory."""
 DOTS_PER_INCH = 110
-MANY_WORKERS = 6
+MOST_NAMED_WORKERS = 6
 """More than so many share a legend's entry."""
-SHORT = 0.004
+EDGED_BAR_SHARE = 0.004
 """Part of the step below which a bar has no edge of its own."""
-FEW_LANES = 4
+MOST_EDGED_BANDS = 4
 """Of a row, from which on edges would hide its bars."""
-GAP = 0.15
+ROW_GAP_SHARE = 0.15
 """Part of a row's height that is left free."""
 
-BASE, TIER, RESERVED, WORK, BUDGET = "#b8bec6", "#4c86c6", "#f2b84b", "#6aa56e", "#d62728"
+BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR, BUDGET_COLOR = (
+    "#b8bec6",
+    "#4c86c6",
+    "#f2b84b",
+    "#6aa56e",
+    "#d62728",
+)
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,14 @@ def figure_of(scene: Scene) -> Figure:
         ) from error
     moments, units, ends = _joined(scene.passes)
     rows = list(dict.fromkeys(ran.key.layer for ran in sorted(units, key=lambda ran: ran.position)))
-    gantt = min(max(len(rows) * ROW_INCHES, LEAST_GANTT_INCHES), MOST_GANTT_INCHES)
+    layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
     figure: Figure = module.Figure(
-        figsize=(INCHES_WIDE, MEMORY_INCHES + gantt + MARGIN_INCHES), layout="constrained"
+        figsize=(INCHES_WIDE, MEMORY_INCHES + layers_inches + MARGIN_INCHES), layout="constrained"
     )
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(MEMORY_INCHES, gantt))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(MEMORY_INCHES, layers_inches))
     unit, name = _time_unit(ends[-1])
     _draw_memory(above, scene, moments, ends[-1], unit)
-    _draw_layers(below, rows, units, unit, gantt)
+    _draw_layers(below, rows, units, unit, layers_inches)
     for axes in (above, below):
         for end in ends[:-1]:
             axes.axvline(end / unit, color="black", linewidth=0.8, linestyle=":")
@@ -127,7 +133,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "s") if seconds < 600 else (60.0, "min")
 
 
-def highest(moments: Iterable[Moment], seconds: float, columns: int = COLUMNS) -> list[Moment]:
+def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
     """At most ``columns`` moments: of those in an equal part of the time the one with the most memory."""
     found: dict[int, Moment] = {}
     for moment in moments:
@@ -147,10 +153,14 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     giga = scene.budget_bytes >= 4 << 30
     size, name = (2**30, "GiB") if giga else (2**20, "MiB")
     terms: tuple[tuple[str, str, list[float]], ...] = (
-        ("base process", BASE, [scene.base_bytes / size] * len(shown)),
-        ("chunks in the RAM tier", TIER, [one.resident_bytes / size for one in shown]),
-        ("reserved by units", RESERVED, [(one.reserved_bytes - one.scratch_bytes) / size for one in shown]),
-        ("work space of programs", WORK, [one.scratch_bytes / size for one in shown]),
+        ("base process", BASE_COLOR, [scene.base_bytes / size] * len(shown)),
+        ("chunks in the RAM tier", TIER_COLOR, [one.resident_bytes / size for one in shown]),
+        (
+            "reserved by units",
+            RESERVED_COLOR,
+            [(one.reserved_bytes - one.scratch_bytes) / size for one in shown],
+        ),
+        ("work space of programs", SCRATCH_COLOR, [one.scratch_bytes / size for one in shown]),
     )
     axes.stackplot(
         [one.seconds / unit for one in shown],
@@ -166,7 +176,7 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
         for what, number in (("predicted peak", peak), ("budget", budget))
     )
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
-    axes.axhline(budget, color=BUDGET, linewidth=1.8, label=budget_label)
+    axes.axhline(budget, color=BUDGET_COLOR, linewidth=1.8, label=budget_label)
     axes.set_ylim(0, 1.05 * max(budget, peak))
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
@@ -178,20 +188,20 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
 def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float, inches: float) -> None:
     workers = sorted({ran.worker for ran in units})
     shade = {worker: f"C{index % 10}" for index, worker in enumerate(workers)}
-    short = SHORT * max(ran.done for ran in units)
+    short = EDGED_BAR_SHARE * max(ran.done for ran in units)
     of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
     for ran in units:
         of_layer[ran.key.layer].append(ran)
     for row, name in enumerate(rows):
-        lanes = _lanes(of_layer[name])
-        height = (1 - GAP) / len(lanes)
-        for number, lane in enumerate(lanes):
-            place = (row - 0.5 + GAP / 2 + number * height, height)
-            colors = [shade[ran.worker] for ran in lane]
-            waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in lane]
-            works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in lane]
+        bands = _bands(of_layer[name])
+        height = (1 - ROW_GAP_SHARE) / len(bands)
+        for number, band in enumerate(bands):
+            place = (row - 0.5 + ROW_GAP_SHARE / 2 + number * height, height)
+            colors = [shade[ran.worker] for ran in band]
+            waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in band]
+            works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in band]
             # An edge tells wide bars from each other, and keeps the shortest from vanishing.
-            wide = (len(lanes) <= FEW_LANES and ran.done - ran.computing > short for ran in lane)
+            wide = (len(bands) <= MOST_EDGED_BANDS and ran.done - ran.computing > short for ran in band)
             edges = ["white" if w else color for w, color in zip(wide, colors, strict=True)]
             axes.broken_barh(waits, place, facecolors=colors, alpha=0.3, linewidth=0)
             axes.broken_barh(works, place, facecolors=colors, edgecolors=edges, linewidth=0.5)
@@ -201,21 +211,21 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
     _name_colors(axes, shade)
 
 
-def _lanes(units: Iterable[Ran]) -> list[list[Ran]]:
-    """The units of a layer; those that run side by side are in different lanes of its row."""
-    lanes: list[list[Ran]] = []
+def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
+    """The units of a layer; those that run side by side are in different bands of its row."""
+    bands: list[list[Ran]] = []
     for ran in sorted(units, key=lambda ran: ran.begun):
-        lane = next((lane for lane in lanes if lane[-1].done <= ran.begun), None)
-        if lane is None:
-            lanes.append([ran])
+        band = next((band for band in bands if band[-1].done <= ran.begun), None)
+        if band is None:
+            bands.append([ran])
         else:
-            lane.append(ran)
-    return lanes
+            band.append(ran)
+    return bands
 
 
 def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
     """The legend."""
-    if len(shade) <= MANY_WORKERS:
+    if len(shade) <= MOST_NAMED_WORKERS:
         for number, color in enumerate(shade.values(), 1):
             axes.barh([0], [0], color=color, label=f"worker {number}")
     else:

@@ -27,11 +27,11 @@ from oocdl.report.run_report import Report, computing_seconds, make_report, tabl
 from oocdl.runtime.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
-BLOCK_BYTES = 4096
+FILE_BLOCK_BYTES = 4096
 """What file systems round the size of a file up to; a folder takes one, too."""
-SPILLED_CHUNK_BYTES = 3 * BLOCK_BYTES
+SPILLED_CHUNK_BYTES = 3 * FILE_BLOCK_BYTES
 """A folder, ``zarr.json``, and the data's last block."""
-VERSIONS = 3
+STORED_VERSIONS = 3
 """Of weights and state that are on disk while one is written."""
 
 
@@ -145,15 +145,15 @@ class Plan:
     def version_bytes(self) -> int:
         """One version of weights and state in the run directory."""
         files = sum(len(pieces) + 2 for pieces in self.compiled.pieces.values())
-        return self.weight_bytes + files * BLOCK_BYTES
+        return self.weight_bytes + files * FILE_BLOCK_BYTES
 
     @property
     def store_bytes(self) -> int:
         """The run directory: three versions (committed, the one before, and the next), and ``keep``."""
         values = self.compiled.plan.factored.graph.values
         kept = sum(values[name].nbytes for name in self.compiled.kept.values())
-        groups = (len(self.compiled.pieces) + 1) * 2 * BLOCK_BYTES  # an array's versions are in a group
-        return VERSIONS * self.version_bytes + groups + kept
+        groups = (len(self.compiled.pieces) + 1) * 2 * FILE_BLOCK_BYTES  # an array's versions are in a group
+        return STORED_VERSIONS * self.version_bytes + groups + kept
 
     @property
     def disk_bytes(self) -> int:

@@ -26,11 +26,11 @@ from rich.table import Column
 
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
 
-LINE_SECONDS = 1.0
+LEAST_LINE_SECONDS = 1.0
 """Plain lines are at least so far apart, but for the first and the last."""
-WIDE = 110
+LEAST_BAR_COLUMNS = 110
 """Columns of a terminal that has room for a bar beside the words."""
-WINDOW_STEPS = 20
+MEAN_STEPS = 20
 """Rates are means over so many of the last steps."""
 
 
@@ -45,7 +45,7 @@ class Progress:
         self.clock = clock
         self.steps = self.done = 0
         self.last_row: StepDone | None = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=MEAN_STEPS)
         """Seconds, and bytes to and from the disk, of the last steps."""
         self.written_at = float("-inf")
         self.bar: Bar | None = None
@@ -87,7 +87,9 @@ class Progress:
             words = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )
-            columns: list[ProgressColumn] = [BarColumn(16), words] if self.console.width >= WIDE else [words]
+            columns: list[ProgressColumn] = (
+                [BarColumn(16), words] if self.console.width >= LEAST_BAR_COLUMNS else [words]
+            )
             self.bar = Bar(*columns, console=self.console, auto_refresh=False)
             self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
             self.bar.start()
@@ -101,7 +103,7 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.done, description=self._text(event))
             self.bar.refresh()
-        elif self.clock() - self.written_at >= LINE_SECONDS or self.done == self.steps:
+        elif self.clock() - self.written_at >= LEAST_LINE_SECONDS or self.done == self.steps:
             self._write(event)
 
     def _finish(self, event: RunFinished) -> None:

@@ -25,8 +25,8 @@ from oocdl.planning.timeline import Simulated
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.files import write_text
 
-FILE = "report.json"
-WIDTH = 110
+REPORT_FILE = "report.json"
+TABLE_COLUMNS = 110
 """Columns of tables."""
 
 
@@ -38,11 +38,11 @@ class LayerReport:
     units: int
     predicted_seconds: float
     seconds: float
-    """Measured, from when a task has its compute slot until it is done."""
+    """Measured, from when a task has its compute permit until it is done."""
     gather_seconds: float
     """Measured: reading inputs."""
     wait_seconds: float
-    """Measured: for memory, and for a compute slot."""
+    """Measured: for memory, and for a compute permit."""
     read_bytes: float
     made_bytes: float
 
@@ -122,9 +122,9 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def text_of(*parts: Table | str) -> str:
-    """Tables and lines as plain text, no wider than ``WIDTH``; one line break at its end."""
+    """Tables and lines as plain text, no wider than ``TABLE_COLUMNS``; one line break at its end."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, force_terminal=False, highlight=False, markup=False)
+    console = Console(file=out, width=TABLE_COLUMNS, force_terminal=False, highlight=False, markup=False)
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -190,12 +190,12 @@ def make_report(
 
 def write_report(folder: Path, report: Report) -> None:
     """Leave it in a run directory, instead of the one before."""
-    write_text(folder / FILE, json.dumps(asdict(report), indent=1))
+    write_text(folder / REPORT_FILE, json.dumps(asdict(report), indent=1))
 
 
 def read_report(folder: Path) -> Report:
     """What ``write_report`` left. StoreError if there is none, CorruptError if it is damaged."""
-    path = folder / FILE
+    path = folder / REPORT_FILE
     if not path.is_file():
         raise StoreError(
             f"no report is in {folder}: one is written after a whole step in this process, not by a Dask "

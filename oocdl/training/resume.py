@@ -23,8 +23,8 @@ from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import sync_path, write_text
 from oocdl.storage.run.run_store import RunStore
 
-FORMAT = 1
-PROBE = 8
+RUN_FORMAT = 1
+SAMPLED_EXTENT = 8
 """Extent of the boxes that tell one dataset from another of equal shapes."""
 
 
@@ -57,7 +57,10 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
 def _described(array: DataArray) -> str:
     """Shape, type, and a digest of a few values: of the middle of three samples."""
     digest = hashlib.blake2b(digest_size=6)
-    middle = tuple((max(0, e // 2 - PROBE // 2), min(e, e // 2 + PROBE // 2 + 1)) for e in array.shape[1:])
+    middle = tuple(
+        (max(0, e // 2 - SAMPLED_EXTENT // 2), min(e, e // 2 + SAMPLED_EXTENT // 2 + 1))
+        for e in array.shape[1:]
+    )
     for row in sorted({0, array.shape[0] // 2, array.shape[0] - 1}):
         digest.update(array.read(((row, row + 1), *middle)).tobytes())
     return f"{array.dtype} {list(array.shape)} {digest.hexdigest()}"
@@ -68,7 +71,7 @@ def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
     store = RunStore.open(folder, writable=True)
     try:
         known = store.meta.get("identity")
-        if store.meta.get("format") != FORMAT or not isinstance(known, Mapping):
+        if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
             raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
         refuse_if(f"the run in {folder} was started differently", differences(known, dict(facts)))
     except BaseException:

@@ -209,7 +209,7 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
         yield store.read(spec.name, ((start, stop), *whole(spec.shape[1:])))
 
 
-PREDICTIONS: dict[str, Any] = {"oocdl": "predictions"}
+PREDICTION_ATTRIBUTES: dict[str, Any] = {"oocdl": "predictions"}
 """Attributes of a group that ``predict`` made, and may replace."""
 
 
@@ -217,12 +217,12 @@ def _new_group(path: Path) -> zarr.Group:
     """An empty group; it replaces an earlier prediction, and nothing else."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         try:
-            ours = dict(zarr.open_group(str(path), mode="r").attrs) == PREDICTIONS
+            ours = dict(zarr.open_group(str(path), mode="r").attrs) == PREDICTION_ATTRIBUTES
         except Exception:  # zarr raises what its parsers raise; all mean the same here
             ours = False
         if not ours:
             raise StoreError(f"{path} is there already and no earlier prediction; choose another place")
-    return zarr.open_group(str(path), mode="w", attributes=PREDICTIONS)
+    return zarr.open_group(str(path), mode="w", attributes=PREDICTION_ATTRIBUTES)
 
 
 class _Inference:

@@ -187,7 +187,7 @@ def _open_store(
         made = _plan(job, None)
         check_start(made, folder, spills)
         meta = {
-            "format": resuming.FORMAT,
+            "format": resuming.RUN_FORMAT,
             "model": str(job.model.path),
             "identity": identity,
             "settings": job.settings.stored(),

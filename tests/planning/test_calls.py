@@ -17,7 +17,7 @@ class Piece:
     """A chunk, as a call sees it."""
 
     region: Region
-    room: int
+    footprint_bytes: int
 
 
 WHOLE = Piece(((0, 8),), 100)

@@ -17,7 +17,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.report import figure as picture
-from oocdl.report.figure import BUDGET, LABEL_LETTERS, Scene, draw, figure_of, highest
+from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, Scene, draw, figure_of, highest
 from tests.kit import nets
 
 MIB = 1 << 20
@@ -81,7 +81,7 @@ def test_memory_is_stacked_under_the_budget() -> None:
     ]  # fmt: skip
     tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections]
     assert tops == [100, 110, 111, 131]
-    (budget,) = (line for line in above.lines if line.get_color() == BUDGET)
+    (budget,) = (line for line in above.lines if line.get_color() == BUDGET_COLOR)
     assert budget.get_ydata() == [200, 200]
 
 

@@ -17,7 +17,7 @@ from oocdl.events import Committed
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Ran, Simulated
-from oocdl.report.run_report import WIDTH, computing_seconds, make_report, read_report
+from oocdl.report.run_report import TABLE_COLUMNS, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
 from tests.kit import nets
 
@@ -52,7 +52,7 @@ def test_the_plan_shows_seconds_and_the_budget(
     plan = oocdl.plan(*job, **QUICK)
     text = str(plan)
     lines = text.splitlines()
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= TABLE_COLUMNS
     seconds = computing_seconds(plan.simulated)
     for layer in plan.layers:
         (row,) = (line for line in lines if line.startswith(f"│ {layer.layer.name} "))
@@ -105,7 +105,7 @@ def test_the_report_stays_with_the_run_and_is_a_table(run: oocdl.Run) -> None:
     report = oocdl.open(run.path).report()
     assert report == run.report()
     lines = str(report).splitlines()
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= TABLE_COLUMNS
     for word in ("predicted s", "measured s", "ratio", "a step, s", "written to the spill, MiB", "5 steps"):
         assert word in str(report)
     assert sum(line.startswith("│ down1.conv1 ") for line in lines) == 1

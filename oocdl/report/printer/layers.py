@@ -20,7 +20,7 @@ from oocdl.report.printer.notation import (
 )
 from oocdl.report.printer.program import programs_of
 
-WIDTH = 110
+LINE_COLUMNS = 110
 
 
 def layer_lines(plan: PassPlan, planned: LayerPlan) -> list[str]:
@@ -72,7 +72,7 @@ def _operators(planned: LayerPlan) -> list[str]:
     runs = ((op, len(list(cells))) for op, cells in groupby(cell.node.op for cell in planned.layer.cells))
     text = ", ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
     lead = f"{INDENT}runs     "
-    return wrap(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return wrap(text, LINE_COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))
 
 
 def _costs(planned: LayerPlan) -> str:

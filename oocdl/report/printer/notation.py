@@ -21,7 +21,7 @@ from oocdl.planning.pass_plan import LayerPlan
 from oocdl.planning.task_key import TaskKey, TaskKind
 
 INDENT = "    "
-WIDEST = 48
+MOST_CELL_CHARACTERS = 48
 """Characters of a column; longer entries move the rest of their line to the right."""
 MOST_NUMBERS = 12
 """Longer tuples are written by their ends."""
@@ -160,7 +160,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ['    a     f32[2]  x', '    long  i64[]']
     """
     columns = zip(*rows, strict=True)
-    widths = [max((len(cell) for cell in column if len(cell) <= WIDEST), default=0) for column in columns]
+    widths = [
+        max((len(cell) for cell in column if len(cell) <= MOST_CELL_CHARACTERS), default=0)
+        for column in columns
+    ]
     return [
         INDENT + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows

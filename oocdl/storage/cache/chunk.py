@@ -27,8 +27,8 @@ class Slot:
     """
 
     __slots__ = (
-        "array", "busy", "dropped", "dtype", "file", "nbytes", "outer", "pins", "readers", "room", "shape",
-        "uses",
+        "array", "busy", "dropped", "dtype", "file", "footprint_bytes", "nbytes", "outer", "pins", "readers",
+        "shape", "uses",
     )  # fmt: skip
 
     def __init__(self, array: Array, uses: Uses, outer: int = 0) -> None:
@@ -37,7 +37,7 @@ class Slot:
         self.shape = array.shape
         self.dtype = array.dtype
         self.nbytes = array.nbytes
-        self.room = footprint(array.nbytes)  # what it takes in RAM
+        self.footprint_bytes = footprint(array.nbytes)  # what it takes in RAM
         self.uses = uses
         self.outer = outer  # the axis that is outermost in the spill
         self.pins = 0  # reservations that need it in RAM
@@ -143,9 +143,9 @@ class Chunk:
         return self.slot.nbytes
 
     @property
-    def room(self) -> int:
+    def footprint_bytes(self) -> int:
         """Bytes that it takes in RAM."""
-        return self.slot.room
+        return self.slot.footprint_bytes
 
     @property
     def uses(self) -> Uses:

@@ -30,11 +30,11 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 BOUNCE_BYTES = 1 << 20
-LONG_BYTES = 64 << 10
+LONG_RUN_BYTES = 64 << 10
 """Bytes of a run that is worth a system call of its own."""
-MOST_RUNS = 1024
+MOST_RUNS_PER_CALL = 1024
 """Of one system call, as POSIX has it."""
-MOST_BYTES = 64 << 20
+MOST_BYTES_PER_CALL = 64 << 20
 """Of one system call."""
 _local = threading.local()
 
@@ -95,7 +95,7 @@ def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
 def _write(handle: int, start: int, view: Bytes) -> None:
     done = 0
     while done < view.size:
-        count = os.pwrite(handle, view[done : done + MOST_BYTES].data, start + done)
+        count = os.pwrite(handle, view[done : done + MOST_BYTES_PER_CALL].data, start + done)
         # What the disk took in part is written again from the last full page.
         done += count if done + count == view.size else count // PAGE_BYTES * PAGE_BYTES
         if count < PAGE_BYTES and done < view.size:
@@ -141,8 +141,8 @@ def _move(
     runs: list[Any],
 ) -> None:
     """Read or write runs that follow each other in the file from ``start`` on, by few system calls."""
-    for first in range(0, len(runs), MOST_RUNS):
-        group = runs[first : first + MOST_RUNS]
+    for first in range(0, len(runs), MOST_RUNS_PER_CALL):
+        group = runs[first : first + MOST_RUNS_PER_CALL]
         size = sum(run.nbytes for run in group)
         if many(handle, group, start) == size:
             start += size
@@ -191,7 +191,7 @@ def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
         if out.flags.c_contiguous:
             _fill(handle, start, as_bytes(out))
             return out.nbytes
-        if out.nbytes >= LONG_BYTES and _scatter(handle, start, out):
+        if out.nbytes >= LONG_RUN_BYTES and _scatter(handle, start, out):
             return out.nbytes
     span: int = out.dtype.itemsize + sum(
         (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
@@ -203,7 +203,7 @@ def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
     if out.shape[0] == 1:
         return _read(handle, start, strides[1:], out.reshape(out.shape[1:]))
     # Long rows are read one by one; of short ones as many as fill the buffer.
-    run = _is_run(out.shape[1:], strides[1:], out.dtype.itemsize) and out[0].nbytes >= LONG_BYTES
+    run = _is_run(out.shape[1:], strides[1:], out.dtype.itemsize) and out[0].nbytes >= LONG_RUN_BYTES
     group = 1 if run else max(1, (BOUNCE_BYTES - 2 * PAGE_BYTES) // strides[0])
     count = 0
     for row in range(0, out.shape[0], group):
@@ -226,7 +226,9 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
     if start % PAGE_BYTES == 0 and _aligned(target):
         whole = target.size // PAGE_BYTES * PAGE_BYTES
         while done < whole:
-            count = os.preadv(handle, [target[done : min(whole, done + MOST_BYTES)].data], start + done)
+            count = os.preadv(
+                handle, [target[done : min(whole, done + MOST_BYTES_PER_CALL)].data], start + done
+            )
             if count % PAGE_BYTES or count == 0:
                 raise OSError(errno.EIO, "the file is shorter than it was written")
             done += count

@@ -11,10 +11,10 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Entry(Protocol):
-    """What the books know of a chunk, and change."""
+    """What the ledger know of a chunk, and change."""
 
     nbytes: int
-    room: int
+    footprint_bytes: int
     """Bytes that it takes in RAM."""
     uses: tuple[int, ...]
     """Plan positions at which it is read, sorted."""

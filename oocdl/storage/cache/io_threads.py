@@ -17,11 +17,11 @@ from oocdl.storage.cache.spill_store import SpillFile, SpillStore
 
 
 class Mover:
-    """The threads of a tier, its books, their queues, and the error that stops all."""
+    """The threads of a tier, its ledger, their queues, and the error that stops all."""
 
     def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
         self._writes: SimpleQueue[Slot | None] = SimpleQueue()
-        self.books: Ledger[Slot] = Ledger(capacity_bytes, self._writes.put)
+        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._writes.put)
         self.pool = pool
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
@@ -79,7 +79,7 @@ class Mover:
 
     def forget(self, slot: Slot) -> SpillFile | None:
         """Count a dropped chunk as gone; returns the file to delete."""
-        if not self.books.drop(slot):
+        if not self.ledger.drop(slot):
             return None
         file, slot.file = slot.file, None
         self.changed.notify_all()
@@ -112,7 +112,7 @@ class Mover:
         with self.changed:
             if file is not None:
                 slot.file = file
-            self.books.written(slot, done=file is not None)
+            self.ledger.written(slot, done=file is not None)
             self._finish(slot, error)
 
     def load(self, slot: Slot) -> None:
@@ -128,8 +128,8 @@ class Mover:
         with self.changed:
             if array is not None:
                 slot.array = array
-                self.books.read_bytes += count
-            self.books.loaded(slot, done=array is not None)
+                self.ledger.read_bytes += count
+            self.ledger.loaded(slot, done=array is not None)
             self._finish(slot, error)
 
     def _finish(self, slot: Slot, error: Exception | None) -> None:

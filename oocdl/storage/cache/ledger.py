@@ -1,7 +1,7 @@
-"""The books of the RAM tier: what is counted, who is let in, what is evicted first. No I/O, no waiting.
+"""The ledger of the RAM tier: what is counted, who is let in, what is evicted first. No I/O, no waiting.
 
 The tier asks them under its lock, and does what they say with threads and files; the simulator asks the
-same books, and does it with a clock. What a chunk is to either is theirs: the books see an
+same ledger, and does it with a clock. What a chunk is to either is theirs: the ledger see an
 ``eviction.Entry``.
 """
 
@@ -100,7 +100,7 @@ class Ledger(Generic[E]):
 
     def enter(self, entry: E, from_reserved: bool = False) -> None:
         """A chunk becomes resident, out of reserved bytes or out of free ones."""
-        self._count(entry.room, -entry.room if from_reserved else 0)
+        self._count(entry.footprint_bytes, -entry.footprint_bytes if from_reserved else 0)
         self._order.add(entry)
 
     def _leave(self, entry: E) -> None:
@@ -108,7 +108,7 @@ class Ledger(Generic[E]):
         if entry in self._order:
             self._order.remove(entry)
             entry.leave_ram()
-            self._count(resident=-entry.room)
+            self._count(resident=-entry.footprint_bytes)
 
     # --- claims ----------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Ledger(Generic[E]):
                 entry.pins += 1
         absent = [entry for entry in claim.pins if entry not in self._order]
         nbytes = claim.left_bytes + claim.scratch_bytes
-        need = nbytes + sum(entry.room for entry in absent)
+        need = nbytes + sum(entry.footprint_bytes for entry in absent)
         self.make_room(need)
         if need > self.free_bytes:
             return None
@@ -142,9 +142,9 @@ class Ledger(Generic[E]):
 
     def put(self, claim: Claim[E], entry: E) -> None:
         """Bytes of a claim become a chunk. Raises BudgetError if not so many are left."""
-        if entry.room > claim.left_bytes:
-            raise BudgetError(f"put of {entry.room} bytes, {claim.left_bytes} are left reserved")
-        claim.left_bytes -= entry.room
+        if entry.footprint_bytes > claim.left_bytes:
+            raise BudgetError(f"put of {entry.footprint_bytes} bytes, {claim.left_bytes} are left reserved")
+        claim.left_bytes -= entry.footprint_bytes
         self.enter(entry, from_reserved=True)
 
     def release(self, claim: Claim[E]) -> None:
@@ -172,7 +172,7 @@ class Ledger(Generic[E]):
 
     def written(self, entry: E, done: bool = True) -> None:
         """A chunk that was to leave is in the spill, or could not be written. It leaves if someone waits."""
-        self.leaving_bytes -= entry.room
+        self.leaving_bytes -= entry.footprint_bytes
         entry.busy = False
         if done:
             self.written_bytes += entry.nbytes
@@ -224,9 +224,9 @@ class Ledger(Generic[E]):
                 self._evict(entry)
             else:
                 entry.busy = True
-                self.leaving_bytes += entry.room
+                self.leaving_bytes += entry.footprint_bytes
                 self._write(entry)
-            short -= entry.room
+            short -= entry.footprint_bytes
             if short <= 0:
                 break
 
@@ -241,7 +241,7 @@ class Ledger(Generic[E]):
             return False
         kept: list[E] = []
         for victim in self._order.victims():
-            if self.free_bytes >= entry.room or self._order.next_use(victim) <= soon:
+            if self.free_bytes >= entry.footprint_bytes or self._order.next_use(victim) <= soon:
                 kept.append(victim)
                 break
             if not victim.spilled:
@@ -252,7 +252,7 @@ class Ledger(Generic[E]):
                 self._evict(victim)
         for victim in kept:
             self._order.offer(victim)
-        if self.free_bytes < entry.room:
+        if self.free_bytes < entry.footprint_bytes:
             return False
         entry.busy = True
         self.enter(entry)

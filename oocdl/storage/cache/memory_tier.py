@@ -97,13 +97,13 @@ class Tier:
         self._spill = spill
         self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
-        self._books, self._changed = self._mover.books, self._mover.changed
-        self._work = 0  # of the reserved bytes, those that are not for arrays
+        self._ledger, self._changed = self._mover.ledger, self._mover.changed
+        self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that chunks and reservations may have together."""
-        return self._books.capacity_bytes
+        return self._ledger.capacity_bytes
 
     @property
     def mapped_bytes(self) -> int:
@@ -114,7 +114,7 @@ class Tier:
     def stats(self) -> TierStats:
         """A snapshot."""
         with self._changed:
-            return self._books.stats()
+            return self._ledger.stats()
 
     # --- what executors call -------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Tier:
         could never fit, StoreError or ResourceError if the spill has failed.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
-        need = nbytes + scratch_bytes + sum(pin.slot.room for pin in unique)
+        need = nbytes + scratch_bytes + sum(pin.slot.footprint_bytes for pin in unique)
         if need > self.capacity_bytes:
             raise BudgetError(
                 f"a unit needs {need} bytes of memory at once, the tier has "
@@ -135,8 +135,8 @@ class Tier:
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
         with self._changed:
             loads = self._acquire(claim)
-            self._work += scratch_bytes
-            self._pool.shrink(self.capacity_bytes - self._work)
+            self._scratch_bytes += scratch_bytes
+            self._pool.shrink(self.capacity_bytes - self._scratch_bytes)
         reservation = Reservation(self, claim, unique)
         try:
             for slot in loads:
@@ -159,11 +159,11 @@ class Tier:
         slot = Slot(stored, uses)
         with self._changed:
             self._mover.bury()
-            self._books.make_room(slot.room)
-            fits = slot.room <= self._books.free_bytes
+            self._ledger.make_room(slot.footprint_bytes)
+            fits = slot.footprint_bytes <= self._ledger.free_bytes
             if fits:
-                self._books.enter(slot)
-                self._books.hold(slot)  # not to be evicted before it is here
+                self._ledger.enter(slot)
+                self._ledger.hold(slot)  # not to be evicted before it is here
         slot.array = None
         if fits:
             slot.array = self._pool.empty(stored.shape, stored.dtype)
@@ -172,21 +172,21 @@ class Tier:
             slot.file = self._spill.write(stored)
         with self._changed:
             if fits:
-                self._books.let_go(slot)
+                self._ledger.let_go(slot)
             else:
-                self._books.written_bytes += slot.nbytes
+                self._ledger.written_bytes += slot.nbytes
             self._changed.notify_all()
         return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
         """Tell the plan position that runs now; decides what is evicted first."""
         with self._changed:
-            self._books.advance(position)
+            self._ledger.advance(position)
 
     def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
         """A new step begins: tell when each of these chunks will be read in it."""
         with self._changed:
-            self._books.renew((chunk.slot, uses) for chunk, uses in plans)
+            self._ledger.renew((chunk.slot, uses) for chunk, uses in plans)
 
     def watch(
         self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
@@ -197,9 +197,9 @@ class Tier:
         resident and reserved bytes, first those of now. Both are called by any thread.
         """
         with self._changed:
-            self._spill.watch, self._books.watch = spilled, counted
+            self._spill.watch, self._ledger.watch = spilled, counted
             if counted is not None:
-                counted(self._books.resident_bytes, self._books.reserved_bytes)
+                counted(self._ledger.resident_bytes, self._ledger.reserved_bytes)
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
@@ -217,26 +217,26 @@ class Tier:
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``."""
         with self._changed:
-            found = slot.array is not None or not self._books.promote(slot)
+            found = slot.array is not None or not self._ledger.promote(slot)
         if not found:
             self._mover.load(slot)
         with self._changed:
             array, file = slot.array, slot.file
             if array is not None:
-                self._books.hold(slot)
+                self._ledger.hold(slot)
         if array is not None:
             try:
                 np.copyto(out, array[tuple(slice(*axis) for axis in box)])
             finally:
                 del array  # before it can be counted as free
                 with self._changed:
-                    self._books.let_go(slot)
+                    self._ledger.let_go(slot)
                     self._changed.notify_all()
             return
         assert file is not None, "a chunk is neither in RAM nor in the spill"
         count = self._spill.read(file, box, out)
         with self._changed:
-            self._books.read_bytes += count
+            self._ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
         """The array in RAM of a pinned chunk."""
@@ -252,34 +252,34 @@ class Tier:
     def _put(self, claim: Claim[Slot], slot: Slot, region: Region, order: Order) -> Chunk:
         made = Chunk(self, slot, region, order)
         with self._changed:
-            self._books.put(claim, slot)
+            self._ledger.put(claim, slot)
             self._changed.notify_all()
         return made
 
     def _release(self, claim: Claim[Slot]) -> None:
         with self._changed:
-            self._work -= claim.scratch_bytes
-            self._pool.capacity_bytes = self.capacity_bytes - self._work
-            self._books.release(claim)
+            self._scratch_bytes -= claim.scratch_bytes
+            self._pool.capacity_bytes = self.capacity_bytes - self._scratch_bytes
+            self._ledger.release(claim)
             self._changed.notify_all()
 
     # --- under the lock ------------------------------------------------------------------
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait for our turn and for room; returns the slots that the caller has to load."""
-        self._books.line.append(claim)
+        self._ledger.line.append(claim)
         try:
             self._mover.check()
-            while self._books.line[0] is not claim:
+            while self._ledger.line[0] is not claim:
                 self._mover.wait()
             while True:
                 self._mover.bury()
-                loads = self._books.admit(claim)
+                loads = self._ledger.admit(claim)
                 if loads is not None:
                     return loads
                 self._mover.wait()
         except BaseException:
-            self._books.withdraw(claim)
+            self._ledger.withdraw(claim)
             raise
         finally:
             self._changed.notify_all()

@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 SEGMENT_BYTES = 64 << 20
 """Least address space that is asked for at once; its pages are taken when they are touched."""
-HUGE_BYTES = 2 << 20
+HUGE_PAGE_BYTES = 2 << 20
 """Of a large page."""
 
 
@@ -65,8 +65,8 @@ class _Segment:
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
         """Of the large pages between."""
-        first = -(-(self.address + start) // HUGE_BYTES) * HUGE_BYTES - self.address
-        last = (self.address + stop) // HUGE_BYTES * HUGE_BYTES - self.address
+        first = -(-(self.address + start) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES - self.address
+        last = (self.address + stop) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - self.address
         if last > first and hasattr(mmap, advice):
             self.mapping.madvise(getattr(mmap, advice), first, last - first)
 
@@ -131,7 +131,7 @@ class _Place:
     start: int
     cold: int
     """Bytes of it that have no pages yet."""
-    room: int
+    slack_bytes: int
     """Bytes around it that would be left."""
 
 
@@ -232,7 +232,7 @@ class Pool:
             self._segments.append(_Segment(max(size, SEGMENT_BYTES)))
             places = list(_places(self._segments[-1], size))
         # The fewest new pages; then the tightest, so that long holes stay long.
-        best = min(places, key=lambda place: (place.cold, place.room, place.start))
+        best = min(places, key=lambda place: (place.cold, place.slack_bytes, place.start))
         best.segment.take(best.start, size)
         if best.cold:
             self._cool(self.mapped_bytes + best.cold - self.capacity_bytes)

@@ -17,7 +17,7 @@ from oocdl.storage.zarr_json import grid
 CODECS_V3 = frozenset({"bytes", "transpose", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"})
 CODECS_V2 = frozenset({"blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "crc32c"})
 
-NUMBERS = "biuf"
+NUMBER_KINDS = "biuf"
 """NumPy kinds that a dataset may have: bool, integers, floats."""
 
 
@@ -52,7 +52,7 @@ def open_arrays(
 def check_type(label: str, dtype: Any, rank: int) -> None:
     """Refuse what is not numbers (objects can run code when read) or has no sample axis."""
     kind = getattr(dtype, "kind", "?")
-    if kind not in NUMBERS or dtype.fields is not None or dtype.shape:
+    if kind not in NUMBER_KINDS or dtype.fields is not None or dtype.shape:
         raise DatasetError(f"{label} has dtype {dtype}; only bool, integers and floats are read")
     if rank == 0:
         raise DatasetError(f"{label} is a single number; arrays have the sample axis first")

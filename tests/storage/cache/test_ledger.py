@@ -28,7 +28,7 @@ class Chunk:
     left_ram: int = 0
 
     @property
-    def room(self) -> int:
+    def footprint_bytes(self) -> int:
         """As there are no pages here."""
         return self.nbytes
 
@@ -299,9 +299,9 @@ class Life:
         rng, left = self.rng, self.books.capacity_bytes
         pins = []
         for chunk in rng.sample(self.chunks, min(len(self.chunks), rng.randint(0, 3))):
-            if chunk.room <= left:
+            if chunk.footprint_bytes <= left:
                 pins.append(chunk)
-                left -= chunk.room
+                left -= chunk.footprint_bytes
         nbytes = rng.randint(0, left)
         self.books.line.append(Claim(pins, nbytes, rng.randint(0, left - nbytes)))
         self.books.advance(self.books._order.position + 1)
@@ -367,10 +367,10 @@ class Life:
         """The books are right."""
         books = self.books
         here = [chunk for chunk in {*self.chunks, *books.writes, *self.loading} if books.is_resident(chunk)]
-        assert books.resident_bytes == sum(chunk.room for chunk in here)
+        assert books.resident_bytes == sum(chunk.footprint_bytes for chunk in here)
         assert books.reserved_bytes == sum(claim.left_bytes + claim.scratch_bytes for claim in self.holding)
         assert books.resident_bytes + books.reserved_bytes <= books.capacity_bytes
-        assert books.leaving_bytes == sum(chunk.room for chunk in books.writes)
+        assert books.leaving_bytes == sum(chunk.footprint_bytes for chunk in books.writes)
         assert all(books.is_resident(pin) for claim in self.holding for pin in claim.pins)
         held = [pin for claim in [*self.holding, *list(books.line)[:1]] for pin in claim.pins]
         assert all(chunk.pins == held.count(chunk) for chunk in self.chunks)

@@ -140,7 +140,7 @@ def test_first_come_first_served(tier: Tier) -> None:
     for index, nbytes in enumerate((6000, 1000, 8000, 10)):  # 1000 and 10 would fit at once
         threads.append(threading.Thread(target=unit, args=(index, nbytes), daemon=True))
         threads[-1].start()
-        until(lambda count=index + 1: len(tier._books.line) == count)
+        until(lambda count=index + 1: len(tier._ledger.line) == count)
     assert order == []
     hold.release()
     join_all(threads)
@@ -365,7 +365,7 @@ def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
     hold = tier.reserve(100)
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(tier.reserve, 10)
-        until(lambda: len(tier._books.line) == 1)
+        until(lambda: len(tier._ledger.line) == 1)
         tier.close()
         with pytest.raises(StoreError, match="closed"):
             waiter.result(5)

@@ -71,7 +71,7 @@ def test_any_axis_may_be_outermost(
     whole_out = paged(shape) if not owned else paged(region_shape(box))
     out = whole_out if owned else whole_out[tuple(slice(0, n) for n in region_shape(box))]
     with pytest.MonkeyPatch.context() as patch, SpillStore(tmp_path) as spill:
-        patch.setattr(direct_io, "MOST_RUNS", runs)
+        patch.setattr(direct_io, "MOST_RUNS_PER_CALL", runs)
         file = spill.write(array, outer)
         out[...] = -1
         assert spill.read(file, box, out) >= out.nbytes
@@ -146,7 +146,7 @@ def test_any_box_is_read(
     out = base[(..., *(slice(None, None, 2 if strided else 1) for _ in box))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct_io, "BOUNCE_BYTES", bounce)
-        patch.setattr(direct_io, "LONG_BYTES", long)
+        patch.setattr(direct_io, "LONG_RUN_BYTES", long)
         patch.setattr(direct_io, "_local", threading.local())
         count = direct_io.read_box(path, shape, box, out, flag)
     assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
