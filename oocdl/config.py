@@ -1,4 +1,4 @@
-"""One frozen object with every setting of a run, checked once."""
+"""``Settings``: one frozen object with every setting of a run, checked once by ``make_settings``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LOSS_TYPES: Mapping[str, type[Loss]] = {
 }
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
-"""Steps at which a function of the step is sampled, to tell it from another."""
+"""Steps at which a learning rate that is a function is sampled, to tell it from another."""
 
 
 def parse_bytes(size: float | str) -> int:
-    """Bytes from a number or a text with a unit.
+    """Read a size in bytes from a number or a text with a unit; InputError if it is none.
 
     >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
     (2147483648, 1500000, 4096)
@@ -49,7 +49,10 @@ def parse_bytes(size: float | str) -> int:
 
 
 def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
-    """An optimizer by name ("sgd", "adam", "adamw") or as it is."""
+    """Return an optimizer, given by name ("sgd", "adam", "adamw"; ``lr`` goes with it) or as an object.
+
+    Raises InputError.
+    """
     if isinstance(optimizer, str):
         kind = OPTIMIZERS.get(optimizer.lower())
         if kind is None:
@@ -76,7 +79,7 @@ def _nearest(word: object, known: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Anything in one short line."""
+    """Write any value as one short line."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -195,7 +198,10 @@ def _seconds(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run, as ``fit`` takes them; see there for their meaning. Made by ``make_settings``."""
+    """Settings of a run, as ``fit`` takes them; see there for their meaning. Made by ``make_settings``.
+
+    ``memory_bytes`` and ``disk_bytes`` are ``memory=`` and ``disk=``, in bytes.
+    """
 
     loss: Loss | Mapping[str, tuple[Loss, float]] = CrossEntropy()
     optimizer: Optimizer = field(default_factory=Adam)
@@ -225,15 +231,15 @@ class Settings:
 
     @property
     def dtype(self) -> str:
-        """Of weights, and of all that is no product: with precision "bfloat16" that is float32."""
+        """Dtype of weights and of all operators but products: float32 with precision "bfloat16"."""
         return "float32" if self.precision == "bfloat16" else self.precision
 
     def spill_folder(self, default: Path) -> Path:
-        """Where chunks go that RAM has no room for: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""
+        """Return the folder of the spill: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
-        """Plain data from which ``restored`` makes what prediction and evaluation need again."""
+        """Return plain data from which ``restored`` makes the settings that predict and evaluate need."""
         names = (
             "inputs",
             "targets",
@@ -279,7 +285,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def make_settings(**options: Any) -> Settings:
-    """Settings from the options of ``fit``; an unknown one is refused with the nearest known."""
+    """Check the options of ``fit`` and make settings of them.
+
+    Raises InputError for a bad value, and for an unknown option, with the nearest known one.
+    """
     known = {*_CHECKS, "optimizer", "memory", "disk", "lr"}
     for name in options:
         if name not in known:
@@ -293,7 +302,10 @@ def make_settings(**options: Any) -> Settings:
 
 
 def restored(data: Mapping[str, Any]) -> Settings:
-    """The settings that ``Settings.stored`` was taken of. Raises what bad data raises."""
+    """Make the settings of which ``Settings.stored`` has made ``data``.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for bad data.
+    """
     values = dict(data)
     loss = values.pop("loss")
     if "heads" in loss:
@@ -318,10 +330,10 @@ def _loss_of(data: Mapping[str, Any]) -> Loss:
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON holds it: equal settings give equal data, in every process.
+    """Turn a setting into what JSON can hold: equal settings give equal data, in every process.
 
-    A dataclass becomes its fields and the name of its type; any other function of the
-    step is told by its values.
+    A dataclass becomes its fields and the name of its type; any other function of the step becomes its
+    values at some steps.
 
     >>> plain({"lr": np.float32(0.5), "loss": Dice()})
     {'lr': 0.5, 'loss': {'type': 'Dice', 'smooth': 1e-05}}
@@ -361,7 +373,7 @@ def _sampled(function: Callable[[int], Any]) -> list[float]:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Where two plain settings differ, each in words.
+    """List in words where two plain settings differ.
 
     >>> differences({"a": {"lr": 1, "b": 2}}, {"a": {"lr": 3, "b": 2}})
     ['a.lr was 1, is 3']

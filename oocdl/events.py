@@ -1,4 +1,4 @@
-"""What happens in a run, as frozen data. Whoever wants to know listens; nobody prints."""
+"""Events of a run, as frozen data. ``fit`` calls every listener with each of them, and prints nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The plan stands, the weights are loaded, the first step comes next."""
+    """The run is planned, and its first step comes next."""
 
     plan: Any
     """The ``Plan``."""
@@ -17,12 +17,12 @@ class RunStarted:
     steps: int
     """Steps of the whole run."""
     done: int
-    """Of these, already committed by an earlier process."""
+    """Steps that an earlier process has committed."""
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """One optimizer update."""
+    """A step (one optimizer update) is done."""
 
     row: Mapping[str, Any]
     """The row of ``Run.history``."""
@@ -30,14 +30,14 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Committed:
-    """Everything up to a step is durable."""
+    """Everything up to ``step`` is durable."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class RunFinished:
-    """No step is left."""
+    """No step is left; ``seconds`` are those of this call of ``fit``."""
 
     steps: int
     seconds: float

@@ -1,8 +1,7 @@
-"""The tests' kit: run any graph through the whole machine, on arrays.
+"""``run_graph`` runs any graph on arrays through the whole machine, for tests.
 
-``run_graph`` cuts, plans and executes a graph exactly as training does, and puts
-the pieces of its outputs together. It is public so that whoever adds an operator
-can check it with one call, as the tests of oocdl do.
+It cuts, plans and executes a graph exactly as training does, and joins the pieces of its outputs. It is
+public so that whoever adds an operator can check it with one call, as the tests of oocdl do.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from oocdl.storage.cache.spill_store import SpillStore
 
 @dataclass(frozen=True)
 class ArrayReader:
-    """A NumPy array as a dataset array."""
+    """Lets a NumPy array be read as an array of a dataset."""
 
     data: Array
 
@@ -62,7 +61,7 @@ class ArrayReader:
 
 
 def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Array]]) -> Array:
-    """Put the pieces of a value together, in its own shape."""
+    """Join the pieces of a value to one array of its own shape; NaN where no piece is."""
     value = factored.graph.values[name]
     out = np.full(value.shape, np.nan if value.dtype.startswith("float") else 0, value.dtype)
     for region, array in made:
@@ -72,14 +71,14 @@ def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Arra
 
 
 def stored_piece(factored: Factored, name: str, data: Array, region: Region) -> Array:
-    """A region of stored factors of an array in its own shape."""
+    """Return a region, in stored factors, of an array that has its own shape."""
     stored = data.reshape(factored.shapes[name])
     return np.array(stored[as_slices(region)], order="C")
 
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What ``run_graph`` returns."""
+    """Results of ``run_graph``: arrays by name, the plan, bytes moved by units, the tier's peak in bytes."""
 
     outputs: Mapping[str, Array]
     plan: PassPlan
@@ -106,11 +105,12 @@ def run_graph(
     scheduler: Any = None,
     channels_last: bool = False,
 ) -> Ran:
-    """Plan and run ``graph`` once.
+    """Plan and run one pass of ``graph``; returns its outputs and updated values, whole, by name.
 
-    ``arrays`` holds the values of roles INPUT, TARGET, WEIGHT and STATE by name.
-    ``cuts`` asks for pieces by class number, ``parallel`` by name. ``channels_last``: what is of a
-    convolution lies so. Returns the graph's outputs and updated values, whole, by name.
+    ``arrays`` holds the values of roles INPUT, TARGET, WEIGHT and STATE by name. ``cuts`` asks for pieces
+    by number of cut class, ``parallel`` by name. ``unit_bytes`` limits one unit, ``capacity_bytes`` the RAM
+    tier. The pass is planned for ``threads``, and ``workers`` programs may run at once.
+    ``channels_last`` stores values around convolutions channels last.
     """
     small = canonicalize(graph, rules)
     verify(small, rules, "canonicalize")

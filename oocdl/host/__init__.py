@@ -1,4 +1,4 @@
-"""This machine: what memory, cores and disk the process may use, and how freed memory is given back.
+"""The machine: what memory and cores the process may use, and how freed memory is given back.
 
 Limits are read from the machine, memory cgroups, ``ulimit`` and Slurm; the least of them counts.
 """

@@ -1,9 +1,9 @@
-"""The heap under a budget: the work space of running programs, kept for the next or given back.
+"""The heap under a budget: scratch of running programs is kept for the next one, or given back.
 
-Engines take temporaries from the C library's heap. Given back to the system at once,
-each of their pages is faulted in anew (a U-Net's step took 1.5 times as long); kept, the
-heap grows far beyond what is in use, as blocks of many sizes leave holes. So it keeps what
-is freed as long as that fits the budget, and is trimmed before a program that would not.
+Engines take scratch from the C library's heap. If it is given back to the system at once, each of its
+pages is faulted in anew (a U-Net's step took 1.5 times as long); if it is kept, the heap grows far beyond
+what is in use, as blocks of many sizes leave holes. So the heap keeps what is freed as long as that fits
+the budget, and is trimmed before a program that would not fit beside it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from oocdl.host.limits import anonymous_bytes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's ``mallopt``."""
 HEAP_KEPT_BYTES = 1 << 30
+"""Free memory that the C library keeps before it gives any back by itself."""
 MOST_UNCHECKED_BYTES = 256 << 20
-"""Most that may be taken before the system is asked again: some of what grows is not announced."""
+"""Bytes that may be taken before the system is asked again: not everything that grows is announced."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
-"""glibc's own thresholds at the start of a process."""
+"""Both of glibc's thresholds at the start of a process."""
 
 
 class _MallInfo(ctypes.Structure):
@@ -38,19 +39,19 @@ class _MallInfo(ctypes.Structure):
 
 _library = ctypes.CDLL(None)
 IS_SUPPORTED = hasattr(_library, "mallinfo2") and hasattr(_library, "malloc_trim")
-"""Whether this C library can be asked and told (glibc 2.33). Elsewhere the heap is left as it is."""
+"""Whether the C library has what this module calls (glibc 2.33). Elsewhere the heap is left as it is."""
 if IS_SUPPORTED:
     _library.mallinfo2.restype = _MallInfo
 
 
 def use_one_heap() -> None:
-    """Have threads that start from now on share the main heap: others cannot be trimmed to the end."""
+    """Make threads that start from now on share the main heap: other heaps cannot be trimmed to the end."""
     if IS_SUPPORTED:
         _library.mallopt(M_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:
-    """Have the heap keep what is freed, until ``Heap`` or ``give_back_freed_memory`` trims it."""
+    """Make the heap keep freed memory until ``Heap`` or ``give_back_freed_memory`` trims it."""
     if IS_SUPPORTED:
         _library.mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES)
         _library.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
@@ -58,13 +59,13 @@ def keep_freed_memory() -> None:
 
 
 def trim() -> None:
-    """Return what is free to the system, once."""
+    """Give free memory of the heap back to the system, once."""
     if IS_SUPPORTED:
         _library.malloc_trim(0)
 
 
 def give_back_freed_memory() -> None:
-    """Undo ``keep_freed_memory``, and return what is free to the system."""
+    """Undo ``keep_freed_memory``, and give free memory of the heap back to the system."""
     if IS_SUPPORTED:
         _library.mallopt(M_MMAP_THRESHOLD, GLIBC_THRESHOLD_BYTES)
         _library.mallopt(M_TRIM_THRESHOLD, GLIBC_THRESHOLD_BYTES)
@@ -72,16 +73,16 @@ def give_back_freed_memory() -> None:
 
 
 def _in_use_bytes() -> int:
-    """Bytes of the heap that are allocated now."""
+    """Return the bytes of the heap that are allocated now."""
     found = _library.mallinfo2()
     return int(found.uordblks + found.hblkhd)
 
 
 class Heap:
-    """Lets ``permits`` programs run at once; the heap and what else is mapped stay in ``limit_bytes``.
+    """Lets ``permits`` programs run at once, and keeps heap and mapped memory within ``limit_bytes``.
 
-    Counted from what the process has now. ``mapped_bytes`` tells what the pool of the RAM tier has taken
-    since; the plan sees to it that this and what programs take fit the limit together.
+    The limit counts what the process takes from now on. ``mapped_bytes`` returns what the pool of the RAM
+    tier has mapped since; the plan makes sure that this and the scratch of programs fit together.
     """
 
     def __init__(self, permits: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
@@ -96,7 +97,7 @@ class Heap:
 
     @contextmanager
     def program(self, scratch_bytes: int) -> Iterator[None]:
-        """Wait for a permit; run a program that takes up to ``scratch_bytes``."""
+        """Hold a permit while the block runs a program that takes up to ``scratch_bytes``."""
         with self._permits:
             with self._lock:
                 self._running += scratch_bytes
@@ -109,13 +110,13 @@ class Heap:
                     self._running -= scratch_bytes
 
     def before_mapping(self, nbytes: int) -> None:
-        """The pool is about to take so many bytes more."""
+        """Make room in the limit: the pool is about to map ``nbytes`` more."""
         with self._lock:
             if self._has_to_check(nbytes):
                 self._make_room(nbytes)
 
     def _has_to_check(self, nbytes: int) -> bool:
-        """Whether so many bytes more are more than was free when the system was asked last.
+        """Whether ``nbytes`` more exceed what was free when the system was asked last.
 
         To ask it each time would cost a step 0.1 to 0.3 s.
         """
@@ -123,7 +124,7 @@ class Heap:
         return IS_SUPPORTED and nbytes > 0 and self._spare < 0
 
     def _make_room(self, nbytes: int) -> None:
-        """Trim the heap if that, and all that running programs may still take, would go over the limit."""
+        """Trim the heap if ``nbytes`` more, and what running programs may still take, exceed the limit."""
         taken = anonymous_bytes() - self._before
         # What is mapped is not all touched yet.
         taken = max(taken, self._mapped())

@@ -1,4 +1,4 @@
-"""What this process may really use: memory by every limit that applies, cores, its own size."""
+"""Reads what this process may use (memory by every limit that applies, cores), and its own size."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from oocdl.errors import BudgetError, InputError
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 DEFAULT_BUDGET_SHARE = 0.7
-"""Of what may be used, the part that is taken by default."""
+"""Share of the available memory that is the budget by default."""
 CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much memory this process may have, and who says so."""
+    """How much memory this process may have, and the name of what limits it."""
 
     nbytes: int
     name: str
 
 
 def available() -> Limit:
-    """The least of RAM, rlimits, Slurm's allocation and the cgroups of all ancestors.
+    """Return the least of RAM, rlimits, Slurm's allocation and the cgroups of all ancestors.
 
     Raises InputError if Slurm's variables cannot be read.
     """
@@ -37,14 +37,14 @@ def available() -> Limit:
 
 
 def default_budget_bytes() -> int:
-    """The budget where the user gives none: a safe share of what may be used."""
+    """Return the budget for a user who gives none: a safe share of the available memory."""
     return int(available().nbytes * DEFAULT_BUDGET_SHARE)
 
 
 def check_budget(budget_bytes: int) -> None:
-    """Refuse a budget that the process cannot have: it would be killed in the middle of a run.
+    """Raise BudgetError for a budget that the process cannot have: it would be killed in the middle of a run.
 
-    Raises BudgetError that names both numbers, and the limit.
+    The message names both numbers, and the limit.
     """
     limit = available()
     if budget_bytes > limit.nbytes:
@@ -55,7 +55,7 @@ def check_budget(budget_bytes: int) -> None:
 
 
 def _rlimits() -> Iterator[Limit]:
-    """Limits of ``setrlimit``, less what this process has mapped without having it in memory."""
+    """Yield limits of ``setrlimit``, less what this process has mapped without having it in memory."""
     status = _status_bytes()
     # Address space counts libraries and thread stacks too, of which most is never touched.
     unused = {
@@ -70,7 +70,7 @@ def _rlimits() -> Iterator[Limit]:
 
 
 def _slurm_limits(environment: Mapping[str, str]) -> Iterator[Limit]:
-    """What Slurm has given this job on this node, in MiB; 0 means all there is."""
+    """Yield what Slurm has given this job on this node. Its variables are in MiB; 0 means all there is."""
     if "SLURM_JOB_ID" not in environment:
         return
 
@@ -89,7 +89,7 @@ def _slurm_limits(environment: Mapping[str, str]) -> Iterator[Limit]:
 
 
 def _cgroup_limits(lines: list[str], mount: Path) -> Iterator[Limit]:
-    """Limits of the process's memory cgroup and of its ancestors, versions 1 and 2."""
+    """Yield limits of the process's memory cgroup and of its ancestors, versions 1 and 2."""
     for line in lines:
         _, controllers, place = line.split(":", 2)
         names: tuple[str, ...] = ("memory.limit_in_bytes",)
@@ -111,7 +111,7 @@ def _cgroup_limits(lines: list[str], mount: Path) -> Iterator[Limit]:
 
 
 def _proc(name: str) -> list[str]:
-    """The lines of a file of this process in ``/proc``; none where there is no such thing."""
+    """Return the lines of a file of this process in ``/proc``; none where there is no such file."""
     try:
         return Path("/proc/self", name).read_text().splitlines()
     except OSError:
@@ -119,25 +119,25 @@ def _proc(name: str) -> list[str]:
 
 
 def _status_bytes() -> dict[str, int]:
-    """The sizes in ``/proc/self/status``, by name."""
+    """Return the sizes in ``/proc/self/status`` in bytes, by name."""
     rows = [line.split() for line in _proc("status") if line.endswith(" kB")]
     return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows}
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process now that is its own: resident, without mapped files."""
+    """Return the bytes of this process that are resident now, without mapped files."""
     with Path("/proc/self/statm").open("rb", buffering=0) as file:
         resident, shared = map(int, file.read().split()[1:3])
     return (resident - shared) * _PAGE_BYTES
 
 
 def cores() -> int:
-    """Processor cores that this process may run on."""
+    """Return the number of processor cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def processor() -> str:
-    """The name of the processor; of its architecture where the system does not tell more."""
+    """Return the name of the processor, or of its architecture where the system does not tell more."""
     cpuinfo = Path("/proc/cpuinfo")  # Linux only; not every processor has a name there
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -145,7 +145,7 @@ def processor() -> str:
 
 
 def installed_version(package: str) -> str:
-    """The version of a Python package, or of its build for training; "?" if it has none."""
+    """Return the version of a Python package, or of its build for training; "?" if neither is installed."""
     for name in (package, f"{package}-training"):
         try:
             return metadata.version(name)

@@ -1,5 +1,5 @@
-"""Bytes: the memory tier and its spill, runs on disk, and datasets.
+"""Storage: datasets, the memory tier with its spill, and runs on disk.
 
-``cache`` is what a pass works on, ``run`` is what survives, ``dataset`` is what the user brought.
-Everything is a chunk, counted in bytes.
+``dataset`` reads what the user brought, ``cache`` holds the chunks of the pass that runs, and ``run``
+keeps what has to survive it. All of them count in bytes.
 """

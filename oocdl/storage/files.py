@@ -1,4 +1,4 @@
-"""Plain file input and output: whole writes, fsync, what a mount is.
+"""Plain file input and output: whole writes, fsync, free space, and kinds of file systems.
 
 Nothing here knows about Zarr; arrays are written straight from their memory, so no
 hidden buffers have to be planned for.
@@ -26,17 +26,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
-    """The memory of a C-contiguous array, without a copy (also for dtypes memoryview refuses)."""
+    """View the memory of a C-contiguous array as bytes, also for dtypes that memoryview refuses."""
     return array.reshape(-1).view(np.uint8)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that the disk, or our share of it, has no room left."""
+    """Whether an error says that the disk, or the user's quota of it, is full."""
     return error.errno in _FULL
 
 
 def io_error(error: OSError, path: Path, need: int) -> OocdlError:
-    """What to raise for ``error`` while writing ``need`` bytes to ``path``: one line."""
+    """Return the error of oocdl to raise for ``error``, met while writing ``need`` bytes to ``path``."""
     if not is_full(error):
         return StoreError(f"cannot write {path}: {error.strerror or error}; check the disk")
     asked = f"needs {need} bytes, {free_bytes(path)} are free" if need else "the disk is full"
@@ -44,21 +44,21 @@ def io_error(error: OSError, path: Path, need: int) -> OocdlError:
 
 
 def existing(path: Path) -> Path:
-    """``path``, or its nearest parent that exists."""
+    """Return ``path``, or its nearest parent that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes free for us on the file system of ``path``, or of its nearest parent that exists."""
+    """Return the bytes that are free for this user on the file system of ``path``, which need not exist."""
     stats = os.statvfs(existing(path))
     return stats.f_bavail * stats.f_frsize
 
 
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """What others write below ``path`` in this block fails with an error of ours.
+    """Turn every OSError of this block, which writes below ``path``, into an error of oocdl.
 
     Raises ResourceError if the disk is full, StoreError for any other failure.
     """
@@ -97,14 +97,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """As ``write_text``."""
+    """Write a small file durably, as ``write_text`` does."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     write_array(partial, np.frombuffer(data, np.uint8), sync=True)
     partial.replace(path)
 
 
 def sync_path(path: Path) -> None:
-    """fsync a file or a folder that is there."""
+    """Call fsync for a file or a folder that exists."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -117,14 +117,14 @@ def sync_path(path: Path) -> None:
 
 
 def part_of(array: Array, inner: Region, outer: Region) -> Array:
-    """The view of ``inner`` in an array that covers ``outer``; a view for rank 0, too."""
+    """Return a view of ``inner`` in an array that covers ``outer``; a view for rank 0, too."""
     where: tuple[Any, ...] = (..., *within(inner, outer))
     view: Array = array[where]
     return view
 
 
 def filesystem(path: Path) -> str:
-    """The type of the file system that ``path`` is on, such as ``ext4``; empty if unknown."""
+    """Return the type of the file system that ``path`` is on, such as ``ext4``; empty if unknown."""
     place = str(path.resolve())
     best, kind = "", ""
     try:

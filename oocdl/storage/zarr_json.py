@@ -31,7 +31,7 @@ def array_json(
     attributes: Attributes | None = None,
     order: tuple[int, ...] | None = None,
 ) -> str:
-    """The ``zarr.json`` of an array; ``order``: its axes as they lie in a chunk's file, outermost first."""
+    """Return the ``zarr.json`` of an array; ``order`` lists the axes of a chunk's file, outermost first."""
     document = copy.deepcopy(_template(dtype))
     document["shape"] = list(shape)
     document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
@@ -42,7 +42,7 @@ def array_json(
 
 
 def group_json(attributes: Attributes | None = None) -> str:
-    """The ``zarr.json`` of a group."""
+    """Return the ``zarr.json`` of a group."""
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})})
 
 
@@ -66,7 +66,7 @@ def _template(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def chunk_key(index: tuple[int, ...]) -> str:
-    """File name of a chunk.
+    """Return the file name of a chunk.
 
     >>> chunk_key((0, 12)), chunk_key(())
     ('c.0.12', 'c')
@@ -75,12 +75,12 @@ def chunk_key(index: tuple[int, ...]) -> str:
 
 
 def grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> tuple[int, ...]:
-    """Number of chunks along each axis."""
+    """Return the number of chunks along each axis."""
     return tuple(-(-extent // size) for extent, size in zip(shape, chunks, strict=True))
 
 
 def touched(region: Region, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Indices of the chunks that a region touches, in C order."""
+    """Yield the indices of the chunks that a region touches, in C order."""
     return product(
         *(
             range(start // size, -(-stop // size)) if start < stop else range(0)
@@ -90,7 +90,7 @@ def touched(region: Region, chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]
 
 
 def chunk_region(index: tuple[int, ...], shape: tuple[int, ...], chunks: tuple[int, ...]) -> Region:
-    """What a chunk covers of its array, clipped at the border."""
+    """Return the region of its array that a chunk covers, clipped at the border."""
     return tuple(
         (at * size, min((at + 1) * size, extent))
         for at, size, extent in zip(index, chunks, shape, strict=True)

@@ -1,5 +1,5 @@
-"""The memory tier: every byte of chunks and running units, counted, and spilled when there is no room.
+"""The memory tier: it counts every byte of chunks and running units, and spills what has no room.
 
-The tier reserves memory all or nothing; ``eviction`` decides what leaves first; I/O threads move
-chunks to the spill store and back.
+The tier reserves memory all or nothing, ``eviction`` decides which chunk leaves first, and I/O threads
+move chunks to the spill store and back.
 """

@@ -1,8 +1,8 @@
-"""The handle of a stored piece of a value: what a Dask task returns and Dask holds.
+"""``Chunk``: the handle of a stored piece of a value, which a Dask task returns and Dask holds.
 
-The bytes are with the process's ``Tier``: in RAM or in its spill. Pickling a chunk
-ships its bytes, and unpickling gives them to the tier of the process it arrives in,
-so a chunk never refers to another process. Dropping the last reference frees them.
+The process's ``Tier`` keeps the bytes, in RAM or in its spill. Pickling a chunk ships its bytes, and
+unpickling gives them to the tier of the process it arrives in, so a chunk never refers to another
+process. Dropping the last reference frees them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Uses = tuple[int, ...]
 
 
 class Slot:
-    """Where the bytes of one chunk are, axes as they lie in memory; an ``eviction.Entry``.
+    """Says where the bytes of one chunk are, and what holds them; an ``eviction.Entry``.
 
-    The tier's lock guards every field.
+    ``shape`` has the axes as they lie in memory. The tier's lock guards every field.
     """
 
     __slots__ = (
@@ -37,7 +37,7 @@ class Slot:
         self.shape = array.shape
         self.dtype = array.dtype
         self.nbytes = array.nbytes
-        self.footprint_bytes = footprint(array.nbytes)  # what it takes in RAM
+        self.footprint_bytes = footprint(array.nbytes)  # in RAM
         self.uses = uses
         self.outer = outer  # the axis that is outermost in the spill
         self.pins = 0  # reservations that need it in RAM
@@ -56,13 +56,13 @@ class Slot:
 
 
 def outermost(stored: Array, order: Order, axis: int) -> int:
-    """Where ``axis`` is in ``stored``; 0 if only axes of one element are outside of it."""
+    """Return the position of ``axis`` in ``stored``; 0 if only axes of one element are outside of it."""
     place = order.index(axis) if order else axis
     return 0 if stored.shape[:place] == (1,) * place else place
 
 
 class Home(Protocol):
-    """What a chunk asks of the tier it is in."""
+    """The calls that a chunk makes to the tier it is in."""
 
     def read(self, slot: Slot, box: Region, out: Array) -> None: ...
 
@@ -74,7 +74,7 @@ class Home(Protocol):
 
 
 class Plain:
-    """The home of chunks in a process without a tier: just memory."""
+    """The home of chunks in a process without a tier: plain memory."""
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         assert slot.array is not None
@@ -96,18 +96,21 @@ _home: Home = Plain()
 
 
 def home() -> Home:
-    """Who takes chunks that arrive in this process."""
+    """The home that takes chunks which arrive in this process."""
     return _home
 
 
 def set_home(new: Home | None) -> None:
-    """Choose who takes chunks that arrive in this process; ``None``: they just stay in memory."""
+    """Choose the home of chunks that arrive in this process; None: they stay in plain memory."""
     global _home
     _home = new or Plain()
 
 
 class Chunk:
-    """A piece of a value, by handle. Made by ``Reservation.put`` and ``Tier.adopt`` only.
+    """A handle of one region of a value. Made by ``Reservation.put`` and ``Tier.adopt`` only.
+
+    ``region`` says which part of the value it is, in the coordinates of the whole value; ``order`` lists
+    the axes from outermost to innermost in memory, and is empty where they lie as they are numbered.
 
     >>> chunk = home().adopt(np.arange(6.0).reshape(2, 3), ((4, 6), (0, 3)), (7,))
     >>> out = np.empty((1, 2))
@@ -129,7 +132,7 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents; those of ``region``."""
+        """Extents of ``region``."""
         return region_shape(self.region)
 
     @property
@@ -144,7 +147,7 @@ class Chunk:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes that it takes in RAM."""
+        """Bytes that it takes in RAM: ``nbytes`` in whole pages where it is large."""
         return self.slot.footprint_bytes
 
     @property
@@ -155,9 +158,9 @@ class Chunk:
     def read(self, region: Region, out: Array) -> None:
         """Copy ``region`` (in the coordinates of the whole value) into ``out``.
 
-        ``out`` has the shape of ``region`` and our dtype, and may be strided. Bytes come
-        from RAM, or straight from the spill without bringing the chunk back.
-        Raises StoreError if the spill cannot be read.
+        ``out`` has the shape of ``region`` and the dtype of the chunk, and may be strided. Bytes come from
+        RAM, or straight from the spill. Raises ValueError for a region that is not inside the chunk or
+        another shape or dtype of ``out``, StoreError if the spill cannot be read.
         """
         box = tuple((part.start, part.stop) for part in within(region, self.region))
         for (start, stop), extent in zip(box, self.shape, strict=True):
@@ -169,13 +172,13 @@ class Chunk:
         self.home.read(self.slot, box, as_stored(out, self.order))
 
     def array(self) -> Array:
-        """The array in RAM, read-only and not copied; only while a reservation pins the chunk."""
+        """Return the array in RAM, read-only and not copied; ValueError if no reservation pins the chunk."""
         view = self.home.view(self.slot).view()
         view.flags.writeable = False
         return as_numbered(view, self.order)
 
     def copy(self) -> Array:
-        """A new array with all of the chunk, wherever it is; its memory is the caller's to plan."""
+        """Return a new array with all of the chunk. The tier does not count its memory."""
         out = ordered(np.empty, self.shape, self.dtype, self.order)
         self.read(self.region, out)
         return out

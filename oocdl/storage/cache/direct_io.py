@@ -1,4 +1,4 @@
-"""Chunks to and from a disk past the page cache.
+"""Moves chunks between memory and disk past the page cache.
 
 A budget that is a promise leaves no memory for a page cache: the kernel would have to
 find, for each page written or read, another to drop. Direct input and output moves
@@ -31,16 +31,15 @@ Bytes = npt.NDArray[np.uint8]
 
 BOUNCE_BYTES = 1 << 20
 LONG_RUN_BYTES = 64 << 10
-"""Bytes of a run that is worth a system call of its own."""
+"""A contiguous run of at least so many bytes is worth a system call of its own."""
 MOST_RUNS_PER_CALL = 1024
-"""Of one system call, as POSIX has it."""
+"""Buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)."""
 MOST_BYTES_PER_CALL = 64 << 20
-"""Of one system call."""
 _local = threading.local()
 
 
 def direct_flag(folder: Path) -> int:
-    """The flag that opens files of ``folder`` past the page cache; 0 where that is not to be had."""
+    """Return the flag that opens files of ``folder`` past the page cache; 0 if its file system has none."""
     flag = getattr(os, "O_DIRECT", 0)
     probe = folder / "probe"
     try:
@@ -59,7 +58,7 @@ def direct_flag(folder: Path) -> int:
 
 
 def can_be_outer(array: Array, axis: int) -> bool:
-    """Whether an array can be written with ``axis`` outermost: what follows it has to be whole pages."""
+    """Whether an array can be written with ``axis`` outermost: the axes after it have to be whole pages."""
     run = prod(array.shape[axis + 1 :]) * array.dtype.itemsize
     return run > 0 and run % PAGE_BYTES == 0 and _aligned(as_bytes(array))
 
@@ -67,8 +66,8 @@ def can_be_outer(array: Array, axis: int) -> bool:
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
     """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
 
-    With axis ``outer`` outermost, if that is not the first (see ``can_be_outer``). Raises
-    ResourceError if the disk is full, StoreError for any other failure.
+    Axis ``outer`` lies outermost in the file (see ``can_be_outer``). Raises ResourceError if the disk is
+    full, StoreError for any other failure.
     """
     view = as_bytes(array)
     whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0
@@ -103,8 +102,10 @@ def _write(handle: int, start: int, view: Bytes) -> None:
 
 
 def _runs(array: Array) -> list[Any]:
-    """The memory of ``array`` in the order of its axes, as its longest contiguous runs; all of them
-    whole aligned pages, or an empty list."""
+    """Split the memory of ``array``, in the order of its axes, into its longest contiguous runs.
+
+    Returns an empty list unless all of them are whole aligned pages.
+    """
     leading, run_bytes = array.ndim, array.dtype.itemsize
     while leading and (array.shape[leading - 1] == 1 or array.strides[leading - 1] == run_bytes):
         leading -= 1
@@ -140,7 +141,10 @@ def _move(
     start: int,
     runs: list[Any],
 ) -> None:
-    """Read or write runs that follow each other in the file from ``start`` on, by few system calls."""
+    """Read or write runs that follow each other in the file from ``start`` on, by few system calls.
+
+    ``many`` is ``preadv`` or ``pwritev``; ``one`` moves a single run, and raises what keeps it from that.
+    """
     for first in range(0, len(runs), MOST_RUNS_PER_CALL):
         group = runs[first : first + MOST_RUNS_PER_CALL]
         size = sum(run.nbytes for run in group)
@@ -221,7 +225,7 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
 
 
 def _fill(handle: int, start: int, target: Bytes) -> None:
-    """Read ``target.size`` bytes from ``start`` on."""
+    """Read ``target.size`` bytes of the file from ``start`` on."""
     done = 0
     if start % PAGE_BYTES == 0 and _aligned(target):
         whole = target.size // PAGE_BYTES * PAGE_BYTES
@@ -240,7 +244,7 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
 
 
 def _through_bounce(handle: int, start: int, size: int) -> Bytes:
-    """The bytes from ``start`` on, in this thread's buffer: good until its next use."""
+    """Read bytes from ``start`` on into this thread's buffer; the result is valid until its next use."""
     before = start % PAGE_BYTES
     wanted = -(-(before + size) // PAGE_BYTES) * PAGE_BYTES
     bounce, done = _bounce(), 0

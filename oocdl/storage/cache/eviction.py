@@ -1,4 +1,4 @@
-"""Which chunk leaves RAM first. No bytes are counted here, and nothing is moved."""
+"""Decides which chunk leaves RAM first. Bytes are counted in ``ledger``, and moved by ``io_threads``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Entry(Protocol):
-    """What the ledger know of a chunk, and change."""
+    """The fields of a chunk that the ledger reads and changes."""
 
     nbytes: int
     footprint_bytes: int
-    """Bytes that it takes in RAM."""
+    """Bytes that it takes in RAM: ``nbytes`` in whole pages where it is large."""
     uses: tuple[int, ...]
     """Plan positions at which it is read, sorted."""
     pins: int
     """Claims that need it in RAM."""
     readers: int
-    """Threads that copy from RAM now."""
+    """Threads that copy it from RAM now."""
     busy: bool
-    """Whether it is being written or loaded."""
+    """Whether an I/O thread writes or loads it."""
     dropped: bool
     """Whether its handle is gone."""
 
     @property
     def spilled(self) -> bool:
-        """Whether the spill has it, so that RAM may let go of it."""
+        """Whether the spill has its bytes, so that it can be evicted at once."""
 
     def leave_ram(self) -> None:
         """Let go of the bytes in RAM."""
@@ -39,10 +39,10 @@ E = TypeVar("E", bound=Entry)
 
 
 class EvictionOrder(Generic[E]):
-    """The chunks that are in RAM or being loaded; those that nothing holds are victims, one after another.
+    """Orders the chunks that are in RAM or being loaded; ``victims`` yields those that nothing holds.
 
-    First goes the chunk whose next use is furthest away (Belady's rule, for the plan is known), of equals
-    one that the spill has, which costs no writing, and of these the one that was offered first.
+    First leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals
+    one that the spill has, which costs no writing; of these the one that was offered first.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class EvictionOrder(Generic[E]):
         return entry in self._residents
 
     def add(self, entry: E) -> None:
-        """A chunk is in RAM from now on."""
+        """Note that a chunk is in RAM, or being loaded."""
         self._residents[entry] = None
         self.offer(entry)
 
     def remove(self, entry: E) -> None:
-        """A chunk is no longer in RAM."""
+        """Note that a chunk is no longer in RAM."""
         del self._residents[entry]
 
     def next_use(self, entry: E) -> float:
@@ -71,7 +71,7 @@ class EvictionOrder(Generic[E]):
         return entry.uses[at] if at < len(entry.uses) else inf
 
     def offer(self, entry: E) -> None:
-        """Look at a chunk again: after it was read, let go of, loaded, written or given other uses."""
+        """Make a chunk a candidate again, once it was read, unpinned, loaded, written or given other uses."""
         if entry.pins or entry.busy or entry not in self._residents:
             return
         heappush(self._order, (-self.next_use(entry), not entry.spilled, next(self._numbers), entry))
@@ -81,7 +81,7 @@ class EvictionOrder(Generic[E]):
                 self.offer(resident)
 
     def victims(self) -> Iterator[E]:
-        """Chunks that nothing holds, first to go first; a victim that stays has to be offered again."""
+        """Yield chunks that nothing holds, the first to leave first; one that stays must be offered again."""
         while self._order:
             use, dirty, _, entry = heappop(self._order)
             if entry.pins or entry.busy or entry.readers or entry not in self._residents:

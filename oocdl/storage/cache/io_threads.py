@@ -1,6 +1,6 @@
-"""Moves chunks between RAM and the spill, by threads that are not tasks.
+"""Threads that move chunks between RAM and the spill. They are not tasks and need no memory.
 
-Methods that say so are called under the lock (``changed``); no I/O is done under it.
+Methods below "under the lock" are called with ``changed`` held; no I/O is done under it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oocdl.storage.cache.spill_store import SpillFile, SpillStore
 
 
 class Mover:
-    """The threads of a tier, its ledger, their queues, and the error that stops all."""
+    """Runs the I/O threads of a tier; holds its ledger and lock, their queues, the error that stops all."""
 
     def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
         self._writes: SimpleQueue[Slot | None] = SimpleQueue()
@@ -61,13 +61,13 @@ class Mover:
             raise type(self.error)(str(self.error)) from self.error
 
     def wait(self) -> None:
-        """Wait for any change."""
+        """Wait for any change; raises the error that stopped the tier."""
         self.check()
         self.changed.wait()
         self.check()
 
     def bury(self) -> None:
-        """Count dropped chunks as gone, at once; their files are left to the thread."""
+        """Count all dropped chunks as gone at once; their files are left to the thread."""
         for _ in range(self.dead.qsize()):
             try:
                 item = self.dead.get_nowait()
@@ -101,7 +101,7 @@ class Mover:
             del slot
 
     def write(self, slot: Slot) -> None:
-        """Write a chunk to the spill; then it leaves RAM, if that is still wanted."""
+        """Write a chunk to the spill; the ledger then evicts it if claims still wait."""
         array, file, error = slot.array, None, None
         if array is not None and not slot.dropped and not self._closed:
             try:
@@ -133,7 +133,7 @@ class Mover:
             self._finish(slot, error)
 
     def _finish(self, slot: Slot, error: Exception | None) -> None:
-        """A thread is no longer at a chunk."""
+        """Note that a thread is done with a chunk, and the first error that any met."""
         if error is not None and self.error is None:
             if not isinstance(error, OocdlError):
                 error = StoreError(f"spilling failed: {error!r}")

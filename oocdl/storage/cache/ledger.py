@@ -1,8 +1,8 @@
-"""The ledger of the RAM tier: what is counted, who is let in, what is evicted first. No I/O, no waiting.
+"""The ledger of the RAM tier: it counts bytes, admits claims and chooses what is written and evicted.
 
-The tier asks them under its lock, and does what they say with threads and files; the simulator asks the
-same ledger, and does it with a clock. What a chunk is to either is theirs: the ledger see an
-``eviction.Entry``.
+It does no I/O and never waits. The tier asks it under its lock, and acts with threads and files; the
+simulator asks the same ledger, and acts with a clock. Each has chunks of its own, which the ledger sees
+as ``eviction.Entry``.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from oocdl.errors import BudgetError
 from oocdl.storage.cache.eviction import E, EvictionOrder
 
 SOON_POSITIONS = 12
-"""Plan positions from now within which a chunk has to be read to be worth bringing back whole."""
+"""A chunk that is next read within so many plan positions from now is worth bringing back whole."""
 MOST_SKIPPED_CHUNKS = 16
-"""Chunks that are looked at for one to give way."""
+"""``promote`` looks at no more chunks than these that could give way but may not."""
 
 
 @dataclass(eq=False)
 class Claim(Generic[E]):
-    """What a unit waits for and then holds: chunks pinned in RAM, each once, and bytes to work in."""
+    """What a unit asks for and then holds: chunks pinned in RAM, each once, and bytes."""
 
     pins: Sequence[E]
     left_bytes: int
     """Bytes for arrays, not yet turned into chunks."""
     scratch_bytes: int = 0
-    """Bytes kept free for what a program takes of the heap."""
+    """Bytes kept free for what a program takes from the heap."""
     pinned: bool = False
-    """Whether the pins are counted."""
+    """Whether the chunks know of these pins."""
 
 
 @dataclass(frozen=True)
 class TierStats:
-    """What a tier has done so far; all in bytes but ``evictions``."""
+    """Counts of a tier: what is there now, and what was moved so far; bytes, except ``evictions``."""
 
     resident_bytes: int
     reserved_bytes: int
@@ -51,10 +51,10 @@ class TierStats:
 
 
 class Ledger(Generic[E]):
-    """Counts bytes. Every call is made under the lock of the tier.
+    """Counts the bytes of a tier and decides. Every call is made under the lock of the tier.
 
-    ``write`` is called with each chunk that has to be written before it can leave; whoever it hands
-    the chunk to calls ``written`` in the end. Invariant: resident + reserved <= capacity.
+    ``write`` is called with each chunk that has to be written before it can leave; when that is done,
+    ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``.
     """
 
     def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
@@ -66,7 +66,7 @@ class Ledger(Generic[E]):
         self.read_bytes = self.written_bytes = self.evictions = 0
         self._order: EvictionOrder[E] = EvictionOrder()
         self.watch: Callable[[int, int], None] | None = None
-        """Told of resident and reserved bytes at each change."""
+        """Called with resident and reserved bytes at each change."""
 
     @property
     def free_bytes(self) -> int:
@@ -74,14 +74,14 @@ class Ledger(Generic[E]):
         return self.capacity_bytes - self.resident_bytes - self.reserved_bytes
 
     def stats(self) -> TierStats:
-        """A snapshot."""
+        """A snapshot of the counts."""
         return TierStats(
             self.resident_bytes, self.reserved_bytes, self.peak_bytes,
             self.read_bytes, self.written_bytes, self.evictions,
         )  # fmt: skip
 
     def _count(self, resident: int = 0, reserved: int = 0) -> None:
-        """Change the counts."""
+        """Add to the counts, and check the invariant."""
         self.resident_bytes += resident
         self.reserved_bytes += reserved
         assert self.resident_bytes >= 0 and self.reserved_bytes >= 0
@@ -95,16 +95,16 @@ class Ledger(Generic[E]):
         return entry in self._order
 
     def advance(self, position: int) -> None:
-        """A unit at this position of the plan starts."""
+        """Note that the unit at this position of the plan starts."""
         self._order.position = position
 
     def enter(self, entry: E, from_reserved: bool = False) -> None:
-        """A chunk becomes resident, out of reserved bytes or out of free ones."""
+        """Count a chunk as resident, out of reserved bytes or out of free ones."""
         self._count(entry.footprint_bytes, -entry.footprint_bytes if from_reserved else 0)
         self._order.add(entry)
 
     def _leave(self, entry: E) -> None:
-        """A chunk is no longer resident."""
+        """Count a chunk as no longer resident, if it was."""
         if entry in self._order:
             self._order.remove(entry)
             entry.leave_ram()
@@ -113,9 +113,9 @@ class Ledger(Generic[E]):
     # --- claims ----------------------------------------------------------------------------
 
     def admit(self, claim: Claim[E]) -> list[E] | None:
-        """The first in line holds its pins from now on, and the rest as soon as there is room.
+        """Pin the chunks of the first claim in line, and let it in if there is room for all of it.
 
-        Returns the chunks that have to be loaded for it, busy until ``loaded``; None if it has to wait.
+        Returns the chunks that the caller has to load, busy until ``loaded``; None if the claim has to wait.
         """
         assert self.line[0] is claim
         if not claim.pinned:
@@ -136,19 +136,19 @@ class Ledger(Generic[E]):
         return absent
 
     def withdraw(self, claim: Claim[E]) -> None:
-        """A claim in line waits no longer."""
+        """Take a claim that gives up out of the line."""
         self.line.remove(claim)
         self._unpin(claim)
 
     def put(self, claim: Claim[E], entry: E) -> None:
-        """Bytes of a claim become a chunk. Raises BudgetError if not so many are left."""
+        """Turn bytes of a claim into a chunk. Raises BudgetError if fewer are left."""
         if entry.footprint_bytes > claim.left_bytes:
             raise BudgetError(f"put of {entry.footprint_bytes} bytes, {claim.left_bytes} are left reserved")
         claim.left_bytes -= entry.footprint_bytes
         self.enter(entry, from_reserved=True)
 
     def release(self, claim: Claim[E]) -> None:
-        """Give back the pins and what is left. May be called twice."""
+        """Give back the pins and bytes of a claim. May be called twice."""
         self._unpin(claim)
         self._count(reserved=-claim.left_bytes - claim.scratch_bytes)
         claim.left_bytes = claim.scratch_bytes = 0
@@ -163,7 +163,7 @@ class Ledger(Generic[E]):
     # --- what has happened to a chunk ------------------------------------------------------
 
     def loaded(self, entry: E, done: bool = True) -> None:
-        """A chunk that had entered is in RAM, or could not be read."""
+        """Note that a chunk that had entered is in RAM now, or (``done=False``) could not be read."""
         entry.busy = False
         if done:
             self._order.offer(entry)
@@ -171,7 +171,7 @@ class Ledger(Generic[E]):
             self._leave(entry)
 
     def written(self, entry: E, done: bool = True) -> None:
-        """A chunk that was to leave is in the spill, or could not be written. It leaves if someone waits."""
+        """Note that the spill has a chunk, or (``done=False``) has not; evict it if claims wait."""
         self.leaving_bytes -= entry.footprint_bytes
         entry.busy = False
         if done:
@@ -183,7 +183,7 @@ class Ledger(Generic[E]):
             self._order.offer(entry)
 
     def drop(self, entry: E) -> bool:
-        """Nothing reads a chunk any more; False: it is busy, and whoever is at it drops it again."""
+        """Forget a chunk that nothing reads any more; False if an I/O thread has it, and drops it later."""
         entry.dropped = True
         if entry.busy:
             return False
@@ -191,14 +191,14 @@ class Ledger(Generic[E]):
         return True
 
     def renew(self, plans: Iterable[tuple[E, tuple[int, ...]]]) -> None:
-        """A new step begins, in which these chunks are read at these positions."""
+        """Begin a new pass, in which these chunks are read at these positions."""
         self._order.position = -1
         for entry, uses in plans:
             entry.uses = uses
             self._order.offer(entry)
 
     def hold(self, entry: E) -> None:
-        """Someone copies a chunk, which must not leave meanwhile."""
+        """Keep a chunk in RAM while a thread copies it."""
         entry.readers += 1
 
     def let_go(self, entry: E) -> None:
@@ -206,16 +206,16 @@ class Ledger(Generic[E]):
         entry.readers -= 1
         self._order.offer(entry)
 
-    # --- who makes room --------------------------------------------------------------------
+    # --- what gives way --------------------------------------------------------------------
 
     def _evict(self, entry: E) -> None:
-        """A chunk that the spill has leaves RAM."""
+        """Evict a chunk that the spill has."""
         assert entry.spilled and not entry.pins and not entry.readers
         self._leave(entry)
         self.evictions += 1
 
     def make_room(self, need_bytes: int) -> None:
-        """Evict clean chunks, and have dirty ones written, until ``need_bytes`` can be free."""
+        """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be."""
         short = need_bytes - self.free_bytes - self.leaving_bytes
         if short <= 0:
             return
@@ -231,10 +231,10 @@ class Ledger(Generic[E]):
                 break
 
     def promote(self, entry: E) -> bool:
-        """Make room for a spilled chunk of which a part is to be read, if others read it soon.
+        """Bring a spilled chunk back if it is read again soon; True: it has entered, the caller loads it.
 
-        Only chunks that the spill has go for it, and only such as are read later; where claims wait,
-        room is theirs. If it has entered, the caller loads it; it is busy until ``loaded``.
+        It is busy until ``loaded``. Only spilled chunks that are read later give way to it, and none do
+        while claims wait: free bytes are theirs.
         """
         soon = self._order.position + SOON_POSITIONS
         if self.line or self._order.next_use(entry) > soon or entry.busy or entry.dropped:

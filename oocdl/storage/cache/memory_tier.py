@@ -1,4 +1,4 @@
-"""The RAM tier: every byte of chunks and of running units in this process, counted.
+"""The RAM tier counts every byte of chunks and of running units in this process.
 
 The acquire protocol, which cannot deadlock as long as the largest unit fits:
 
@@ -27,13 +27,16 @@ from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
 IO_THREADS = 2
-"""Threads that write to the spill; who needs a chunk reads it."""
+"""Threads that write to the spill. There are none that read: the thread that needs a chunk does."""
 
 _current: Tier | None = None
 
 
 class Reservation:
-    """What one unit holds while it runs: pinned chunks, and bytes to work in."""
+    """Memory that one unit holds while it runs: chunks pinned in RAM, and bytes for new arrays.
+
+    Made by ``Tier.reserve``; use as a context manager.
+    """
 
     def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk]) -> None:
         self._tier, self._claim = tier, claim
@@ -41,29 +44,31 @@ class Reservation:
 
     @property
     def left(self) -> int:
-        """Bytes not yet turned into chunks."""
+        """Reserved bytes that ``put`` has not turned into chunks yet."""
         return self._claim.left_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
-        """An array to work in or to ``put``, part of what was reserved; page-aligned where it is large.
+        """Return an array of arbitrary contents, to compute in or to ``put``; page-aligned where it is large.
 
-        ``order``: its axes from outermost to innermost in memory; empty: as they are numbered.
+        Its bytes are part of the reservation. ``order`` lists its axes from outermost to innermost in
+        memory; empty, they lie as they are numbered.
         """
         return ordered(self._tier._pool.empty, shape, dtype, order)
 
     def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
-        """Turn ``footprint(array.nbytes)`` of the reservation into a chunk that the tier owns.
+        """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
 
-        The array is taken over, not copied: it must have no gaps (best one of ``empty``)
-        and must not change any more. Where it is spilled, strips along axis ``outer`` are best
-        to read. Raises BudgetError if so much is not left.
+        The array is taken over, not copied: it must have no gaps (``empty`` makes such) and must not
+        change any more. ``uses`` lists the plan positions at which the chunk will be read, sorted. If it
+        is spilled, strips along axis ``outer`` can be read in one go. Raises BudgetError if fewer bytes
+        are left.
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses, outermost(stored, order, outer))
         return self._tier._put(self._claim, slot, region, order)
 
     def release(self) -> None:
-        """Give back the pins and what is left. May be called twice."""
+        """Unpin the chunks and give back the bytes that are left. May be called twice."""
         self._tier._release(self._claim)
         self._pins = ()
 
@@ -75,7 +80,10 @@ class Reservation:
 
 
 class Tier:
-    """Chunks of this process in ``capacity_bytes`` of RAM, the rest in ``spill`` (ours to close).
+    """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``.
+
+    The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
+    mapped. All methods may be called by any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -102,17 +110,17 @@ class Tier:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that chunks and reservations may have together."""
+        """Bytes that chunks and reservations may take together."""
         return self._ledger.capacity_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """Memory that is mapped for chunks and for what ``Reservation.empty`` lends."""
+        """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``, kept pages included."""
         return self._pool.mapped_bytes
 
     @property
     def stats(self) -> TierStats:
-        """A snapshot."""
+        """A snapshot of the counts."""
         with self._changed:
             return self._ledger.stats()
 
@@ -121,9 +129,9 @@ class Tier:
     def reserve(self, nbytes: int, pins: Sequence[Chunk] = (), scratch_bytes: int = 0) -> Reservation:
         """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
 
-        ``scratch_bytes`` more are kept free for others than the tier: what a program takes of the heap.
-        Use as a context manager; never reserve while holding a reservation. Raises BudgetError if it
-        could never fit, StoreError or ResourceError if the spill has failed.
+        ``scratch_bytes`` more are kept free for what the unit's program takes from the heap. Callers are
+        served first come first served. Never reserve while holding a reservation. Raises BudgetError if
+        the request is larger than the tier, StoreError or ResourceError if the spill has failed.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
         need = nbytes + scratch_bytes + sum(pin.slot.footprint_bytes for pin in unique)
@@ -150,10 +158,10 @@ class Tier:
         return reservation
 
     def adopt(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
-        """A chunk of what is in an array of others (arrived, or read at start-up), which may go afterwards.
+        """Copy an array that the tier does not own (arrived from a worker, or read at start-up) to a chunk.
 
-        Waits for nobody, as it may be called by the event loop: what finds no room goes to the
-        spill at once, straight from the array. Copied, as what arrives is part of a larger message.
+        The call never waits, as an event loop may make it: an array that finds no room is written to the
+        spill at once, by the caller's thread. It is copied because what arrives is part of a larger message.
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses)
@@ -179,22 +187,22 @@ class Tier:
         return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
-        """Tell the plan position that runs now; decides what is evicted first."""
+        """Tell the tier the plan position of the unit that starts now: next uses are counted from it."""
         with self._changed:
             self._ledger.advance(position)
 
     def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
-        """A new step begins: tell when each of these chunks will be read in it."""
+        """Begin a new pass: tell at which plan positions each of these chunks will be read in it."""
         with self._changed:
             self._ledger.renew((chunk.slot, uses) for chunk, uses in plans)
 
     def watch(
         self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
     ) -> None:
-        """Have each transfer of the spill and each change of the counts told, or (None) no longer.
+        """Call ``spilled`` at each transfer of the spill and ``counted`` at each change; None: no longer.
 
-        ``spilled`` gets what it was, when it began (``perf_counter``) and bytes; ``counted`` gets
-        resident and reserved bytes, first those of now. Both are called by any thread.
+        ``spilled`` gets "spill read" or "spill write", when it began (``perf_counter``) and bytes;
+        ``counted`` gets resident and reserved bytes, and once those of now. Any thread may make the calls.
         """
         with self._changed:
             self._spill.watch, self._ledger.watch = spilled, counted
@@ -215,7 +223,7 @@ class Tier:
     # --- what chunks and reservations call -----------------------------------------------
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
-        """Copy ``box`` (relative to the chunk) into ``out``."""
+        """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
         with self._changed:
             found = slot.array is not None or not self._ledger.promote(slot)
         if not found:
@@ -239,14 +247,14 @@ class Tier:
             self._ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
-        """The array in RAM of a pinned chunk."""
+        """The array of a pinned chunk; ValueError if no reservation pins it."""
         with self._changed:
             if not slot.pins or slot.array is None:
                 raise ValueError("array() needs a reservation that pins the chunk")
             return slot.array
 
     def drop(self, slot: Slot) -> None:
-        """The handle is gone. Takes no lock: the collector may call it anywhere."""
+        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
     def _put(self, claim: Claim[Slot], slot: Slot, region: Region, order: Order) -> Chunk:
@@ -266,7 +274,7 @@ class Tier:
     # --- under the lock ------------------------------------------------------------------
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
-        """Wait for our turn and for room; returns the slots that the caller has to load."""
+        """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""
         self._ledger.line.append(claim)
         try:
             self._mover.check()
@@ -286,7 +294,7 @@ class Tier:
 
 
 def use(tier: Tier | None) -> None:
-    """Make ``tier`` the one that takes chunks unpickled in this process; ``None``: just memory."""
+    """Make ``tier`` take the chunks that are unpickled in this process; None: they stay in plain memory."""
     global _current
     _current = tier
     set_home(tier)

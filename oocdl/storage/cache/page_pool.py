@@ -1,4 +1,4 @@
-"""Memory for arrays, mapped from the system page by page and used again.
+"""Memory for arrays of chunks, mapped from the system page by page and used again.
 
 The C library's heap cannot keep a budget: chunks live long, temporaries live short,
 and between them it is left with holes that stay resident (a U-Net counted at 1150 MiB
@@ -28,19 +28,19 @@ from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, footprint
 Array = npt.NDArray[Any]
 
 SEGMENT_BYTES = 64 << 20
-"""Least address space that is asked for at once; its pages are taken when they are touched."""
+"""Least address space that is mapped at once; its pages are taken when they are touched."""
 HUGE_PAGE_BYTES = 2 << 20
-"""Of a large page."""
+"""Size of a large page (``MADV_HUGEPAGE``)."""
 
 
 @dataclass(frozen=True)
 class _Hole:
-    """Part of a segment that nothing lies in."""
+    """A part of a segment in which no array lies."""
 
     start: int
     stop: int
     warm: bool
-    """Whether it has pages."""
+    """Whether it still has pages, which the next array can take without a fault."""
 
     @property
     def size(self) -> int:
@@ -48,7 +48,7 @@ class _Hole:
 
 
 class _Segment:
-    """Address space that arrays lie in."""
+    """One mapping of address space, in which arrays lie and leave holes."""
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -56,22 +56,22 @@ class _Segment:
         self.address: int = np.frombuffer(self.mapping, np.uint8).__array_interface__["data"][0]
         self.size = size
         self.holes = [_Hole(0, size, warm=False)]
-        """In order; neighbours are not both warm, nor both cold."""
+        """By address; two holes that touch are not both warm, nor both cold."""
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing lies in it and it has no pages."""
+        """Whether no array lies in it and it has no pages."""
         return self.holes == [_Hole(0, self.size, warm=False)]
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
-        """Of the large pages between."""
+        """Give ``madvise`` for the whole large pages between ``start`` and ``stop``."""
         first = -(-(self.address + start) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES - self.address
         last = (self.address + stop) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - self.address
         if last > first and hasattr(mmap, advice):
             self.mapping.madvise(getattr(mmap, advice), first, last - first)
 
     def runs(self) -> Iterator[list[_Hole]]:
-        """Holes that touch each other."""
+        """Yield the holes in groups that touch each other."""
         run: list[_Hole] = []
         for hole in self.holes:
             if run and run[-1].stop != hole.start:
@@ -82,10 +82,10 @@ class _Segment:
             yield run
 
     def take(self, start: int, size: int) -> None:
-        """Something lies there from now on.
+        """Put an array at ``start``.
 
-        Pages that it takes anew may be large ones, which cost fewer faults and direct I/O less, where
-        nothing else lies in them.
+        Pages that it takes anew may be large ones where no other array lies in them: they cost fewer
+        faults, and direct I/O costs less.
         """
         stop = start + size
         left = []
@@ -103,7 +103,7 @@ class _Segment:
         self.holes = left
 
     def leave(self, start: int, size: int, warm: bool = True) -> None:
-        """Nothing lies there any more."""
+        """Make a hole where an array was, joined with those of its kind that it touches."""
         holes = sorted([*self.holes, _Hole(start, start + size, warm)], key=lambda hole: hole.start)
         joined = holes[:1]
         for hole in holes[1:]:
@@ -115,7 +115,7 @@ class _Segment:
         self.holes = joined
 
     def cool(self, hole: _Hole, size: int) -> None:
-        """Give the last ``size`` bytes of a hole's pages back."""
+        """Give the pages of the last ``size`` bytes of a hole back to the system."""
         start = hole.stop - size
         self.mapping.madvise(mmap.MADV_DONTNEED, start, size)
         self._advise("MADV_NOHUGEPAGE", start, hole.stop)
@@ -125,18 +125,18 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an array could lie."""
+    """A position at which a new array could lie."""
 
     segment: _Segment
     start: int
     cold: int
-    """Bytes of it that have no pages yet."""
+    """Bytes of the array that have no pages yet."""
     slack_bytes: int
-    """Bytes around it that would be left."""
+    """Bytes of the run of holes that would be left around the array."""
 
 
 def _places(segment: _Segment, size: int) -> Iterator[_Place]:
-    """In each run of holes that is long enough: at both ends, and at each warm hole's."""
+    """Yield positions in each run of holes that is long enough: its ends, and those of its warm holes."""
     for run in segment.runs():
         first, last = run[0].start, run[-1].stop
         if last - first < size:
@@ -157,7 +157,7 @@ def _places(segment: _Segment, size: int) -> Iterator[_Place]:
 
 
 class _Block:
-    """Memory lent to one array; goes back when the array and all its views are gone."""
+    """Lends memory to one array, and queues it for return when the array and all its views are gone."""
 
     __slots__ = ("__array_interface__", "_lent", "_returned")
 
@@ -177,9 +177,9 @@ class _Block:
 
 
 class Pool:
-    """Lends page-aligned arrays. At most ``capacity_bytes`` have pages, unless more are lent.
+    """Lends page-aligned arrays, and keeps the pages of returned ones up to ``capacity_bytes`` in all.
 
-    ``before_mapping`` is told how many bytes more are about to be taken from the system.
+    ``before_mapping`` is called with the number of bytes that are about to be taken from the system.
 
     >>> pool = Pool(1 << 20)
     >>> first = pool.empty((256, 256), np.float32)
@@ -195,13 +195,13 @@ class Pool:
         self.capacity_bytes = capacity_bytes
         self._before_mapping = before_mapping or (lambda nbytes: None)
         self.mapped_bytes = 0
-        """Lent, and kept for the next."""
+        """Bytes that have pages: lent, or kept for the next array."""
         self._returned: SimpleQueue[tuple[_Segment, int, int]] = SimpleQueue()
         self._segments: list[_Segment] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array with arbitrary contents; C-contiguous."""
+        """Return a C-contiguous array with arbitrary contents."""
         kind = np.dtype(dtype)
         nbytes = prod(shape) * kind.itemsize
         if nbytes < LEAST_PAGED_BYTES:
@@ -212,13 +212,13 @@ class Pool:
         return np.asarray(block)[:nbytes].view(kind).reshape(shape)
 
     def clear(self) -> None:
-        """Give back everything that is not lent."""
+        """Give all pages that are not lent back to the system."""
         with self._lock:
             self._drain()
             self._cool(self.mapped_bytes)
 
     def shrink(self, capacity_bytes: int) -> None:
-        """Change the capacity; give back what is not lent and goes beyond it."""
+        """Change the capacity; give back pages that are not lent and go beyond it."""
         with self._lock:
             self.capacity_bytes = capacity_bytes
             if self.mapped_bytes > capacity_bytes:
@@ -249,7 +249,7 @@ class Pool:
             segment.leave(start, size)
 
     def _cool(self, nbytes: int) -> None:
-        """Give back pages of holes, the shortest first, until it is so many bytes or there are none."""
+        """Give back ``nbytes`` of the pages of holes, the shortest holes first, or all there are."""
         warm = [(hole, segment) for segment in self._segments for hole in segment.holes if hole.warm]
         for hole, segment in sorted(warm, key=lambda pair: pair[0].size):
             if nbytes <= 0:

@@ -1,11 +1,10 @@
-"""The spill: chunks that RAM has no room for, in Zarr v3 arrays, one for all chunks of a kind.
+"""The spill: chunks that RAM has no room for, in Zarr v3 arrays, one array for all chunks of a kind.
 
-An array is as long as its chunks are numbered, and each chunk a file of its own. Making and
-deleting files costs more than writing them: a file that nobody needs is written over, by a chunk
-of another kind if need be.
+Each chunk is an element of its array and a file of its own. Making and deleting files costs more than
+writing them, so a file that nobody needs is written over, by a chunk of another kind if need be.
 
-Private to one process and worth nothing after it. Every process has a folder of its
-own with a lock in it, so whoever starts next on this host clears up after the dead.
+A spill is private to one process and worth nothing after it. Every process has a folder of its own with
+a lock in it; the next process that starts on this host deletes the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from oocdl.storage.zarr_json import array_json, chunk_key
 Array = npt.NDArray[Any]
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
-"""Shape, dtype and outermost axis of a file."""
+"""Shape, dtype and outermost axis: what chunks of one Zarr array have in common."""
 MOST_CHUNKS = 1 << 31
-"""Of a spill: the length of its arrays."""
+"""Chunks that a spill can number: the length of its Zarr arrays."""
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -59,15 +58,15 @@ class SpillFile:
 
     @property
     def kind(self) -> _Kind:
-        """What it has in common with the other chunks of its array."""
+        """Shape, dtype and outermost axis, which all chunks of its Zarr array share."""
         return self.shape, self.dtype, self.outer
 
 
 class SpillStore:
-    """A folder of spilled chunks, one for each process and only for its life.
+    """Writes chunks to a folder of this process below ``path``, and reads boxes of them. Thread-safe.
 
-    ``path`` is shared by the processes of a host; it is made if it is not there.
-    Raises StoreError if it is in memory (tmpfs) or cannot be written.
+    ``path`` is shared by the processes of a host, and made if it is not there. ``close`` deletes the
+    folder. Raises StoreError if ``path`` is on a file system in memory (tmpfs) or cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -90,13 +89,14 @@ class SpillStore:
         self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
         self._gate = threading.Lock()
         self.watch: Callable[[str, float, int], None] | None = None
-        """Told of each transfer by the thread that has made it: what it was, when it began, bytes."""
+        """Called after each transfer, by its thread: "spill read" or "spill write", when it began, bytes."""
 
     def write(self, array: Array, outer: int = 0) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
 
-        Where whole pages allow it, axis ``outer`` becomes the outermost: strips along it can then be
-        read in one go. Raises ResourceError if the disk is full; then nothing is left behind.
+        Axis ``outer`` becomes the outermost in the file where that leaves whole pages: strips along it can
+        then be read in one go. Raises ResourceError if the disk is full, StoreError for any other failure;
+        neither leaves a file behind.
         """
         if outer and not can_be_outer(array, outer):
             outer = 0
@@ -127,7 +127,7 @@ class SpillStore:
             raise
 
     def _take(self, kind: _Kind) -> SpillFile:
-        """A file to write over: steps are alike, so the blocks of the last one are there already."""
+        """Take a file to write over: passes are alike, so the last one has left blocks on the disk."""
         shape, dtype, outer = kind
         nbytes = prod(shape) * dtype.itemsize
         old: list[SpillFile] = []
@@ -137,7 +137,7 @@ class SpillStore:
             if self._free.get(kind):
                 self._kept -= nbytes
                 return self._free[kind].pop()
-            # Files that wait for their kind take no more than what lives took at its peak.
+            # Files in use and files kept for their kind take no more than the files in use at their peak.
             while self._kept and self._live + self._kept > self._peak:
                 near = min((k for k, free in self._free.items() if free), key=lambda k: _distance(k, kind))
                 old.append(self._free[near].pop())
@@ -154,7 +154,7 @@ class SpillStore:
         return SpillFile(folder, number, data, shape, dtype, nbytes, outer)
 
     def _folder(self, kind: _Kind) -> Path:
-        """The Zarr array of a kind of chunks; made for the first of them."""
+        """Return the folder of the Zarr array of a kind of chunks; made for the first of them."""
         if kind not in self._folders:
             folder = self.folder / f"s{len(self._folders):06d}"
             folder.mkdir(exist_ok=True)  # it is there if there was no room for what is in it
@@ -163,7 +163,7 @@ class SpillStore:
         return self._folders[kind]
 
     def _drop_free(self) -> bool:
-        """Delete the files kept for use; whether there were any."""
+        """Delete the files that are kept to be written over; returns whether there were any."""
         with self._gate:
             free, self._free, self._kept = self._free, {}, 0
         for files in free.values():
@@ -172,7 +172,10 @@ class SpillStore:
         return bool(free)
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
-        """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read."""
+        """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read.
+
+        Raises StoreError if the file is missing or too short.
+        """
         begun = perf_counter()
         count = read_box(file.data, file.shape, box, out, self._flag, file.outer)
         if (watch := self.watch) is not None:
@@ -180,14 +183,14 @@ class SpillStore:
         return count
 
     def remove(self, file: SpillFile) -> None:
-        """The chunk is gone; its file is kept for the next of its shape."""
+        """Keep the file of a chunk that is gone, to be written over."""
         with self._gate:
             self._live -= file.nbytes
             self._kept += file.nbytes
             self._free.setdefault(file.kind, []).append(file)
 
     def close(self) -> None:
-        """Delete everything. May be called twice."""
+        """Delete the folder of this process. May be called twice."""
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._lock.close()
@@ -208,7 +211,7 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
 
 
 def _distance(kind: _Kind, other: _Kind) -> int:
-    """How much two kinds differ in bytes."""
+    """Return by how many bytes chunks of two kinds differ."""
     one, two = (prod(shape) * dtype.itemsize for shape, dtype, _ in (kind, other))
     return abs(one - two)
 
@@ -219,14 +222,14 @@ def _prefix() -> str:
 
 
 def refuse_memory(root: Path) -> None:
-    """StoreError if a folder, there or not, is on a file system in memory."""
+    """Raise StoreError if a folder, whether it exists or not, is on a file system in memory."""
     kind = filesystem(root)
     if kind in MEMORY_FILESYSTEMS:
         raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
 
 
 def remove_dead(root: Path) -> None:
-    """Delete what processes of this host that are gone have left in a spill folder.
+    """Delete what dead processes of this host have left in a spill folder.
 
     Raises StoreError if that cannot be done.
     """
@@ -240,13 +243,13 @@ def remove_dead(root: Path) -> None:
 
 
 def own_folders(root: Path) -> list[Path]:
-    """The spills of this process in a spill folder."""
+    """Return the folders of this process in a spill folder."""
     return list(root.glob(f"{_prefix()}{os.getpid()}-*"))
 
 
 @contextmanager
 def _gate(root: Path) -> Iterator[None]:
-    """One at a time: a folder that has no lock yet must not be taken for a dead one."""
+    """Admit one process at a time: a folder that has no lock yet must not be taken for a dead one."""
     with (root / "LOCK").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Datasets: Zarr groups and HDF5 files, opened, checked, and read by region.
+"""Datasets: opens Zarr groups and HDF5 files, checks them, and reads regions of their arrays.
 
-Sampling gives the order of samples of each epoch.
+``sampling`` gives the order of samples of each epoch.
 """

@@ -1,8 +1,7 @@
 """The dataset: arrays with the sample axis first, read by region, from Zarr or HDF5.
 
-Everything that could go wrong later is refused at opening, before a chunk is read:
-types that can run code when decoded, codecs that are not plain compression, chunks
-that are missing and would silently be zeros.
+Whatever could go wrong later is refused at opening, before a chunk is read: types that can run code when
+decoded, codecs that are not plain compression, and missing chunks, which would silently be zeros.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class DataArray:
-    """One array of a dataset."""
+    """One array of a dataset, with the sample axis first."""
 
     name: str
     shape: tuple[int, ...]
-    """Samples first."""
+    """Samples come first."""
     dtype: np.dtype[Any]
     reader: Reader
     where: str
-    """The dataset, for messages."""
+    """Name of the dataset, for messages."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """The shape of what is decoded together."""
+        """Shape of the chunks: what is decoded together."""
         return self.reader.chunks
 
     @property
@@ -75,7 +74,7 @@ class DataArray:
         return prod(self.chunks) * self.itemsize
 
     def read(self, region: Region) -> Array:
-        """``region`` as a new array in native byte order; only the chunks it touches are read.
+        """Read ``region`` as a new array in native byte order; only chunks that it touches are decoded.
 
         Raises DatasetError if a chunk cannot be decoded.
         """
@@ -91,7 +90,7 @@ class DataArray:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """How a worker opens the same dataset again; picklable."""
+    """Tells another process how to open the same dataset; picklable."""
 
     source: str | Store
     group: str
@@ -104,17 +103,17 @@ class Dataset:
     """An open dataset. Made by ``open_dataset``."""
 
     arrays: Mapping[str, DataArray]
-    """By name; of nested groups, the path."""
+    """Arrays by name; for those of nested groups, by path."""
     where: str
 
     reopen: DatasetSpec
 
     def spec(self) -> DatasetSpec:
-        """What to give ``open_dataset`` in another process."""
+        """Return what ``open_dataset`` takes in another process."""
         return self.reopen
 
     def fingerprint(self) -> str:
-        """Digest of names, shapes and dtypes: cheap, and blind to changed values."""
+        """Return a digest of names, shapes and dtypes: cheap, and blind to changed values."""
         facts = sorted((a.name, list(a.shape), a.dtype.str) for a in self.arrays.values())
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -124,9 +123,11 @@ def open_dataset(
     allow_missing_chunks: bool = False,
     names: Collection[str] | None = None,
 ) -> Dataset:
-    """Open a Zarr group (path, store or group) or an HDF5 file, and check all that it holds.
+    """Open a Zarr group (path, store or group) or an HDF5 file, and check its arrays.
 
-    With ``names`` only those arrays are checked and opened. Raises DatasetError, in one line.
+    With ``names`` only those arrays are checked and opened; ``allow_missing_chunks`` accepts chunks that are
+    not stored, which read as the fill value. Raises DatasetError, in one line, if there is no dataset or
+    an array has no sample axis, a dtype that is no number, a refused codec, or missing chunks.
 
     >>> store = zarr.storage.MemoryStore()
     >>> _ = zarr.create_array(store, name="x", data=np.arange(6.0).reshape(3, 2))

@@ -1,4 +1,4 @@
-"""Arrays of an HDF5 file, refused unless reading them is safe and complete."""
+"""Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oocdl.storage.zarr_json import grid
 
 @dataclass(frozen=True)
 class Hdf5Array:
-    """An HDF5 dataset read under a lock: the library is not made for threads."""
+    """Reads an HDF5 dataset under a lock: the library is not made for threads."""
 
     data: h5py.Dataset
     lock: threading.Lock
@@ -36,7 +36,7 @@ class Hdf5Array:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """What is decoded together; of contiguous data a sample's row."""
+        """Shape of what is decoded together; for contiguous data one row of the last axis."""
         if self.data.chunks is None:
             return (1,) * (len(self.shape) - 1) + self.shape[-1:]
         return tuple(int(extent) for extent in self.data.chunks)
@@ -47,7 +47,7 @@ class Hdf5Array:
 
 
 def open_arrays(path: str, allow_missing: bool, names: Collection[str] | None) -> dict[str, Hdf5Array]:
-    """Datasets by path in the file, checked. Raises DatasetError."""
+    """Open and check the datasets of a file (those of ``names``, or all), by path. Raises DatasetError."""
     try:
         file = h5py.File(path, "r")
     except OSError as error:

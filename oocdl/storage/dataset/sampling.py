@@ -1,4 +1,4 @@
-"""The order of samples: a keyed permutation, so that it depends on (seed, epoch) alone."""
+"""The order of samples is a keyed permutation, which depends on (seed, epoch) alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Indices = npt.NDArray[np.int64]
 
 
 def permutation(seed: int, epoch: int, n: int) -> Indices:
-    """``range(n)`` in an order given by (seed, epoch); the same on every machine and version.
+    """Return ``range(n)`` (int64) in an order given by (seed, epoch); the same on every machine and version.
 
-    Sorting raw counter-based numbers is stable where NumPy's own shuffling may change.
+    Sorting raw counter-based numbers gives the same order where NumPy's own shuffling may change.
 
     >>> sorted(permutation(0, 1, 5).tolist())
     [0, 1, 2, 3, 4]
@@ -26,7 +26,7 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
 def batches(
     n: int, batch_size: int, shuffle: bool = True, seed: int = 0, epoch: int = 0
 ) -> Iterator[Indices]:
-    """The sample indices of each batch of an epoch; the last batch may be smaller.
+    """Yield the sample indices (int64) of each batch of an epoch; the last batch may be smaller.
 
     >>> [batch.tolist() for batch in batches(5, 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]

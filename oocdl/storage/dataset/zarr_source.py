@@ -1,4 +1,4 @@
-"""Arrays of a Zarr group (format 2 or 3), refused unless reading them is safe and complete."""
+"""Opens arrays of a Zarr group (format 2 or 3); refuses those whose reading is not safe and complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBER_KINDS = "biuf"
 def open_arrays(
     source: str | Store, group: str, where: str, allow_missing: bool, names: Collection[str] | None
 ) -> dict[str, zarr.Array[Any]]:
-    """Arrays by path in the group, checked. Raises DatasetError."""
+    """Open and check the arrays of a group (those of ``names``, or all), by path. Raises DatasetError."""
     try:
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
@@ -50,7 +50,7 @@ def open_arrays(
 
 
 def check_type(label: str, dtype: Any, rank: int) -> None:
-    """Refuse what is not numbers (objects can run code when read) or has no sample axis."""
+    """Raise DatasetError for a dtype that is no number (objects can run code when read), or rank 0."""
     kind = getattr(dtype, "kind", "?")
     if kind not in NUMBER_KINDS or dtype.fields is not None or dtype.shape:
         raise DatasetError(f"{label} has dtype {dtype}; only bool, integers and floats are read")
@@ -91,7 +91,7 @@ def _name(entry: Any, key: str) -> str:
 
 
 def _check_chunks(label: str, array: zarr.Array[Any]) -> None:
-    """Compare the stored keys with the grid: a missing chunk reads as zeros, without an error."""
+    """Raise DatasetError if the grid has chunks that are not stored: they would read as the fill value."""
     stored_chunks = array.shards or array.chunks
     extents = grid(array.shape, stored_chunks)
     stored = sync(_keys(array.store, array.path))

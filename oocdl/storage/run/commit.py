@@ -1,8 +1,7 @@
-"""Writing one version of a run: chunks first, then all of it made durable, then CURRENT.
+"""Writes one version of a run: chunks first, then fsync for all of them, then the manifest and CURRENT.
 
-Nothing is updated in place: every version has folders of its own, with the epoch (the
-count of writers this run has had) in the name, so a late write of a writer that was
-given up on harms nobody.
+Nothing is updated in place. Every version has folders of its own with the epoch in the name (the number
+of writers that this run has had), so a late write of a writer that was given up harms nobody.
 """
 
 from __future__ import annotations
@@ -29,23 +28,24 @@ from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_j
 Array = npt.NDArray[Any]
 
 SYNC_THREADS = 32
-"""They only wait for the disk."""
+"""More than cores: these threads only wait for the disk."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes chunks of one version; picklable, so workers can write and report records."""
+    """Writes chunks of one version. Picklable: workers write, and return records for ``Commit.record``."""
 
     root: Path
     tensors: Mapping[str, Tensor]
     sync: bool = True
-    """fsync each chunk here: on a network disk only the host that wrote it can."""
+    """Whether each chunk is fsynced by its writer: on a network disk only the host that wrote it can."""
 
     def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
-        """Write whole chunks; ``region`` starts and ends on chunk borders or the array's end.
+        """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each chunk.
 
-        ProgramScratch memory for one chunk at most. Raises StoreError for a region that cuts a
-        chunk or a version that is gone, ResourceError if the disk is full.
+        ``region`` starts and ends on chunk borders or at the tensor's end. Takes memory for one chunk at
+        most. Raises StoreError for a region that cuts a chunk, another shape or dtype, or a version that is
+        gone; ResourceError if the disk is full.
         """
         tensor = self.tensors[name]
         _check(tensor.spec, region, array)
@@ -62,7 +62,10 @@ class Writer:
 
 
 class Commit:
-    """One version being written. Made by ``RunStore.begin``; thread-safe."""
+    """A version that is being written. Made by ``RunStore.begin``; thread-safe.
+
+    Write or record every chunk of its tensors, then call ``finish`` once; ``abort`` deletes what is there.
+    """
 
     def __init__(
         self,
@@ -88,15 +91,15 @@ class Commit:
 
     @property
     def version(self) -> int:
-        """The version that this becomes."""
+        """The number of the version that this becomes."""
         return self._draft.version
 
     def writer(self) -> Writer:
-        """For workers: what its ``write`` returns goes to ``record`` here."""
+        """Return a writer for workers; give what its ``write`` returns to ``record``."""
         return Writer(self._root, {name: self._draft.tensors[name] for name in self._fresh})
 
     def write(self, name: str, region: Region, array: Array) -> None:
-        """As ``Writer.write``, and record it. Writing the same bytes twice changes nothing."""
+        """Write and record chunks, as ``Writer.write``. Writing the same bytes twice changes nothing."""
         if name not in self._records:
             raise StoreError(f"array {name!r} is not written by version {self.version}")
         with self._lock:
@@ -110,7 +113,10 @@ class Commit:
                 self._lock.notify_all()
 
     def record(self, name: str, records: Mapping[Index, Record]) -> None:
-        """Take what a ``Writer`` wrote. Raises StoreError if it differs from an earlier run."""
+        """Take the records of chunks that a ``Writer`` wrote.
+
+        Raises StoreError if a chunk was recorded before with other bytes.
+        """
         with self._lock:
             self._check_open()
             known = self._records[name]
@@ -122,7 +128,7 @@ class Commit:
                     )
 
     def finish(self, meta: Mapping[str, Any]) -> Manifest:
-        """Make the version durable and current. After it returns no crash can lose it.
+        """Make the version durable and current, with plain data ``meta``: no crash can lose it any more.
 
         Raises StoreError if chunks are missing; the version before stays current.
         """
@@ -147,7 +153,7 @@ class Commit:
         return manifest
 
     def abort(self) -> None:
-        """Delete what was written. Does nothing after ``finish``."""
+        """Delete the chunks that were written. Does nothing after ``finish``."""
         with self._lock:
             if not self._open:
                 return

@@ -1,4 +1,4 @@
-"""What writers leave behind: epochs, uncommitted and superseded versions."""
+"""Numbers the writers of a run, and deletes what dead ones left and what later versions replaced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from oocdl.storage.run.manifest import Manifest, load_parent
 
 DELETE_THREADS = 16
 _FACTS = ("plan.json", "report.json", "zarr.json")
-"""Files of a run beside its manifests."""
+"""Files that a run has beside its manifests, ``CURRENT`` and ``run.json``."""
 
 
 def next_epoch(root: Path, committed: int) -> int:
-    """The number of this writer, taken by making its file: no two can have the same.
+    """Take the next number of a writer by making its file, so that no two writers have the same.
 
-    This holds where locks do not (some network disks); StoreError if another was faster.
+    This holds where locks do not (on some network disks). Raises StoreError if another was faster.
     """
     known = {
         int(path.name[len("epoch-") :]): path
@@ -67,10 +67,10 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
 
 
 def clear(root: Path) -> None:
-    """Delete a run of which the caller holds the lock; what else is in its folder stays.
+    """Delete a run of which the caller holds the lock; other files in its folder stay.
 
-    Cut off at any point, it leaves a run without a version, or none. The epoch stays, too: a
-    late write of an old writer must not find a folder of the new one.
+    A crash at any point leaves a run without a version, or none. The epoch stays: a late write of an old
+    writer must not find a folder of the new one.
     """
     manifests = sorted(root.glob("manifest-*.json"))
     named = _named(root / "CURRENT")
@@ -87,7 +87,7 @@ def clear(root: Path) -> None:
 
 
 def _named(current: Path) -> str:
-    """The manifest that CURRENT names; empty if that cannot be read."""
+    """Return the file name of the manifest that CURRENT names; empty if CURRENT cannot be read."""
     try:
         return str(json.loads(current.read_text())["manifest"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -12,13 +12,13 @@ from oocdl.storage.files import io_error, write_text
 
 
 class History:
-    """``history/steps.jsonl``. Rows have a ``step``, which only grows."""
+    """Reads and appends to ``history/steps.jsonl``. Rows have a ``step``, which only grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows, in one write. Durable with the next commit."""
+        """Add rows in one write; they are durable with the next commit."""
         if any("step" not in row for row in rows):
             raise StoreError("a row of the history needs a step")
         text = "".join(json.dumps(dict(row)) + "\n" for row in rows)
@@ -29,7 +29,7 @@ class History:
             raise io_error(error, self.path, len(text)) from error
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows; a last line that a crash cut short is left out."""
+        """Return all rows; a last line that a crash cut short is left out."""
         if not self.path.exists():
             return []
         lines = self.path.read_text().split("\n")

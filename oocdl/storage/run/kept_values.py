@@ -1,6 +1,6 @@
-"""Activations and gradients that the user asked to keep: plain Zarr arrays under ids.
+"""Activations and gradients that the user asked to keep, as plain Zarr arrays under ids.
 
-Unlike weights they are not versioned: keeping a name again replaces what was kept.
+Unlike weights they are not versioned: a value that is kept again replaces the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Kept:
     def make(
         self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
     ) -> zarr.Array[Any]:
-        """A writable array for ``name``, in place of an earlier one."""
+        """Make a writable array for ``name``, in place of an earlier one."""
         taken = {str(attributes["name"]): at for at, attributes in self._found().items()}
         path = taken.get(name)
         if path is None:
@@ -41,14 +41,14 @@ class Kept:
         )
 
     def arrays(self) -> Mapping[str, zarr.Array[Any]]:
-        """By name, read-only."""
+        """Open all kept arrays, by name, read-only."""
         return {
             str(attributes["name"]): zarr.open_array(path, mode="r")
             for path, attributes in self._found().items()
         }
 
     def cut(self, step: int) -> None:
-        """Remove what is of a later step, or was cut off while it was made."""
+        """Remove arrays of steps after ``step``, and those whose making was cut off."""
         found = self._found()
         for path in self._folder.glob("k*"):
             if path not in found or int(found[path]["step"]) > step:

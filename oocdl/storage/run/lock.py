@@ -1,4 +1,4 @@
-"""One writer for each run: an flock, with a record of who holds it for the message."""
+"""Admits one writer to a run: an flock, with a record of its owner for the error message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RunLock:
                 raise _in_use(path, owner) from error
 
     def release(self) -> None:
-        """Let go. May be called twice."""
+        """Release the lock. May be called twice."""
         if self._handle is not None:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)

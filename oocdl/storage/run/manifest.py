@@ -1,8 +1,7 @@
-"""What a committed version consists of: every array, every chunk, its length and crc32c.
+"""The manifest of a version names every array and every chunk, with its length and crc32c.
 
-A chunk's own checksum cannot tell a stale or swapped chunk, which is intact. So the
-checksums stand here, at (array, chunk) of one version and epoch, and the manifest's own
-digest stands in ``CURRENT``.
+A checksum inside a chunk cannot tell a stale or swapped chunk, which is intact. So the checksums stand
+here, at (array, chunk) of one version and epoch, and the manifest's own digest stands in ``CURRENT``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An array of the run: weights or optimizer state, on a regular grid of chunks."""
+    """Describes an array of the run, weights or optimizer state, on a regular grid of chunks."""
 
     name: str
     kind: Kind
@@ -58,7 +57,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Record:
-    """What one stored chunk must be: its length in bytes and crc32c."""
+    """Length in bytes and crc32c that one stored chunk must have."""
 
     nbytes: int
     crc: int
@@ -66,32 +65,32 @@ class Record:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A stored array: where it is, and what every chunk of it must be."""
+    """A stored array: its folder, and the record of each of its chunks."""
 
     spec: TensorSpec
     id: str
-    """Stable for the name; a name from a model file is never a path."""
+    """Names its folder, and stays with the array's name: a name from a model file is never a path."""
     epoch: int
     version: int
-    """Those it was written in; older than the manifest's for one that was carried over."""
+    """Epoch and version that wrote it: older than the manifest's for an array that was carried over."""
     records: Mapping[Index, Record]
 
     @property
     def folder(self) -> str:
-        """The Zarr array, relative to the run."""
+        """Path of the Zarr array, relative to the run."""
         return f"{self.spec.kind}/{self.id}/e{self.epoch}-v{self.version}"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed version."""
+    """Describes a committed version: all arrays, and what the caller stored with them."""
 
     version: int
     epoch: int
     parent: str | None
     """File name of the manifest before it."""
     meta: Mapping[str, Any]
-    """What the caller stored with it; ``step`` is the last step it contains."""
+    """Plain data that the caller stored with it; ``step`` is the last step it contains."""
     tensors: Mapping[str, Tensor]
     """By name."""
     next_id: int
@@ -103,7 +102,7 @@ class Manifest:
         return f"manifest-{self.version}-e{self.epoch}.json"
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Write the manifest as JSON."""
         tensors = [
             {
                 **{key: value for key, value in vars(tensor.spec).items()},
@@ -119,7 +118,7 @@ class Manifest:
 
     @classmethod
     def loads(cls, text: str) -> Manifest:
-        """From JSON; raises ValueError, KeyError or TypeError if it is not a manifest."""
+        """Read a manifest from JSON; raises ValueError, KeyError or TypeError if it is none."""
         head = json.loads(text)
         tensors = [_tensor(item) for item in head.pop("tensors")]
         return cls(tensors={tensor.spec.name: tensor for tensor in tensors}, **head)
@@ -151,7 +150,7 @@ def _tensor(item: Mapping[str, Any]) -> Tensor:
 
 
 def crc32c(array: npt.NDArray[Any]) -> int:
-    """Of the memory of a C-contiguous array."""
+    """Return the crc32c of the memory of a C-contiguous array."""
     view = as_bytes(array).view()
     view.flags.writeable = False  # google_crc32c takes nothing else
     return int(google_crc32c.value(view))
@@ -168,7 +167,7 @@ def publish(root: Path, manifest: Manifest) -> None:
 
 
 def load_current(root: Path) -> Manifest | None:
-    """The committed version, or ``None`` before the first.
+    """Read the manifest of the committed version; None before the first commit.
 
     Raises CorruptError if CURRENT or its manifest is damaged or lost.
     """
@@ -189,7 +188,7 @@ def load_current(root: Path) -> Manifest | None:
 
 
 def load_parent(root: Path, manifest: Manifest) -> Manifest | None:
-    """The version before ``manifest``, if it is still there and readable; only kept as a spare."""
+    """Read the version before ``manifest``; None if it is gone or damaged, as it is only a spare."""
     if manifest.parent is None:
         return None
     try:

@@ -1,10 +1,10 @@
-"""The run on disk: a Zarr v3 group with versions of weights and state, kept values, history.
+"""The run on disk: a Zarr v3 group with versions of weights and state, kept values and a history.
 
     run/  zarr.json  run.json  LOCK  CURRENT  epoch-3  manifest-120-e3.json
           weights/t00012/e3-v120/{zarr.json, c.0.0, ...}    state/...    kept/...
           history/steps.jsonl
 
-CURRENT names the committed manifest, and only what it and its parent name is kept.
+CURRENT names the committed manifest; what neither it nor its parent names is deleted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunStore:
         self._kept = Kept(path / "kept")
         self._history = History(path / "history" / "steps.jsonl")
         self.epoch = self._manifest.epoch if self._manifest else 0
-        """How many writers the run has had."""
+        """The number of writers that the run has had."""
         if lock is not None:
             self.epoch = next_epoch(path, self.epoch)
             done = self._manifest.meta.get("step", -1) if self._manifest else -1
@@ -71,10 +71,11 @@ class RunStore:
 
     @classmethod
     def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
-        """Start a run; ``meta`` is plain data.
+        """Make a run in the folder ``path`` and open it for writing; ``meta`` is plain data.
 
-        Raises StoreError if something else is there: with ``restart`` a run may be, and is
-        cleared, once it is locked. Files in its folder that are not the run's are left alone.
+        With ``restart`` a run that is there is locked and cleared first; files in its folder that are not the
+        run's stay. Raises StoreError if the folder holds anything else or the run is in use,
+        ResourceError if the disk is full.
         """
         root = Path(path).absolute()
         text = json.dumps(dict(meta))
@@ -105,7 +106,10 @@ class RunStore:
 
     @classmethod
     def open(cls, path: str | Path, writable: bool = False) -> RunStore:
-        """Open a run. For writing: locks it, and removes whatever was not committed."""
+        """Open a run; for writing, lock it and remove whatever was not committed.
+
+        Raises StoreError if there is no run or another process writes it, CorruptError if it is damaged.
+        """
         root = Path(path).absolute()
         if not (root / "run.json").is_file():
             raise StoreError(f"{root} is not a run: no run.json in it")
@@ -119,7 +123,7 @@ class RunStore:
             raise
 
     def close(self) -> None:
-        """Abort a commit that was begun, release the lock. May be called twice."""
+        """Abort a commit that was begun, and release the lock. May be called twice."""
         if self._writing is not None:
             self._writing.abort()
         if self._lock is not None:
@@ -135,15 +139,16 @@ class RunStore:
     # --- versions ------------------------------------------------------------------------
 
     def current(self) -> Manifest | None:
-        """The committed version; a reader sees what the writer has committed since."""
+        """Return the committed version, None before the first; readers see later commits of the writer."""
         if self._lock is None:
             self._manifest = manifests.load_current(self.path)
         return self._manifest
 
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
-        """Start writing ``version``: all of ``tensors`` anew, those named by ``carry`` as they are.
+        """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 
-        Raises StoreError if read-only, if a commit is open, or if versions would not grow.
+        Raises StoreError if the run is open for reading only, if another commit is open, or if ``version``
+        is not after the current one.
         """
         self._check_writable()
         old = self._manifest
@@ -170,10 +175,11 @@ class RunStore:
         return self._writing
 
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
-        """``region`` of an array of the current version, every touched chunk verified.
+        """Read ``region`` of an array of the current version into ``out``, or into a new array.
 
-        ProgramScratch memory for one chunk besides ``out``, unless chunks fill it contiguously.
-        Raises CorruptError naming array, chunk and version; StoreError if there is none.
+        Every chunk that it touches is verified. Takes memory for one chunk besides ``out``, unless chunks
+        fill ``out`` contiguously. Raises CorruptError, which names array, chunk and version; StoreError
+        if there is no such array; ValueError if ``out`` has another shape or dtype.
         """
         tensor = self._tensor(name)
         spec = tensor.spec
@@ -194,7 +200,7 @@ class RunStore:
         return out
 
     def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
-        """A weight or state array of the current version as a read-only Zarr array (unverified)."""
+        """Open a weight or state array of the current version as a read-only Zarr array, unverified."""
         tensor = self._tensor(name)
         if tensor.spec.kind != kind:
             raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
@@ -203,12 +209,12 @@ class RunStore:
     # --- history and kept values ---------------------------------------------------------
 
     def append_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows of plain data, each with a ``step``; durable with the next commit."""
+        """Add rows of plain data, each with a ``step``; they are durable with the next commit."""
         self._check_writable()
         self._history.append(rows)
 
     def history(self) -> list[dict[str, Any]]:
-        """All rows. Only the writer sees those that are not committed yet: they may still be lost."""
+        """Return all rows. Only the writer sees those that are not committed yet: they may still be lost."""
         rows = self._history.rows()
         if self._lock is not None:
             return rows
@@ -219,12 +225,12 @@ class RunStore:
     def keep(
         self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
     ) -> zarr.Array[Any]:
-        """A writable array for a value to keep; the same name again replaces it."""
+        """Make a writable array for a value to keep, in place of an earlier one of the same name."""
         self._check_writable()
         return self._kept.make(name, shape, dtype, chunks, step)
 
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
-        """What was kept, by name, read-only."""
+        """Open the kept arrays, by name, read-only."""
         return self._kept.arrays()
 
     # --- inside --------------------------------------------------------------------------
@@ -264,7 +270,7 @@ class RunStore:
 
 
 def _check_free(root: Path) -> None:
-    """Whether a run may be made here: nothing is in the folder, or a creation that was cut off."""
+    """Raise StoreError unless the folder is empty, or holds what a creation that was cut off has left."""
     left = {entry.name for entry in root.iterdir()} - {"LOCK"}
     if "run.json" in left:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
