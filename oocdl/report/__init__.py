@@ -1,5 +1,4 @@
-"""What people look at: the plan as a table and a picture, progress, and predicted beside measured.
+"""Reports: the plan as a table, a text and a picture, progress, and measured beside predicted.
 
-Everything here reads plans and events and makes text or pixels; nothing here decides how a step
-runs.
+Everything here reads plans and events and makes text or pixels; nothing here decides how a step runs.
 """

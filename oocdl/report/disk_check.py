@@ -1,6 +1,6 @@
-"""Is there enough disk? Asked before the first step, and again before every commit.
+"""Checks that there is enough disk, before the first step and before every commit.
 
-In between, a disk that fills up ends the run with the same error, from where it was written to.
+In between, a disk that fills up ends the run with the same error, raised by whoever writes to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oocdl.storage.files import existing, free_bytes
 
 @dataclass(frozen=True)
 class Need:
-    """So much more will be put into a folder."""
+    """States how many bytes more will be written to a folder, and what they are."""
 
     what: str
     folder: Path
@@ -26,14 +26,14 @@ class Need:
 
 
 def check_start(plan: Plan, run: Path, spills: bool = True) -> None:
-    """Refuse a run that the disk has no room for; clears up after killed runs first.
+    """Refuse a run that the disk has no room for, after deleting what killed runs have left.
 
-    Compares what the plan needs with ``disk=``, and with what is free on the file system of the
-    run directory and on that of the spill. ``spills``: False where workers of a client spill, on
-    disks that are not ours to look at.
+    The plan's need is compared with ``disk=``, and with what is free on the file system of the run
+    directory and on that of the spill. ``spills`` is False where workers of a client spill: their disks
+    cannot be seen from here.
 
-    Raises ResourceError, in one line: what is needed, what is free where, and the ways out;
-    StoreError if the spill would be in memory.
+    Raises ResourceError, in one line (what is needed, what is free where, and the ways out); StoreError
+    if the spill would be in memory.
     """
     spill = plan.settings.spill_folder(run / "spill").absolute()
     remove_dead(run / "spill")
@@ -78,7 +78,7 @@ def check_commit(plan: Plan, run: Path) -> None:
 
 
 def _check_free(needs: Sequence[Need]) -> None:
-    """ResourceError if a file system has not room for all of ``needs``, which are on it."""
+    """Raise ResourceError if one file system, on which all of ``needs`` are, has no room for them."""
     free, total = free_bytes(needs[0].folder), sum(need.nbytes for need in needs)
     if total <= free:
         return
@@ -98,12 +98,12 @@ def _ways_out(needs: Sequence[Need]) -> str:
 
 
 def _versions_bytes(run: Path) -> int:
-    """What weights, state and kept values take now."""
+    """Return the disk bytes that weights, state and kept values take now."""
     return sum(_bytes_in(run / name) for name in ("weights", "state", "kept"))
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of all files and folders below; those that are being deleted meanwhile do not count."""
+    """Return the disk bytes of all files and folders below; those that vanish meanwhile do not count."""
     total = 0
     for place, _, files in os.walk(folder):
         for path in (place, *(os.path.join(place, name) for name in files)):

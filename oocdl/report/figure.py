@@ -1,7 +1,7 @@
-"""A simulated step as a picture: memory over time under the budget, and when each layer runs.
+"""Draws a simulated step: memory over time under the budget, and when each layer runs.
 
-matplotlib is not needed for anything else, may not be installed, and takes tens of MiB of
-memory: it is loaded by the first picture, and draws without its global state.
+Only this needs matplotlib, which may not be installed and takes tens of MiB of memory: it is loaded by
+the first picture, and used without its global state.
 """
 
 from __future__ import annotations
@@ -24,44 +24,39 @@ ENDINGS = (".png", ".svg")
 INCHES_WIDE, MEMORY_INCHES, MARGIN_INCHES = 11.0, 3.0, 1.5
 ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
-"""What a label of a row takes: where rows are lower, some go without."""
+"""Height of a row's label: where rows are lower, some have none."""
 LABEL_LETTERS = 34
 MOST_MOMENTS = 1500
-"""Moments that are drawn at most: of those close together the one with the most memory."""
+"""Moments that are drawn; of those close together, the one with the most memory."""
 DOTS_PER_INCH = 110
 MOST_NAMED_WORKERS = 6
-"""More than so many share a legend's entry."""
+"""More workers than these share one entry of the legend."""
 EDGED_BAR_SHARE = 0.004
-"""Part of the step below which a bar has no edge of its own."""
+"""Only bars that take more than this share of the step have an edge of their own."""
 MOST_EDGED_BANDS = 4
-"""Of a row, from which on edges would hide its bars."""
+"""In a row of more bands than these, edges would hide the bars."""
 ROW_GAP_SHARE = 0.15
-"""Part of a row's height that is left free."""
+"""Share of a row's height that is left free."""
 
-BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR, BUDGET_COLOR = (
-    "#b8bec6",
-    "#4c86c6",
-    "#f2b84b",
-    "#6aa56e",
-    "#d62728",
-)
+BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR = "#b8bec6", "#4c86c6", "#f2b84b", "#6aa56e"
+BUDGET_COLOR = "#d62728"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is drawn."""
+    """What a picture shows: the simulated passes of a step, and memory in bytes."""
 
     title: str
     passes: tuple[Simulated, ...]
-    """Of one step, one after another."""
+    """The passes of one step, in order."""
     base_bytes: int
     peak_bytes: int
-    """Predicted."""
+    """Predicted peak of the process."""
     budget_bytes: int
 
 
 def draw(scene: Scene, path: str | Path) -> Path:
-    """Write the picture as PNG or SVG, by the path's ending.
+    """Write the picture as PNG or SVG, as the path ends, and return its path.
 
     Raises InputError for another ending and where matplotlib is missing, StoreError if the file
     cannot be written.
@@ -76,7 +71,7 @@ def draw(scene: Scene, path: str | Path) -> Path:
 
 
 def figure_of(scene: Scene) -> Figure:
-    """The picture as a matplotlib figure: memory above, layers below, one axis of time."""
+    """Make the picture as a matplotlib figure: memory above, layers below, one axis of time."""
     try:
         module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -104,7 +99,10 @@ def figure_of(scene: Scene) -> Figure:
 
 
 def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[float]]:
-    """Moments and units of all passes on one clock, and when each pass ends. Positions go on, too."""
+    """Put the moments and units of all passes on one clock; returns them, and when each pass ends.
+
+    Positions are counted on from pass to pass, too.
+    """
     moments: list[Moment] = []
     units: list[Ran] = []
     ends: list[float] = []
@@ -127,14 +125,14 @@ def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """(its seconds, its name) of a unit in which so long a time is easily read."""
+    """Return a unit in which so long a time is easily read: its seconds, and its name."""
     if seconds < 1:
         return 1e-3, "ms"
     return (1.0, "s") if seconds < 600 else (60.0, "min")
 
 
 def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
-    """At most ``columns`` moments: of those in an equal part of the time the one with the most memory."""
+    """Divide the time into ``columns`` equal parts; return the moment with the most memory of each."""
     found: dict[int, Moment] = {}
     for moment in moments:
         column = min(int(moment.seconds / seconds * columns), columns - 1)
@@ -155,12 +153,8 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     terms: tuple[tuple[str, str, list[float]], ...] = (
         ("base process", BASE_COLOR, [scene.base_bytes / size] * len(shown)),
         ("chunks in the RAM tier", TIER_COLOR, [one.resident_bytes / size for one in shown]),
-        (
-            "reserved by units",
-            RESERVED_COLOR,
-            [(one.reserved_bytes - one.scratch_bytes) / size for one in shown],
-        ),
-        ("work space of programs", SCRATCH_COLOR, [one.scratch_bytes / size for one in shown]),
+        ("reserved by units", RESERVED_COLOR, [(m.reserved_bytes - m.scratch_bytes) / size for m in shown]),
+        ("scratch of programs", SCRATCH_COLOR, [one.scratch_bytes / size for one in shown]),
     )
     axes.stackplot(
         [one.seconds / unit for one in shown],
@@ -212,7 +206,7 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
 
 
 def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
-    """The units of a layer; those that run side by side are in different bands of its row."""
+    """Divide the units of a layer into bands of its row, so that those which overlap in time do not meet."""
     bands: list[list[Ran]] = []
     for ran in sorted(units, key=lambda ran: ran.begun):
         band = next((band for band in bands if band[-1].done <= ran.begun), None)
@@ -224,7 +218,7 @@ def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
 
 
 def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
-    """The legend."""
+    """Add the legend."""
     if len(shade) <= MOST_NAMED_WORKERS:
         for number, color in enumerate(shade.values(), 1):
             axes.barh([0], [0], color=color, label=f"worker {number}")
@@ -235,7 +229,7 @@ def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
 
 
 def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
-    """First layer on top; as many labels as can be read."""
+    """Label the rows, the first layer on top, with as many names as can be read."""
     every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
     shown = range(0, len(rows), max(every, 1))
     axes.set_yticks(list(shown), [_short(rows[row]) for row in shown], fontsize=8, parse_math=False)
@@ -246,7 +240,7 @@ def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
 
 
 def _short(name: str) -> str:
-    """A name that leaves room for the picture, without characters that cannot be drawn."""
+    """Shorten a name to ``LABEL_LETTERS``, and replace characters that cannot be drawn."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     half = (LABEL_LETTERS - 1) // 2
     return name if len(name) <= LABEL_LETTERS else f"{name[:half]}…{name[-half:]}"

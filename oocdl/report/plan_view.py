@@ -1,4 +1,4 @@
-"""The plan that people read, and can draw, before anything runs."""
+"""``Plan``: what a step will do and need, as numbers, tables, a text and a picture, before anything runs."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from oocdl.runtime.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
 FILE_BLOCK_BYTES = 4096
-"""What file systems round the size of a file up to; a folder takes one, too."""
+"""File systems round the size of a file up to this; a folder takes as much."""
 SPILLED_CHUNK_BYTES = 3 * FILE_BLOCK_BYTES
-"""A folder, ``zarr.json``, and the data's last block."""
+"""Overhead of a spilled chunk: a folder, ``zarr.json``, and the last block of the data."""
 STORED_VERSIONS = 3
-"""Of weights and state that are on disk while one is written."""
+"""Versions of weights and state that are on disk while one is written."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What one step will do and need. Made by ``oocdl.plan``; nothing has run.
+    """Tells what one step will do and need. Made by ``oocdl.plan``, which runs nothing.
 
-    ``str(plan)`` is a table of the layers; with ``accumulate`` of those of a step's last pass.
-    Bytes read and written are those that units move when nothing fits in RAM; what stays in the
-    tier is neither read nor written.
+    ``str(plan)`` is a table of the layers, with ``accumulate`` of those of a step's last pass, and of the
+    memory. Numbers of a step are sums over its passes. ``read_bytes`` and ``written_bytes`` are what units
+    would move if nothing stayed in RAM; ``spill_read_bytes`` and ``spill_written_bytes`` are what the disk
+    moves, as simulated.
     """
 
     kinds: Mapping[str, Compiled]
-    """All kinds of passes, by plan id."""
+    """The compiled kinds of passes, by plan id."""
     settings: Settings
     machine: Machine
     model: str
@@ -55,39 +56,39 @@ class Plan:
 
     @property
     def compiled(self) -> Compiled:
-        """The pass that makes an update."""
+        """The pass that ends a step with its update."""
         return self.kinds[MAIN]
 
     @property
     def ragged(self) -> Compiled | None:
-        """The same for the smaller last batch of an epoch, if there is one."""
+        """The pass over the smaller last batch of an epoch; None if there is none."""
         return self.kinds.get(RAGGED)
 
     @property
     def passes(self) -> tuple[PassPlan, ...]:
-        """The plan of each pass of a step."""
+        """The plans of the passes of a step, in order."""
         earlier = [self.kinds[FIRST].plan for _ in range(self.course.passes - 1)]
         return (*earlier, self.compiled.plan)
 
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
-        """All layers in order."""
+        """The layers of a step's last pass, in order."""
         return self.compiled.plan.layers
 
     @cached_property
     def room_bytes(self) -> int:
-        """Memory for arrays and running programs, if all of it is needed."""
+        """Bytes of the budget that are left for arrays and running programs."""
         return self.machine.room_bytes(kind.plan for kind in self.kinds.values())
 
     @property
     def pass_ids(self) -> tuple[str, ...]:
-        """The plan id of each pass of a step."""
+        """The plan ids of the passes of a step, in order."""
         count = self.course.passes
         return (*([FIRST] if count > 1 else []), *([NEXT] * (count - 2)), MAIN)
 
     @cached_property
     def simulated(self) -> tuple[Simulated, ...]:
-        """Each pass of a step, as it is expected to go once the run is under way."""
+        """The simulated passes of a step, as they are expected to go once the run is under way."""
         keeps_old = not gives_up(self.compiled.plan, self.machine)
         known = {
             plan_id: expected(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
@@ -97,7 +98,7 @@ class Plan:
 
     @property
     def most_bytes(self) -> int:
-        """Memory that arrays and running programs will take."""
+        """Bytes that arrays and running programs will take at most: simulated, with some to spare."""
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
         peak = max(one.peak_tier_bytes for one in self.simulated)
@@ -105,28 +106,28 @@ class Plan:
 
     @property
     def process_bytes(self) -> int:
-        """The process itself, with a plan that may be large."""
+        """Bytes of the process itself, with a plan that may be large."""
         return self.machine.base_bytes + self.machine.capacity_bytes - self.room_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of the process: itself, arrays and running programs."""
+        """Predicted peak of the process in bytes: itself, arrays and running programs."""
         return self.process_bytes + self.most_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Weights and state."""
+        """Bytes of weights and optimizer state."""
         values = self.compiled.plan.factored.graph.values
         return sum(values[name].nbytes for name in self.compiled.pieces)
 
     @property
     def sum_bytes(self) -> int:
-        """Sums of gradients, which go from pass to pass of a step."""
+        """Bytes of the sums of gradients, which go from pass to pass of a step."""
         return sum(value.nbytes for value in self.compiled.plan.factored.graph.of_role(Role.SUM))
 
     @property
     def spill_bytes(self) -> int:
-        """Disk that the spill takes at most, files kept for the next step and their blocks included."""
+        """Disk bytes that the spill takes at most, with files that are kept to be written over."""
         files = max(len(kind.graph.calls) + len(kind.graph.inputs) for kind in self.kinds.values())
         peak = max(one.peak_spill_bytes for one in self.simulated)
         return peak + files * SPILLED_CHUNK_BYTES if peak else 0
@@ -143,13 +144,13 @@ class Plan:
 
     @property
     def version_bytes(self) -> int:
-        """One version of weights and state in the run directory."""
+        """Disk bytes of one version of weights and state in the run directory."""
         files = sum(len(pieces) + 2 for pieces in self.compiled.pieces.values())
         return self.weight_bytes + files * FILE_BLOCK_BYTES
 
     @property
     def store_bytes(self) -> int:
-        """The run directory: three versions (committed, the one before, and the next), and ``keep``."""
+        """Disk bytes of the run directory: three versions (last, current and next) and what ``keep`` names."""
         values = self.compiled.plan.factored.graph.values
         kept = sum(values[name].nbytes for name in self.compiled.kept.values())
         groups = (len(self.compiled.pieces) + 1) * 2 * FILE_BLOCK_BYTES  # an array's versions are in a group
@@ -157,17 +158,17 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """At most this much disk: spill and run directory."""
+        """Disk bytes that spill and run directory take at most."""
         return self.spill_bytes + self.store_bytes
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that units read in a step."""
+        """Bytes that units read in a step, be they in RAM or on disk."""
         return sum(plan.read_bytes for plan in self.passes)
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that units write in a step."""
+        """Bytes that units write in a step, whether they stay in RAM or not."""
         return sum(plan.written_bytes for plan in self.passes)
 
     @property
@@ -182,11 +183,11 @@ class Plan:
 
     @property
     def tasks(self) -> int:
-        """Units of a step."""
+        """Number of units of a step."""
         return sum(plan.tasks for plan in self.passes)
 
     def delayed(self, step: int = 0) -> Delayed:
-        """One step from the model file's weights, as a ``dask.delayed.Delayed`` whose value is the loss.
+        """Return one step, from the model file's weights, as a ``dask.delayed.Delayed`` of its loss.
 
         ``visualize()`` draws its graph; ``compute()`` runs it with any local Dask scheduler.
 
@@ -214,11 +215,11 @@ class Plan:
         )
 
     def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
-        """The "graph", "layers", "program" (of each layer) or "tasks" of a pass, as text.
+        """Return the "graph", "layers", "program" (of each layer) or "tasks" of a pass as text.
 
-        ``layer``: only of this one, by its name or index. ``kind``: which of the run's kinds of passes; where
-        there are several, the first line names them. Raises InputError where there is no such text, layer
-        or kind.
+        ``layer`` restricts it to one layer, given by name or index. ``kind`` chooses one of the run's kinds
+        of passes; where there are several, the first line names them. Raises InputError if there is no such
+        text, layer or kind.
 
         >>> print(plan.show("tasks", layer="down1.conv2"))  # doctest: +SKIP
         """
@@ -230,7 +231,7 @@ class Plan:
         return f"pass of kind '{kind}'; other kinds: {others}\n\n{text}" if others else text
 
     def report(self, session: Session) -> Report | None:
-        """What a session has measured beside what was predicted; None before its first whole step."""
+        """Return what a session has measured beside what was predicted; None before its first whole step."""
         measured, peak_bytes = session.context.measured, session.moved().peak_bytes
         return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes)
 
@@ -239,7 +240,7 @@ class Plan:
         return title if self.course.passes == 1 else f"{title} x {self.course.passes} passes"
 
     def table(self) -> Table:
-        """Layers with their cuts and costs."""
+        """Make the table of layers, with their cuts and costs."""
         title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
         columns = ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP", "seconds")
         table = table_of(title, *columns)
@@ -270,7 +271,7 @@ class Plan:
         return table
 
     def budget_table(self) -> Table:
-        """The terms of the predicted peak, and the budget."""
+        """Make the table of memory: the terms of the predicted peak, and the budget."""
         simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
         table = table_of("", "memory", "MiB")
         for name, nbytes, ends in (
@@ -284,7 +285,7 @@ class Plan:
         return table
 
     def summary(self) -> str:
-        """What a step takes and does, in a few lines."""
+        """Write a few lines on time, spill, disk and engine of a step."""
         nominal = rates_of(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20

@@ -1,6 +1,6 @@
-"""Progress of a run for people: one live line on a terminal, plain lines elsewhere.
+"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere.
 
-A listener: it takes events and writes text, and knows nothing else of the run.
+``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
 >>> from oocdl.events import RunFinished, RunStarted, StepDone
 >>> with show_progress(512 << 20, Console(width=120)) as listener:
@@ -27,15 +27,15 @@ from rich.table import Column
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
 
 LEAST_LINE_SECONDS = 1.0
-"""Plain lines are at least so far apart, but for the first and the last."""
+"""Least time between plain lines, but for the first and the last."""
 LEAST_BAR_COLUMNS = 110
-"""Columns of a terminal that has room for a bar beside the words."""
+"""A terminal of at least so many columns has room for a bar beside the words."""
 MEAN_STEPS = 20
-"""Rates are means over so many of the last steps."""
+"""Rates are means over this number of the last steps."""
 
 
 class Progress:
-    """Shows the events of one run after the other. A listener and a context manager."""
+    """Shows the events of one or more runs, one after the other. A listener and a context manager."""
 
     def __init__(
         self, budget_bytes: int, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -87,9 +87,8 @@ class Progress:
             words = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
             )
-            columns: list[ProgressColumn] = (
-                [BarColumn(16), words] if self.console.width >= LEAST_BAR_COLUMNS else [words]
-            )
+            has_bar = self.console.width >= LEAST_BAR_COLUMNS
+            columns: list[ProgressColumn] = [BarColumn(16), words] if has_bar else [words]
             self.bar = Bar(*columns, console=self.console, auto_refresh=False)
             self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
             self.bar.start()
@@ -118,7 +117,7 @@ class Progress:
         self._print(self._text(event))
 
     def _text(self, event: StepDone) -> str:
-        """How the run stands, in words."""
+        """Write how the run stands after a step."""
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
@@ -137,12 +136,12 @@ class Progress:
 
 
 def show_progress(budget_bytes: int, console: Console | None = None) -> Progress:
-    """A listener for ``fit(progress=True)``. Close it, or use it in a ``with`` block."""
+    """Return the listener of ``fit(progress=True)``. Close it, or use it in a ``with`` block."""
     return Progress(budget_bytes, console)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Write a number and its noun, in the plural where it has to be.
 
     >>> counted(1, "step"), counted(2, "step")
     ('1 step', '2 steps')
@@ -151,7 +150,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """Minutes and seconds, or hours, minutes and seconds.
+    """Write a time as minutes and seconds, or hours, minutes and seconds.
 
     >>> clock_time(75.2), clock_time(7275)
     ('1:15', '2:01:15')
@@ -162,7 +161,7 @@ def clock_time(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people.
+    """Write a length of time for people.
 
     >>> duration(2.04), duration(75.2)
     ('2.0 s', '1:15')

@@ -1,8 +1,8 @@
-"""After a run: what was measured beside what the plan had predicted, layer by layer.
+"""``Report``: what was measured beside what the plan had predicted, layer by layer.
 
-What stands in the run's ``report.json`` is of the last session in one
-process, and of whole steps: passes of smaller batches are left out, and so is the first
-pass of each kind, in which programs are compiled, as soon as there are others.
+The run's ``report.json`` tells of the last session in one process, and of whole steps. Passes over smaller
+batches are left out, and so is the first pass of each kind, in which programs are compiled, as soon as
+there are others.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from oocdl.storage.files import write_text
 
 REPORT_FILE = "report.json"
 TABLE_COLUMNS = 110
-"""Columns of tables."""
+"""Characters of a line of tables."""
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer in one step. Seconds are sums over its tasks, which run side by side."""
+    """One layer in one step, as a mean. Seconds are sums over its tasks, which run side by side."""
 
     name: str
     units: int
     predicted_seconds: float
     seconds: float
-    """Measured, from when a task has its compute permit until it is done."""
+    """Measured: from when a task has its compute permit until it is done."""
     gather_seconds: float
     """Measured: reading inputs."""
     wait_seconds: float
@@ -48,33 +48,33 @@ class LayerReport:
 
     @property
     def ratio(self) -> float:
-        """Measured / predicted."""
+        """Measured seconds / predicted seconds."""
         return self.seconds / self.predicted_seconds
 
 
 @dataclass(frozen=True)
 class Total:
-    """A whole step, predicted or measured."""
+    """Sums of a whole step, predicted or measured."""
 
     seconds: float
     peak_bytes: int
-    """Counted: base process, running programs, RAM tier."""
+    """Peak as it is counted: base process, running programs and RAM tier."""
     spill_read_bytes: float
     spill_written_bytes: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ``Run.report`` gives; ``str(report)`` is a table."""
+    """Measured beside predicted times, bytes and memory of a step. ``str(report)`` is a table."""
 
     steps: int
-    """Measured steps; numbers are means over them."""
+    """Number of measured steps, over which all numbers are means."""
     layers: tuple[LayerReport, ...]
     predicted: Total
     measured: Total
 
     def table(self) -> Table:
-        """A row a layer."""
+        """Make the table of layers, a row each."""
         counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
         title = f"one step, predicted and measured (mean of {counted})"
         columns = ("units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
@@ -90,7 +90,7 @@ class Report:
         return table
 
     def totals(self) -> Table:
-        """The whole step."""
+        """Make the table of the whole step."""
         table = table_of("", "in total", "predicted", "measured", "ratio")
         sums = (
             sum(layer.predicted_seconds for layer in self.layers),
@@ -114,7 +114,7 @@ class Report:
 
 
 def table_of(title: str, *columns: str) -> Table:
-    """An empty table: the first column is of names, the others of numbers."""
+    """Make an empty table whose first column takes names, and whose others take numbers."""
     table = Table(title=Text(title) if title else None, title_justify="left")
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
@@ -122,7 +122,7 @@ def table_of(title: str, *columns: str) -> Table:
 
 
 def text_of(*parts: Table | str) -> str:
-    """Tables and lines as plain text, no wider than ``TABLE_COLUMNS``; one line break at its end."""
+    """Print tables and lines as text, at most ``TABLE_COLUMNS`` wide, with one line break at its end."""
     out = io.StringIO()
     console = Console(file=out, width=TABLE_COLUMNS, force_terminal=False, highlight=False, markup=False)
     for part in parts:
@@ -131,7 +131,7 @@ def text_of(*parts: Table | str) -> str:
 
 
 def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
-    """Predicted seconds by layer: its tasks one after another, in the order in which layers begin."""
+    """Return the predicted seconds of all tasks of each layer, in the order in which layers begin."""
     found: dict[str, float] = {}
     for one in simulated:
         for ran in sorted(one.units, key=lambda ran: ran.position):
@@ -147,7 +147,7 @@ def make_report(
     measured: Measured,
     peak_bytes: int,
 ) -> Report | None:
-    """Measured beside predicted, for a step that is these kinds of passes; None before the first."""
+    """Compare measured with predicted for a step of these kinds of passes; None before each was measured."""
     times = Counter(kinds)
     if not times.keys() <= measured.kinds.keys():
         return None
@@ -189,12 +189,12 @@ def make_report(
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Leave it in a run directory, instead of the one before."""
+    """Write the report to a run directory, in place of an earlier one."""
     write_text(folder / REPORT_FILE, json.dumps(asdict(report), indent=1))
 
 
 def read_report(folder: Path) -> Report:
-    """What ``write_report`` left. StoreError if there is none, CorruptError if it is damaged."""
+    """Read what ``write_report`` wrote. Raises StoreError if there is none, CorruptError if it is damaged."""
     path = folder / REPORT_FILE
     if not path.is_file():
         raise StoreError(

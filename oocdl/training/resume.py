@@ -1,7 +1,7 @@
-"""What a run that goes on must share with the one that began it, and the plan they share.
+"""Decides whether a run may go on: compares it with what began it, and keeps its plan.
 
-Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change. Facts of its
-plan (engine, cuts, ...) stand in ``plan.json``; ``replan`` may change them, and with them rounding.
+Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change. Facts of its plan
+(engine, cuts, ...) stand in ``plan.json``; ``replan`` may change them, and with them rounding.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from oocdl.storage.run.run_store import RunStore
 
 RUN_FORMAT = 1
 SAMPLED_EXTENT = 8
-"""Extent of the boxes that tell one dataset from another of equal shapes."""
+"""Extent along each axis of the boxes whose values tell one dataset from another of equal shapes."""
 
 
 def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
-    """The facts of a run, as plain data by name."""
+    """Return the facts of a run, as plain data by name."""
     alike = (
         "optimizer",
         "batch_size",
@@ -55,7 +55,7 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
 
 
 def _described(array: DataArray) -> str:
-    """Shape, type, and a digest of a few values: of the middle of three samples."""
+    """Write shape, dtype, and a digest of a few values: those in the middle of three samples."""
     digest = hashlib.blake2b(digest_size=6)
     middle = tuple(
         (max(0, e // 2 - SAMPLED_EXTENT // 2), min(e, e // 2 + SAMPLED_EXTENT // 2 + 1))
@@ -67,7 +67,10 @@ def _described(array: DataArray) -> str:
 
 
 def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
-    """The run that is there, locked. InputError lists the facts that it was not started with."""
+    """Open and lock a run that these facts may go on with.
+
+    Raises InputError, which lists the facts that differ; StoreError for a run of another version of oocdl.
+    """
     store = RunStore.open(folder, writable=True)
     try:
         known = store.meta.get("identity")
@@ -81,23 +84,23 @@ def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
 
 
 def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:
-    """InputError if anything differs, listing all of it."""
+    """Raise InputError, which lists all differences, if there are any."""
     if differing:
         way_out = way_out or "choose another workdir, or resume='restart'"
         raise InputError(f"{what}: {'; '.join(differing)}; {way_out}")
 
 
 def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
-    """The facts of a plan that a user chooses."""
+    """Return those facts of a plan that the user chooses."""
     chosen = ("parallel", "keep", "spill_dtype")
     return {"engine": engine, **{name: plain(getattr(settings, name)) for name in chosen}}
 
 
 def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``write_plan`` wrote; None if the run has not got so far.
+    """Read what ``write_plan`` wrote; None if the run has not got so far.
 
-    Raises StoreError if it is damaged, or lost after weights were committed by it; InputError if
-    it was made under other ``facts``.
+    Raises StoreError if the plan is damaged, or lost after weights were committed; InputError if it was
+    made under other ``facts``. Warns if the run goes on with another processor, device or engine version.
     """
     path = store.path / "plan.json"
     way_out = "restore it, or pass replan=True (which changes rounding)"
@@ -128,7 +131,7 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
-    """Freeze a plan: ``plans`` holds what is needed to make it again, by plan id."""
+    """Write a plan durably: ``plans`` holds what is needed to make it again, by plan id."""
     body = {"facts": dict(facts), "machine": _machine(str(facts["engine"])), **plans}
     write_text(store.path / "plan.json", json.dumps({"digest": _digest(body), "plan": body}, indent=1))
     sync_path(store.path)
@@ -139,7 +142,7 @@ def _digest(body: Any) -> str:
 
 
 def _machine(engine: str) -> dict[str, str]:
-    """What bits may depend on beyond the plan: the kind of processor and device, the engine's version."""
+    """Return what bits depend on beyond the plan: kinds of processor and device, the engine's version."""
     model = model_of(engine)
     version = installed_version(runtime_of(engine))
     return {"processor": processor(), engine: version, **({"device": model} if model else {})}

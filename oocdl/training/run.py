@@ -1,4 +1,4 @@
-"""A run: a directory with weights, state, history and plan, finished or not."""
+"""``Run``: reads a run directory, finished or not; predicts, evaluates and exports its model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from oocdl.storage.run.run_store import RunStore
 
 
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):
-    """Weights by name, read-only."""
+    """Maps names of weights to read-only Zarr arrays of the committed version."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
@@ -64,10 +64,11 @@ class _Arrays(Mapping[str, "zarr.Array[Any]"]):
 
 @dataclass(eq=False)
 class Run:
-    """A run on disk. Made by ``fit`` and ``open``.
+    """A run on disk, finished or not. Made by ``fit`` and ``open``.
 
-    ``history`` is a list of dicts, one a step; ``weights`` maps the model's
-    initializer names to Zarr arrays; ``kept`` the same for what ``keep=`` named.
+    It reads what is committed, also while another process trains it. ``history`` has a dict for each step;
+    ``weights`` and ``kept`` map names to read-only Zarr arrays. Raises StoreError if there is no run in
+    ``path``, CorruptError if it is damaged.
     """
 
     path: Path
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps that are committed."""
+        """Number of committed steps."""
         manifest = self._store.current()
         return int(manifest.meta["step"]) if manifest else 0
 
@@ -98,12 +99,12 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row a step: step, epoch, loss, seconds, lr and bytes."""
+        """A row for each committed step: step, epoch, loss, lr, seconds, and bytes moved and at the peak."""
         return self._store.history()
 
     @property
     def weights(self) -> Mapping[str, zarr.Array[Any]]:
-        """Committed weights by initializer name."""
+        """Committed weights by the model's initializer names."""
         return _Arrays(self._store)
 
     @property
@@ -112,15 +113,18 @@ class Run:
         return self._store.kept()
 
     def report(self) -> Report:
-        """Measured beside predicted, layer by layer, of the last session in one process.
+        """Return measured beside predicted times, layer by layer, of the last session in one process.
 
-        ``print(run.report())`` shows tables. Raises StoreError where no whole step was measured, as
-        in the workers of a Dask client.
+        ``print(run.report())`` shows tables. Raises StoreError where no whole step was measured, as with a
+        Dask client.
         """
         return read_report(self.path)
 
     def export(self, path: str | Path) -> Path:
-        """Write the model with its trained weights as an ONNX file."""
+        """Write the model with its trained weights as an ONNX file; returns its path.
+
+        Raises StoreError if no step is committed, or if the model's file has changed since the run began.
+        """
         model = self._model()
         manifest = self._store.current()
         if manifest is None:
@@ -141,7 +145,12 @@ class Run:
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
     ) -> zarr.Group:
-        """Run the trained model over a dataset; one Zarr array an output, samples first."""
+        """Run the trained model over a dataset, and write its outputs to the Zarr group ``out``.
+
+        The group gets one array for each output, with the sample axis first; an earlier prediction is
+        replaced. ``memory`` is the budget of the process, by default that of the run; ``inputs`` maps model
+        inputs to arrays of the dataset. Raises what ``fit`` raises.
+        """
         inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False)
         group = _new_group(Path(out))
         lock = threading.Lock()
@@ -183,7 +192,11 @@ class Run:
         inputs: Mapping[str, str] | None = None,
         targets: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
-        """Mean loss of the trained model over a dataset, as it predicts (running statistics, no dropout)."""
+        """Return the mean loss of the trained model over a dataset; with several heads, their losses too.
+
+        The model runs as it predicts: with running statistics, without dropout. ``memory``, ``inputs`` and
+        ``targets`` are as in ``fit``, by default those of the run. Raises what ``fit`` raises.
+        """
         return _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets).run(
             None
         )
@@ -199,7 +212,7 @@ class Run:
 
 
 def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
-    """A committed array in C order, a chunk's rows at a time, each verified as it is read."""
+    """Yield a committed array in C order, the rows of a chunk at a time, each verified as it is read."""
     if not spec.shape:
         yield store.read(spec.name, ())
         return
@@ -214,7 +227,7 @@ PREDICTION_ATTRIBUTES: dict[str, Any] = {"oocdl": "predictions"}
 
 
 def _new_group(path: Path) -> zarr.Group:
-    """An empty group; it replaces an earlier prediction, and nothing else."""
+    """Make an empty group, in place of an earlier prediction and of nothing else."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         try:
             ours = dict(zarr.open_group(str(path), mode="r").attrs) == PREDICTION_ATTRIBUTES
@@ -226,7 +239,7 @@ def _new_group(path: Path) -> zarr.Group:
 
 
 class _Inference:
-    """A forward pass over a dataset, under a budget."""
+    """Forward passes over a dataset, within a budget."""
 
     def __init__(
         self,
@@ -278,7 +291,7 @@ class _Inference:
         self.first = self.compiled[f"infer{self.batch}"]
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
-        """Factors by array of this dataset: what the same input or head had in training."""
+        """Return factors by array of this dataset: those that the same input or head had in training."""
         now = {("input", name): array for name, array in self.binding.inputs.items()}
         now |= {("head", target.output): target.array for target in self.binding.targets}
         then = {("input", name): array for name, array in identity["inputs"].items()}
@@ -286,7 +299,7 @@ class _Inference:
         return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
 
     def run(self, deliver: Any) -> dict[str, float]:
-        """All batches in dataset order; returns the losses, averaged by samples."""
+        """Run all batches in dataset order; returns the losses, averaged over samples."""
         watched: frozenset[str] = frozenset()
         if deliver is not None:
             watched = frozenset(

@@ -1,4 +1,4 @@
-"""``fit`` and ``plan``: epochs, steps, events, commits, resume."""
+"""``fit``, ``plan`` and ``open``; ``Trainer`` walks through the steps of a run, with events and commits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from oocdl.training.run import Run
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A model, a dataset and settings that belong together."""
+    """A model, a dataset and settings that belong together, and the machine to train on."""
 
     model: OnnxModel
     dataset: Dataset
@@ -81,7 +81,10 @@ def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
 
 
 def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
-    """What ``fit`` with the same arguments would do and need; nothing runs.
+    """Return what ``fit`` with the same arguments would do and need; nothing runs.
+
+    ``options`` are those of ``fit``; the ones that do not change the plan are ignored. Raises what ``fit``
+    raises for a model, dataset, option or budget.
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
     """
@@ -91,7 +94,7 @@ def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
 
 
 def open(workdir: str | Path) -> Run:
-    """A run that is there, finished or not."""
+    """Open a run that is there, finished or not. Raises StoreError if there is none in ``workdir``."""
     return Run(Path(workdir))
 
 
@@ -119,15 +122,16 @@ def fit(
         A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first.
         A missing channel axis of size one is added.
     workdir
-        The run directory; default ``<model>.run`` beside the model.
+        The run directory, made if it is not there; default ``<model>.run`` beside the model.
     resume, replan
-        True: go on with the run that is there (or return it if it is finished). False: refuse if there
-        is one. ``"restart"``: start anew. ``replan``: make a new plan, although it changes rounding.
+        ``resume=True`` goes on with the run that is there (or returns it if it is finished), False refuses
+        if there is one, ``"restart"`` starts anew. ``replan=True`` plans anew, although it changes rounding.
     client, scheduler
-        A ``distributed.Client``; None: this process. Then a Dask ``get`` such as ``dask.threaded.get``;
-        None: oocdl's own.
+        A ``distributed.Client`` whose workers train; None: this process does, with ``scheduler``, a Dask
+        ``get`` such as ``dask.threaded.get``; None: oocdl's own.
     callbacks, progress
-        Callables that take one event (``oocdl.events``). Progress on a terminal, plain lines elsewhere.
+        Callables that take one event (``oocdl.events``). ``progress=True`` shows one live line on a terminal,
+        plain lines elsewhere.
     trace
         A file to write a trace of one step to, which opens in ui.perfetto.dev (Chrome's trace event format):
         the third step of this call, or the last if there are fewer. Results are the same.
@@ -145,6 +149,10 @@ def fit(
         if it is installed), or on a GPU "torch:cuda", "torch:cuda:1". ``precision``: "float32", "float64", or
         "bfloat16" (of convolutions and products). ``threads``, ``freeze`` (patterns), ``keep``,
         ``commit_seconds``.
+
+    Returns
+    -------
+    The run, with all steps committed; ``Run.plan`` is the plan that it was trained by.
 
     Raises
     ------
@@ -171,9 +179,9 @@ def fit(
 def _open_store(
     stack: ExitStack, folder: Path, job: Job, resume: bool | str, replan: bool, spills: bool
 ) -> tuple[RunStore, Plan]:
-    """The run directory, a new one or one that this job may go on with, locked; and its plan.
+    """Lock the run directory, a new one or one that this job may go on with; returns it and its plan.
 
-    A new run is planned first: one that is refused leaves nothing behind, and an old run as it was.
+    A new run is planned first: a refused one leaves nothing behind, and an old run as it was.
     """
     if resume not in (True, False, "restart"):
         raise InputError(f"resume must be True, False or 'restart', got {resume!r}")
@@ -213,7 +221,7 @@ def _open_store(
 
 @dataclass(eq=False)
 class Trainer:
-    """One ``fit``: the loop over steps."""
+    """Runs the steps of one ``fit``."""
 
     job: Job
     store: RunStore
@@ -222,11 +230,11 @@ class Trainer:
     client: Any
     scheduler: Callable[..., Any] | None
     trace: Path | None = None
-    """Where the trace of a step goes; None: no step is traced."""
+    """File for the trace of a step; None: no step is traced."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Of steps that are done and not committed yet."""
+    """History rows of steps that are done and not committed yet."""
     kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
-    """What ``keep`` names, of this step."""
+    """Arrays of this step for what ``keep`` names."""
 
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
@@ -239,7 +247,7 @@ class Trainer:
             listener(event)
 
     def run(self) -> None:
-        """All steps that are left."""
+        """Run all steps that are left."""
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
@@ -325,7 +333,7 @@ class Trainer:
         return row, after
 
     def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:
-        """The loss of a pass, and its parts if there are several, as the history names them."""
+        """Return the loss of a pass, and its parts if there are several, as the history names them."""
         compiled = self.compiled[plan_id]
         assert compiled.loss is not None
         losses = {"loss": found[compiled.loss]}
@@ -348,7 +356,7 @@ class Trainer:
         self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
-        """Fresh arrays for what ``keep`` names, of this step's shapes; a chunk a piece that is made."""
+        """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept.items():
@@ -370,7 +378,7 @@ class Trainer:
 
 @contextmanager
 def _lasting() -> Iterator[None]:
-    """What there is now is not looked through for garbage until the end.
+    """Keep the garbage collector away from the objects that exist now, until the block ends.
 
     A plan is hundreds of thousands of objects, which last as long as its steps. To go through them takes
     a fifth of a second, in which no thread starts a kernel.
@@ -383,7 +391,7 @@ def _lasting() -> Iterator[None]:
 
 
 def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
-    """A loss that is no number ends the run: NonFiniteError says which rows made it."""
+    """Raise NonFiniteError, which names the rows of the dataset, if a loss is NaN or infinite."""
     if not math.isfinite(loss):
         raise NonFiniteError(
             f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "

@@ -76,7 +76,7 @@ def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
 def test_memory_is_stacked_under_the_budget() -> None:
     above, _ = figure_of(scene()).axes
     assert above.get_legend_handles_labels()[1] == [
-        "base process", "chunks in the RAM tier", "reserved by units", "work space of programs",
+        "base process", "chunks in the RAM tier", "reserved by units", "scratch of programs",
         "predicted peak, 131 MiB", "budget, 200 MiB",
     ]  # fmt: skip
     tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections]

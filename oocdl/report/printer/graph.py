@@ -1,4 +1,4 @@
-"""The graph of a pass as text: values and nodes."""
+"""Prints the graph of a pass: values and nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oocdl.report.printer.notation import (
 
 
 def graph_lines(factored: Factored) -> list[str]:
-    """Values that are given, nodes in order, outputs, and what replaces weights and state."""
+    """Print the values that are given, the nodes in order, outputs, and what replaces weights and state."""
     graph = factored.graph
     made = {name for node in graph.nodes for name in node.outputs}
     lines = [f"{len(graph.values)} values, {len(graph.nodes)} nodes", "", "given"]
@@ -35,7 +35,7 @@ def graph_lines(factored: Factored) -> list[str]:
 
 
 def layer_graph_lines(factored: Factored, planned: LayerPlan) -> list[str]:
-    """What a layer reads, and its nodes in order; those whose values leave it are marked."""
+    """Print what a layer reads, and its nodes in order; nodes whose values leave it are marked."""
     layer = planned.layer
     leaving = dict.fromkeys(layer.stores, "stored") | dict.fromkeys(layer.partials, "partial result")
     rows = [
@@ -72,7 +72,7 @@ def _node_row(factored: Factored, node: Node, notes: Iterable[str] = ()) -> tupl
 
 
 def _numbers(factored: Factored, name: str) -> str:
-    """A small constant."""
+    """Print the numbers of a small constant; nothing for other values."""
     array = factored.graph.constants.get(name)
     if array is None or array.size > MOST_NUMBERS:
         return ""
@@ -80,7 +80,7 @@ def _numbers(factored: Factored, name: str) -> str:
 
 
 def _storage_text(factored: Factored, name: str) -> str:
-    """How a value is stored, where that is not just what its shape says."""
+    """Print how a value is stored, where its shape does not say it."""
     stored, shape = factored.alias.get(name, name), factored.graph.values[name].shape
     notes = []
     if stored != name:

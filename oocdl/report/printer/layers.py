@@ -1,4 +1,4 @@
-"""The layers of a pass as text: how each is cut, what it reads, runs and leaves, and what that costs."""
+"""Prints the layers of a pass: how each is cut, what it reads, runs and stores, and what that costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE_COLUMNS = 110
 
 
 def layer_lines(plan: PassPlan, planned: LayerPlan) -> list[str]:
-    """One layer. Each value has its stored type, and the largest shape that a unit reads or makes of it."""
+    """Print one layer; each value has its stored type, and the largest shape that a unit has of it."""
     layer = planned.layer
     combines = {view.value: str(cell.combine) for cell in layer.cells for view in cell.outputs}
     roles = {name: str(plan.factored.graph.values[name].role) for name in layer.reads}
@@ -58,7 +58,7 @@ def _rows(plan: PassPlan, notes: dict[str, str], largest: dict[str, Region]) -> 
 
 
 def _largest(units: Iterable[tuple[tuple[str, Region], ...]]) -> dict[str, Region]:
-    """The largest region of each value, the first of these."""
+    """Find the largest region of each value; of equals the first."""
     found: dict[str, Region] = {}
     for regions in units:
         for name, region in regions:
@@ -68,7 +68,7 @@ def _largest(units: Iterable[tuple[tuple[str, Region], ...]]) -> dict[str, Regio
 
 
 def _operators(planned: LayerPlan) -> list[str]:
-    """All operators in order, those that follow each other counted."""
+    """Print all operators in order; equal ones that follow each other are counted."""
     runs = ((op, len(list(cells))) for op, cells in groupby(cell.node.op for cell in planned.layer.cells))
     text = ", ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
     lead = f"{INDENT}runs     "

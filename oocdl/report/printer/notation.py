@@ -1,7 +1,7 @@
-"""How names, types, regions, attributes and keys are written in printed plans: each in one way.
+"""Writes names, types, regions, attributes and keys in printed plans, each in one way.
 
-Texts are the same on every machine. Names come from files that others wrote: one that could be taken
-for anything else is quoted, and nothing breaks a line.
+Texts are the same on every machine. Names come from files that others wrote: a name that could be taken
+for anything else is quoted, and none breaks a line.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from oocdl.planning.task_key import TaskKey, TaskKind
 
 INDENT = "    "
 MOST_CELL_CHARACTERS = 48
-"""Characters of a column; longer entries move the rest of their line to the right."""
+"""Widest column, in characters; longer cells move the rest of their line to the right."""
 MOST_NUMBERS = 12
-"""Longer tuples are written by their ends."""
+"""Tuples of more numbers than these are written by their ends."""
 _PLAIN = re.compile(r"[^\s,;=#|>%(){}\[\]\"\\]+")
 
 
 def name_text(name: str) -> str:
-    r"""A value, node or layer.
+    r"""Write the name of a value, node or layer.
 
     >>> print(name_text("down1.conv1"), name_text("a = b\n"))
     down1.conv1 "a = b\n"
@@ -52,12 +52,12 @@ def key_text(key: TaskKey) -> str:
 
 
 def title_text(planned: LayerPlan) -> str:
-    """A layer: its index and its name."""
+    """Write the index and the name of a layer."""
     return f"{planned.layer.index:03d} {name_text(planned.layer.name)}"
 
 
 def type_text(dtype: str, shape: Shape) -> str:
-    """A dtype and a shape.
+    """Write a dtype and a shape.
 
     >>> type_text("float32", (2, 8)), type_text("bfloat16", ())
     ('f32[2,8]', 'bf16[]')
@@ -67,7 +67,7 @@ def type_text(dtype: str, shape: Shape) -> str:
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """A shape.
+    """Write a shape.
 
     >>> shape_text((2, 8))
     '[2,8]'
@@ -76,7 +76,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def region_text(region: Region, shape: Shape) -> str:
-    """A region of an array of ``shape``, as a slice; axes that are whole are colons.
+    """Write a region of an array of ``shape`` as a slice; colons stand for whole axes.
 
     >>> region_text(((0, 2), (3, 5)), (2, 8))
     '[:,3:5]'
@@ -87,7 +87,7 @@ def region_text(region: Region, shape: Shape) -> str:
 
 
 def order_text(order: Order) -> str:
-    """How an array lies in memory; nothing for axes that lie as they are numbered.
+    """Write the order of axes in memory; nothing where they lie as they are numbered.
 
     >>> order_text((0, 2, 3, 1)), order_text(())
     ('order 0,2,3,1', '')
@@ -96,7 +96,7 @@ def order_text(order: Order) -> str:
 
 
 def attribute_text(value: Any) -> str:
-    """An attribute: numbers and texts as they are, arrays and long tuples in short.
+    """Write an attribute: numbers and texts as they are, arrays and long tuples in short.
 
     >>> attribute_text((1, 2.5)), attribute_text(np.zeros((2, 3), "float32")), attribute_text(range(99))
     ('(1,2.5)', 'f32[2,3]', '(0,1,..,98: 99)')
@@ -114,7 +114,7 @@ def attribute_text(value: Any) -> str:
 
 
 def attributes_text(attrs: Mapping[str, Any]) -> str:
-    """All attributes of a node, sorted by name.
+    """Write all attributes of a node, sorted by name.
 
     >>> attributes_text({"pads": (1, 1), "axis": 0}), attributes_text({})
     (' {axis=0, pads=(1,1)}', '')
@@ -124,7 +124,7 @@ def attributes_text(attrs: Mapping[str, Any]) -> str:
 
 
 def operand_text(operand: Operand, held: Shape, fill: float) -> str:
-    """What is done to a slot, whose array has the shape ``held``, before a kernel sees it.
+    """Write what is done to a slot, whose array has the shape ``held``, before a kernel sees it.
 
     >>> operand_text(Operand(3, ((0, 4), (1, 3)), (1, 4, 2), ((0, 0), (1, 0), (0, 0))), (4, 8), 0.0)
     '%3[:,1:3].reshape(1,4,2).pad(0:0,1:0,0:0)'
@@ -144,7 +144,7 @@ def operand_text(operand: Operand, held: Shape, fill: float) -> str:
 
 
 def noted(text: str, notes: Iterable[str]) -> str:
-    """A line's text with remarks behind it, each once.
+    """Write the text of a line with remarks behind it, each once.
 
     >>> noted("= Relu(x)", ["stored", "", "stored", "order 1,0"]), noted("input", [""])
     ('= Relu(x)  ; stored, order 1,0', 'input')
@@ -154,7 +154,7 @@ def noted(text: str, notes: Iterable[str]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equally many cells as indented lines whose columns stand below each other.
+    """Write rows of equally many cells as indented lines whose columns stand below each other.
 
     >>> aligned([("a", "f32[2]", "x"), ("long", "i64[]", "")])
     ['    a     f32[2]  x', '    long  i64[]']
@@ -171,7 +171,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def labelled(label: str, rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Rows with one more cell in front, which says once what all of them are.
+    """Put a cell in front of each row; that of the first row says what all of them are.
 
     >>> labelled("reads", [("a",), ("b",)])
     [('reads', 'a'), ('', 'b')]
@@ -180,7 +180,7 @@ def labelled(label: str, rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things.
+    """Write a number and its noun.
 
     >>> counted(1, "unit"), counted(1200, "unit")
     ('1 unit', '1,200 units')

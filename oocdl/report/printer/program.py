@@ -1,4 +1,4 @@
-"""The programs of a layer as text: what an engine runs, and for which units."""
+"""Prints the programs of a layer: what an engine runs, and for which units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oocdl.report.printer.notation import (
 
 
 def programs_of(planned: LayerPlan) -> list[list[int]]:
-    """The numbers of the units that run the same program on the same values, first units first."""
+    """Group the numbers of the units that run the same program on the same values, in order of units."""
     found: dict[object, list[int]] = {}
     for number, unit in enumerate(planned.units):
         names = tuple(tuple(name for name, _ in regions) for regions in (unit.reads, unit.makes))
@@ -34,7 +34,7 @@ def programs_of(planned: LayerPlan) -> list[list[int]]:
 
 
 def program_lines(planned: LayerPlan) -> list[str]:
-    """All distinct programs of a layer. Slots are numbered: inputs first, then what instructions make."""
+    """Print the distinct programs of a layer. Slots are numbered: inputs first, then what is computed."""
     programs = programs_of(planned)
     counts = f"{counted(len(planned.units), 'unit')}, {counted(len(programs), 'program')}"
     lines = [f"{title_text(planned)}  {counts}"]

@@ -1,4 +1,4 @@
-"""What can be shown of a pass, and of which layers."""
+"""Chooses what is printed of a pass, and of which layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from oocdl.report.printer.program import program_lines
 from oocdl.report.printer.tasks import layer_task_lines, task_lines
 
 What = Literal["graph", "layers", "program", "tasks"]
-"""What can be shown."""
+"""The texts that there are of a pass."""
 
 
 def pass_text(plan: PassPlan, graph: TaskGraph, what: What, layer: str | int | None = None) -> str:
-    """The text of a pass: of all its layers or of one, which is given by its name or index.
+    """Print a pass: all its layers, or one that is given by its name or index.
 
     Raises InputError where there is no such text or layer.
     """
@@ -43,7 +43,7 @@ def _layer_lines(plan: PassPlan, graph: TaskGraph, what: What, planned: LayerPla
 
 
 def find_layer(plan: PassPlan, wanted: str) -> LayerPlan:
-    """The layer with a name or, where none has it, an index.
+    """Find a layer by its name or, where none has that name, by its index.
 
     Raises InputError, which lists close names, if there is none.
     """

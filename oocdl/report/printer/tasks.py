@@ -1,4 +1,4 @@
-"""The tasks of a pass as text: in plan order, with the chunks that each reads and makes."""
+"""Prints the tasks of a pass in plan order, with the chunks that each reads and makes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class _Names:
-    """What the texts of tasks look up."""
+    """Looks up the names that the texts of tasks need."""
 
     plan: PassPlan
     results: Mapping[TaskKey, Mapping[int, TaskKey]]
@@ -27,11 +27,11 @@ class _Names:
     """Unit of a layer -> number of its program there."""
 
     def place(self, value: str, region: Region) -> str:
-        """A region of a value; colons where it is all of an axis."""
+        """Print a region of a value; colons stand for whole axes."""
         return f"{name_text(value)}{region_text(region, self.plan.factored.shapes[value])}"
 
     def shard(self, call: UnitCall) -> str:
-        """Which piece a unit has of each class that its layer is cut along."""
+        """Print which piece a unit has along each class that its layer is cut along."""
         if call.unit not in self.programs:  # it only cuts results anew, after all layers
             return ""
         grid = self.plan.layers[call.unit.layer].grid
@@ -39,12 +39,12 @@ class _Names:
         return "".join(f"{self.plan.classes.names[cut]}={n}, " for (cut, count), n in pieces if count > 1)
 
     def result(self, key: TaskKey, index: int) -> str:
-        """The key of a task's result."""
+        """Print the key of a task's result."""
         return key_text(self.results[key][index] if key in self.results else key)
 
 
 def task_lines(plan: PassPlan, graph: TaskGraph) -> list[str]:
-    """What a pass starts from, all of its tasks, and what is kept of it."""
+    """Print the chunks that a pass starts from, all of its tasks, and the chunks that are kept."""
     tasks = list(_tasks(graph))
     combines = sum(isinstance(call, CombineCall) for _, call in tasks)
     lines = [f"{counted(len(tasks) - combines, 'unit')}, {combines} combining", "", "starts from"]
@@ -61,14 +61,14 @@ def _input_row(graph: TaskGraph, key: TaskKey) -> Row:
 
 
 def layer_task_lines(plan: PassPlan, graph: TaskGraph, planned: LayerPlan) -> list[str]:
-    """The tasks of one layer."""
+    """Print the tasks of one layer."""
     names = _names(plan, graph)
     blocks = [_call_lines(names, call) for layer, call in _tasks(graph) if layer == planned.layer.index]
     return [line for block in blocks for line in ("", *block)][1:]
 
 
 def _tasks(graph: TaskGraph) -> Iterator[tuple[int, UnitCall | CombineCall]]:
-    """The layer of each task, and the task: partial results are combined after the units of their layer."""
+    """Yield the layer of each task, and the task; those that combine follow the units of their layer."""
     layer = 0
     for call in graph.calls:
         if isinstance(call, UnitCall):
