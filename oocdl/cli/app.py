@@ -1,4 +1,4 @@
-"""The command line: one verb each, the words of ``fit`` as options. Parses, calls, prints.
+"""The command line: a command for each verb, which parses its options, calls Python and prints.
 
 Every error is one line on stderr; the exit code is the error's own (2 input, 3 store,
 4 resources), 130 after Ctrl-C. ``--debug`` anywhere adds the traceback.
@@ -175,7 +175,7 @@ def demo(
 
 
 def say(text: str) -> None:
-    """Print a result."""
+    """Print a result on stdout."""
     typer.echo(text)
 
 
@@ -206,7 +206,7 @@ def run_command(arguments: Sequence[str], debug: bool) -> int:
 
 
 def complain(error: Exception, text: str, code: int, debug: bool) -> int:
-    """One line on stderr, after the traceback if that is wanted; returns ``code``."""
+    """Print an error as one line on stderr, after the traceback with ``debug``; returns ``code``."""
     if debug:
         traceback.print_exception(error)
     print(f"oocdl: {' '.join(text.split())}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The demo: small volumes, a 3D U-Net, and training that is cut in space under a budget.
+"""The demo: makes small volumes, and trains a 3D U-Net on them, cut in space, within a budget.
 
-The volumes hold three nested ellipsoids in noise, each turned and placed at random.
-Everything is made, stored and read by slabs; no framework is needed.
+The volumes hold three nested ellipsoids in noise, each turned and placed at random. They are made, stored
+and read by slabs; no framework is needed.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 CLASSES = ("background", "body", "shell", "core")
 BRIGHTNESS = np.array([0.0, 1.0, 0.5, 1.5], np.float32)
 NOISE = 0.25
-"""Standard deviation; body and shell differ by 0.5."""
+"""Standard deviation of the noise; body and shell differ by 0.5."""
 COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)
-"""One a class, for the picture."""
+"""Colours of the classes in the picture, as RGB."""
 TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
 LEVELS = 2
-"""Times that the U-Net halves the volume."""
+"""How many times the U-Net halves the volume."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made."""
+    """Results of the demo."""
 
     losses: tuple[float, ...]
     dice: tuple[float, ...]
-    """Of volumes that training has not seen, a class each."""
+    """Dice coefficient of each class, over volumes that training has not seen."""
     picture: Path
     seconds: float
     peak_bytes: int
-    """The most memory that this process has taken, by the operating system."""
+    """Peak memory of this process, as the operating system counts it."""
 
 
 def run_demo(
@@ -116,7 +116,7 @@ def _say(out: Console, text: str) -> None:
 
 
 def _fresh(root: Path) -> Path:
-    """The demo's folder. Anything that is not a demo's is left alone."""
+    """Make the demo's folder; InputError if it holds anything but an earlier demo."""
     if root.is_dir() and any(root.iterdir()) and not (root / "unet.onnx").is_file():
         raise InputError(f"{root} is not empty, and not a folder of this demo; choose another with --folder")
     root.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _volume(group: zarr.Group, name: str) -> Stored:
 
 
 def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
-    """A Zarr group with ``image`` (float32) and ``labels`` (uint8), written slab by slab."""
+    """Write a Zarr group with ``image`` (float32) and ``labels`` (uint8), [samples, D, H, W], slab by slab."""
     group = zarr.open_group(path, mode="w")
     shape, chunks = (samples, size, size, size), (1, max(size // 4, 1), size, size)
     # A chunk of nothing but background is data too: written, so that none is missing.
@@ -152,7 +152,7 @@ def _slabs(size: int, thickness: int) -> Iterator[tuple[int, int]]:
 
 
 def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
-    """One a class, from the outside in, in a volume of [-1, 1]³."""
+    """Draw an ellipsoid for each class, from the outside in, in a volume of [-1, 1]³."""
     found: list[Ellipsoid] = []
     centre, radii = random.uniform(-0.15, 0.15, 3), random.uniform(0.65, 0.85, 3)
     for _ in CLASSES[1:]:
@@ -164,7 +164,7 @@ def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
 
 
 def _label(shapes: list[Ellipsoid], size: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """Labels of the slab ``start:stop`` of the first spatial axis."""
+    """Return the labels of the slab ``start:stop`` of the first spatial axis."""
     axis = (np.arange(size) + 0.5) * 2 / size - 1
     points = np.stack(np.meshgrid(axis[start:stop], axis, axis, indexing="ij"), axis=-1)
     kinds = np.zeros(points.shape[:-1], np.uint8)
@@ -176,7 +176,7 @@ def _label(shapes: list[Ellipsoid], size: int, start: int, stop: int) -> npt.NDA
 
 
 def dice(labels: Stored, logits: Stored) -> tuple[float, ...]:
-    """Dice coefficient of each class over all samples, slab by slab."""
+    """Return the Dice coefficient of each class over all samples, slab by slab."""
     both, either = np.zeros(len(CLASSES)), np.zeros(len(CLASSES))
     for sample in range(labels.shape[0]):
         for start, stop in _slabs(labels.shape[1], labels.chunks[1]):
@@ -189,7 +189,7 @@ def dice(labels: Stored, logits: Stored) -> tuple[float, ...]:
 
 
 def draw(path: Path, image: Stored, labels: Stored, logits: Stored) -> Path:
-    """A picture of the middle slices: a row a volume; input, truth, prediction."""
+    """Draw the middle slices: a row for each volume, with input, truth and prediction."""
     middle, tile, gap, head = image.shape[1] // 2, 240, 12, 34
     titles = ("input", "truth", "prediction")
     width, height = gap + len(titles) * (tile + gap), head + image.shape[0] * (tile + gap)
@@ -210,7 +210,7 @@ def draw(path: Path, image: Stored, labels: Stored, logits: Stored) -> Path:
 
 
 def _grey(plane: Array) -> npt.NDArray[np.float32]:
-    """Brightness as RGB, 0 to 255."""
+    """Turn brightness into RGB, 0 to 255."""
     low, high = -2 * NOISE, 1.5 + 2 * NOISE
     level = np.clip((plane - low) / (high - low), 0, 1) * 255
     shades: npt.NDArray[np.float32] = np.stack([level] * 3, axis=-1).astype(np.float32)
@@ -218,13 +218,13 @@ def _grey(plane: Array) -> npt.NDArray[np.float32]:
 
 
 def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32]:
-    """Classes in colour over the grey picture; the background stays as it is."""
+    """Lay the colours of classes over the grey picture; the background stays as it is."""
     share = np.where(kinds[..., None] > 0, np.float32(0.65), np.float32(0))
     mixed: npt.NDArray[np.float32] = grey * (1 - share) + COLORS[kinds] * share
     return mixed
 
 
 def _tenths(losses: tuple[float, ...]) -> list[float]:
-    """Means over up to ten equal parts, to see the trend."""
+    """Return the means over up to ten equal parts, which show the trend."""
     parts = np.array_split(np.asarray(losses), min(len(losses), 10))
     return [float(part.mean()) for part in parts]

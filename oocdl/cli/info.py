@@ -1,7 +1,7 @@
-"""What is in a run, a model or a dataset, and what a machine can do, as tables.
+"""Makes tables of a run, a model, a dataset or this machine.
 
-Names come from files that others wrote: they are shown as text, never as markup, and
-without control characters.
+Names come from files that others wrote: they are shown as text, never as markup, and without control
+characters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oocdl.training.trainer import open as open_run
 
 
 def tables_of(what: str) -> list[Table]:
-    """What is at a path, in tables: a run directory, an ONNX file or a dataset."""
+    """Make the tables of a path: a run directory, an ONNX file or a dataset."""
     path = Path(what)
     if (path / "run.json").is_file():
         return run_tables(open_run(path))
@@ -38,9 +38,9 @@ def tables_of(what: str) -> list[Table]:
 
 
 def machine_tables(engine: str, again: bool = False) -> list[Table]:
-    """What this process may use, and how fast it is with ``engine``.
+    """Make the tables of what this process may use, and of how fast it is with ``engine``.
 
-    Rates are those in the cache; they are measured (half a minute) if there are none, or ``again``.
+    Rates come from the cache; they are measured (half a minute) if there are none, or with ``again``.
     """
     engine = resolve(engine)
     rates = measured_again(engine) if again else rates_for(engine)
@@ -72,7 +72,7 @@ def machine_tables(engine: str, again: bool = False) -> list[Table]:
 
 
 def run_tables(run: Run) -> list[Table]:
-    """A run in tables: how far it is, and its weights."""
+    """Make the tables of a run: how far it is, its weights and kept values."""
     history, weights = run.history, run.weights
     state = table("run", "", "")
     rows = [("folder", run.path), ("committed steps", run.steps)]
@@ -90,7 +90,7 @@ def run_tables(run: Run) -> list[Table]:
 
 
 def model_tables(path: Path) -> list[Table]:
-    """A model in tables: its ends, its weights, its operators."""
+    """Make the tables of a model: inputs and outputs, weights, operators."""
     model = inspect_onnx(path)
     title = f"{path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
     ends = table(title, "", "name", "shape", "type")
@@ -107,7 +107,7 @@ def model_tables(path: Path) -> list[Table]:
 
 
 def array_table(title: str, arrays: Mapping[str, Any]) -> Table:
-    """Arrays by name, with shape, type and size."""
+    """Make a table of arrays by name, with shape, type and size."""
     found = table(title, "name", "shape", "type", "size")
     for name, array in arrays.items():
         nbytes = prod(array.shape) * np.dtype(array.dtype).itemsize
@@ -116,7 +116,7 @@ def array_table(title: str, arrays: Mapping[str, Any]) -> Table:
 
 
 def table(title: str, *columns: str) -> Table:
-    """An empty table. Titles come from files: they are text, never markup."""
+    """Make an empty table. Its title may come from a file: it is text, never markup."""
     made = Table(title=Text(title), title_justify="left", show_header=any(columns))
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -124,12 +124,12 @@ def table(title: str, *columns: str) -> Table:
 
 
 def cell(value: object) -> Text:
-    """Text of a table. Control characters of a name in a file do not reach the terminal."""
+    """Make a cell of a table. Control characters of a name in a file do not reach the terminal."""
     return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)))
 
 
 def shape_text(shape: Sequence[int | str]) -> str:
-    """A shape for people.
+    """Write a shape for people.
 
     >>> shape_text((2, 64, "depth"))
     '2 × 64 × depth'
@@ -138,7 +138,7 @@ def shape_text(shape: Sequence[int | str]) -> str:
 
 
 def speed_text(bytes_per_second: float) -> str:
-    """A rate of bytes for people.
+    """Write bytes per second for people.
 
     >>> speed_text(3 << 30)
     '3.0 GiB/s'
@@ -147,7 +147,7 @@ def speed_text(bytes_per_second: float) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """A size for people.
+    """Write a size for people.
 
     >>> size_text(512), size_text(3 << 20)
     ('512 B', '3.0 MiB')

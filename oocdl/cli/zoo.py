@@ -35,7 +35,7 @@ class _Writer:
         return name
 
     def conv(self, x: str, name: str, inside: int, outside: int, kernel: int) -> str:
-        """A convolution that keeps the size; He initialisation."""
+        """Add a convolution that keeps the size, with He initialisation."""
         deviation = (2 / (inside * kernel**3)) ** 0.5
         weight = self.weight(
             f"{name}.weight", self.random.normal(0, deviation, (outside, inside, *(kernel,) * 3))
@@ -44,7 +44,7 @@ class _Writer:
         return self.node("Conv", [x, weight, bias], name, kernel_shape=[kernel] * 3, pads=[kernel // 2] * 6)
 
     def up(self, x: str, name: str, inside: int, outside: int) -> str:
-        """A transposed convolution to twice the size."""
+        """Add a transposed convolution to twice the size."""
         weight = self.weight(
             f"{name}.weight", self.random.normal(0, (2 / inside) ** 0.5, (inside, outside, 2, 2, 2))
         )
@@ -52,7 +52,7 @@ class _Writer:
         return self.node("ConvTranspose", [x, weight, bias], name, kernel_shape=[2] * 3, strides=[2] * 3)
 
     def norm(self, x: str, name: str, channels: int) -> str:
-        """The norm of this model."""
+        """Add the norm of this model, if it has one."""
         if self.norm_kind == "none":
             return x
         operands = [
@@ -67,7 +67,7 @@ class _Writer:
         return self.node("BatchNormalization", operands, name)
 
     def block(self, x: str, name: str, inside: int, outside: int) -> str:
-        """Convolution, norm, LeakyRelu; twice."""
+        """Add convolution, norm and LeakyRelu, twice."""
         for index, channels in ((1, inside), (2, outside)):
             x = self.conv(x, f"{name}.conv{index}", channels, outside, 3)
             x = self.norm(x, f"{name}.norm{index}", outside)

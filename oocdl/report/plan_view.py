@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def store_bytes(self) -> int:
-        """Disk bytes of the run directory: three versions (last, current and next) and what ``keep`` names."""
+        """Disk bytes of the run directory: three versions (last, current, next) and what ``keep`` names."""
         values = self.compiled.plan.factored.graph.values
         kept = sum(values[name].nbytes for name in self.compiled.kept.values())
         groups = (len(self.compiled.pieces) + 1) * 2 * FILE_BLOCK_BYTES  # an array's versions are in a group
