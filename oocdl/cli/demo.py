@@ -130,7 +130,7 @@ def _volume(group: zarr.Group, name: str) -> Stored:
 
 
 def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
-    """Write a Zarr group with ``image`` (float32) and ``labels`` (uint8), [samples, D, H, W], slab by slab."""
+    """Write a Zarr group of ``image`` (float32) and ``labels`` (uint8), [samples, D, H, W], by slabs."""
     group = zarr.open_group(path, mode="w")
     shape, chunks = (samples, size, size, size), (1, max(size // 4, 1), size, size)
     # A chunk of nothing but background is data too: written, so that none is missing.

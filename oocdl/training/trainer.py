@@ -130,7 +130,7 @@ def fit(
         A ``distributed.Client`` whose workers train; None: this process does, with ``scheduler``, a Dask
         ``get`` such as ``dask.threaded.get``; None: oocdl's own.
     callbacks, progress
-        Callables that take one event (``oocdl.events``). Progress is a live line on a terminal, else plain ones.
+        Callables that take one event (``oocdl.events``). Progress is a live line on a terminal, else text.
     trace
         A file to write a trace of one step to, which opens in ui.perfetto.dev (Chrome's trace event format):
         the third step of this call, or the last if there are fewer. Results are the same.
