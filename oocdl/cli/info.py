@@ -20,7 +20,7 @@ from oocdl.engines.engine import resolve
 from oocdl.graph.onnx.reader import inspect_onnx, supported
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
-from oocdl.planning.calibrate import cache_path, measured_again, rates_for
+from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
 from oocdl.report.progress import counted, duration
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
@@ -43,7 +43,7 @@ def machine_tables(engine: str, again: bool = False) -> list[Table]:
     Rates come from the cache; they are measured (half a minute) if there are none, or with ``again``.
     """
     engine = resolve(engine)
-    rates = measured_again(engine) if again else rates_for(engine)
+    rates = measure_and_store_rates(engine) if again else rates_for(engine)
     machine = table("machine", "", "")
     for title, value in (
         ("processor", processor()),

@@ -1,6 +1,6 @@
-"""From a model, settings and a memory budget to a plan, and from a plan to tasks.
+"""From a model, settings and a memory budget to a plan of every pass, and from a plan to tasks.
 
-``compiler`` is the recipe. ``budget`` and ``tile_search`` find the largest units that keep the
-budget, ``cost_model`` and ``simulate`` predict how long a step of them takes, and ``task_graph``
+``compiler`` applies the recipe. ``budget`` and ``tile_search`` find the largest units that keep the
+budget, ``cost_model`` and ``simulate`` predict how long a pass of them takes, and ``task_graph``
 lists its tasks.
 """

@@ -16,26 +16,32 @@ from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 @dataclass(frozen=True)
 class Target:
-    """One head: an output, what it is compared with, and how."""
+    """A head of the model: an output, the array it is compared with, and the loss that compares them."""
 
     output: str
     array: str
     spec: Loss
     weight: float
+    """Factor of this loss in the sum of all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """The model's inputs and heads, tied to arrays."""
+    """The model's inputs and heads, tied to arrays of the dataset."""
 
     inputs: Mapping[str, str]
     """Model input -> dataset array."""
     targets: tuple[Target, ...]
     samples: int
+    """Samples of the dataset: axis 0 of every array that is used."""
     arrays: Mapping[str, DataArray]
+    """All arrays of the dataset, by name."""
 
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
-        """The shape a model input is bound to; a missing channel axis of one is added."""
+        """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.
+
+        Raises DatasetError or InputError if the array does not have the shape that the model wants.
+        """
         data = self.arrays[self.inputs[port.name]]
         rank = len(port.dims)
         if len(data.shape) == rank:
@@ -59,7 +65,10 @@ class Binding:
 
 
 def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: bool = True) -> Binding:
-    """Tie inputs and heads to arrays: by mapping, by equal name, or as the only candidates left."""
+    """Tie inputs and heads to arrays: by mapping, by equal name, or as the only candidates left.
+
+    Raises DatasetError or InputError that names what is missing or ambiguous.
+    """
     arrays = dict(dataset.arrays)
     _check_names(model, settings, arrays, with_targets)
     inputs: dict[str, str] = {}
@@ -94,7 +103,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
 def _check_names(
     model: OnnxModel, settings: Settings, arrays: Mapping[str, DataArray], with_targets: bool
 ) -> None:
-    """Whatever a setting names is there: a misspelt name must not be passed over."""
+    """Raise InputError if a setting names what is not there: a misspelt name must not be passed over."""
     dims = {dim for port in model.inputs for dim in port.dims if isinstance(dim, str)}
     asked: list[tuple[str, Collection[str], Collection[str]]] = [
         ("inputs", settings.inputs or {}, [port.name for port in model.inputs]),
@@ -147,7 +156,7 @@ def _choose(
 def _heads(
     model: OnnxModel, loss: Loss | Mapping[str, tuple[Loss, float]]
 ) -> Mapping[str, tuple[Loss, float]]:
-    """Output -> (loss, weight)."""
+    """Output -> (loss, weight), for each output that has a loss."""
     outputs = [port.name for port in model.outputs]
     if not isinstance(loss, Mapping):
         if len(outputs) != 1:

@@ -1,8 +1,8 @@
-"""Measures how fast this machine is with an engine, and remembers it.
+"""Measures how fast this machine is with an engine, and caches the rates.
 
 Each probe runs on as many threads as there are cores, all of them at once: that is how units
 run, and one thread alone would be faster. Rates are kept in the user's cache folder until the
-machine or the engine is another.
+machine or the engine changes.
 """
 
 from __future__ import annotations
@@ -38,44 +38,55 @@ from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_h
 from oocdl.host.limits import cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, Rates, moved_bytes
-from oocdl.planning.probes import heavy, in_bfloat16, overhead, probe_program, rest_program, streams
+from oocdl.planning.probes import (
+    bfloat16_probes,
+    computing_probes,
+    overhead_program,
+    probe_program,
+    rest_program,
+    streaming_probes,
+)
 from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.files import write_text
 
-FORMAT = 10
-"""Of the file, and of what the probes measure: rates of another format are measured anew."""
-FILE_BYTES = 8 << 20
-"""Of the files that the disk is measured with, as chunks have it."""
+FORMAT_VERSION = 10
+"""Version of the file and of what the probes measure: rates of another version are measured anew."""
+DISK_FILE_BYTES = 8 << 20
+"""Size of each file that the disk is measured with: that of a chunk."""
 DISK_BYTES = 256 << 20
-"""Written and read in all."""
-AGAIN_SECONDS = 12
-"""What took less is measured twice, and the better result counts: others may use the machine for a while."""
-ROUNDS = 3
-"""Calls of a probe that count, on every thread."""
-WHOLE_THREADS = 4
-"""More threads than these get smaller arrays, so that measuring takes a few hundred MiB at most."""
+"""What is written to the disk, and read from it, in all."""
+MEASURE_TWICE_SECONDS = 12
+"""If all probes took less time, they are measured twice and the better result counts: other processes may
+use the machine for a while."""
+TIMED_CALLS = 3
+"""How many calls of a probe count, on every thread."""
+FULL_SIZE_THREADS = 4
+"""With more threads than these arrays are smaller, so that measuring takes a few hundred MiB at most."""
 
 
 def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
-    """The rates of this machine with ``engine``: those in the cache, or measured now (half a minute),
-    the disk in ``folder``.
+    """The rates of this machine with ``engine``: those in the cache, else measured now (half a minute).
 
-    Warns in one line if there is a cache file that cannot be used.
+    The disk is measured in ``folder`` (default: the current one). Warns in one line if there is a cache
+    file that cannot be used.
     """
     found = load_rates(engine)
-    return measured_again(engine, folder) if found is None else found
+    return measure_and_store_rates(engine, folder) if found is None else found
 
 
-def measured_again(engine: str = "auto", folder: Path | None = None) -> Rates:
-    """The rates of this machine with ``engine``, measured now and put into the cache."""
+def measure_and_store_rates(engine: str = "auto", folder: Path | None = None) -> Rates:
+    """Measure this machine with ``engine``, and the disk in ``folder``; put the rates into the cache."""
     found = measure_rates(engine, folder)
     store_rates(engine, found)
     return found
 
 
 def load_rates(engine: str = "auto") -> Rates | None:
-    """The rates in the cache; None if there are none, or if they are of another machine or engine."""
+    """The rates in the cache; None if there are none, or if they belong to another machine or engine.
+
+    Warns in one line if there is a cache file that cannot be used.
+    """
     engine = resolve(engine)
     path = cache_path(engine)
     if not path.is_file():
@@ -94,7 +105,7 @@ def load_rates(engine: str = "auto") -> Rates | None:
 
 
 def store_rates(engine: str, rates: Rates) -> Path:
-    """Put rates into the cache, in place of those that are there; returns the file."""
+    """Replace the rates in the cache; returns the file. ResourceError if it cannot be written."""
     path = cache_path(resolve(engine))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +119,7 @@ def store_rates(engine: str, rates: Rates) -> Path:
 
 
 def cache_path(engine: str) -> Path:
-    """The file of this host's rates with ``engine``."""
+    """The file in the cache of this host's rates with ``engine``."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     # A relative path there is to be ignored, as the standard says.
     folder = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
@@ -120,7 +131,7 @@ def _facts(engine: str) -> dict[str, Any]:
     """What the rates depend on."""
     model = model_of(engine)
     return {
-        "format": FORMAT,
+        "format": FORMAT_VERSION,
         "host": platform.node(),
         "processor": processor(),
         "cores": cores(),
@@ -135,24 +146,24 @@ def measure_rates(
 ) -> Rates:
     """Measure this machine with ``engine`` and the disk of ``folder`` (default: the current one).
 
-    ``scale``: of the probes' sizes, less than 1 for tests. Takes about half a minute, a few hundred
-    MiB of memory, and ``disk_bytes`` of disk, which are free again afterwards.
+    ``scale`` multiplies the sizes of the probes: less than 1 is for tests. Measuring takes about half a
+    minute, a few hundred MiB of memory, and ``disk_bytes`` of disk, which are free again afterwards.
     """
     use_one_heap()
     keep_freed_memory()  # as a run does: what an operator takes depends on it
     threads = cores()
     with _Bench(get_engine(engine), threads) as bench:
-        short, long = (bench.seconds(overhead(count)) for count in (1, 21))
+        short, long = (bench.seconds(overhead_program(count)) for count in (1, 21))
         bench.instruction_seconds = max((long - short) / 20, 0.0)
         bench.program_seconds = max(short - bench.instruction_seconds, 0.0)
-        scale *= min(1.0, WHOLE_THREADS / threads)
+        scale *= min(1.0, FULL_SIZE_THREADS / threads)
         begun = time.monotonic()
         sizes = Scale(scale, thin_slab_elements=bench.engine.thin_slab_elements)
-        arithmetic, memory = _arithmetic(bench, heavy(sizes)), _memory(bench, scale)
-        if time.monotonic() - begun < AGAIN_SECONDS:
-            arithmetic, memory = _arithmetic(bench, heavy(sizes)), _memory(bench, scale)
+        arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
+        if time.monotonic() - begun < MEASURE_TWICE_SECONDS:
+            arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
         if bench.engine.has_bfloat16:
-            arithmetic |= _arithmetic(bench, in_bfloat16(sizes))
+            arithmetic |= _arithmetic(bench, bfloat16_probes(sizes))
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
@@ -169,10 +180,10 @@ def measure_rates(
 
 
 def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
-    """Tables of the heavy operators: the mean time of an operation over the probes of one size."""
+    """Rates of the heavy operators by kind and size, from the mean time of an operation of each probe."""
     found: dict[str, dict[int, list[float]]] = {}
     for kind, size, probe in probes:
-        program = probe_program(probe, bench.last)
+        program = probe_program(probe, bench.channels_last_ranks)
         each = found.setdefault(kind, {}).setdefault(size, [])
         each.append(bench.net_seconds(program) / program_flops(program, RULES))
     return {
@@ -182,29 +193,29 @@ def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
 
 
 def _memory(bench: _Bench, scale: float) -> dict[str, float]:
-    """Bytes a second of the other operators: the mean time of a byte over an operator's probes."""
+    """Bytes a second of the other operators, from the mean time of a byte over an operator's probes."""
     found: dict[str, list[float]] = {}
-    for probe in streams(scale, bench.engine.has_bfloat16):
+    for probe in streaming_probes(scale, bench.engine.has_bfloat16):
         program, rest = probe_program(probe), rest_program(probe)
-        step = next(step for step in program.instructions if step.op == probe.op)
-        moved = moved_bytes(step, dict(zip(program.inputs, program.input_dtypes, strict=True)))
+        instruction = next(one for one in program.instructions if one.op == probe.op)
+        moved = moved_bytes(instruction, dict(zip(program.inputs, program.input_dtypes, strict=True)))
         seconds = bench.net_seconds(program) - (bench.net_seconds(rest) if rest else 0.0)
         found.setdefault(probe.op, []).append(max(seconds / moved, 1 / FREE_BYTES_PER_SECOND))
     return {op: 1 / fmean(each) for op, each in found.items()}
 
 
 class _Bench:
-    """Runs programs on all threads at once and takes the time."""
+    """Runs programs on all threads at once and times them."""
 
     instruction_seconds = program_seconds = 0.0
 
     def __init__(self, engine: Engine, threads: int) -> None:
         self.engine, self.threads = engine, threads
-        self.last = channels_last_ranks(engine.name, "float32")
+        self.channels_last_ranks = channels_last_ranks(engine.name, "float32")
         self.random = np.random.default_rng(0)
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}
-        """Seconds by key of the program: the least of all passes."""
+        """Key of a program -> the fewest seconds of all its measurements."""
 
     def __enter__(self) -> _Bench:
         return self
@@ -215,7 +226,7 @@ class _Bench:
     def seconds(self, program: Program) -> float:
         """Median time of a call while all threads run the same program, each on its own arrays.
 
-        Where it was measured before, the shorter of both times.
+        If it was measured before, the shorter of both times counts.
         """
         run = self.engine.compile(program)
         given = [self._arrays(program) for _ in range(self.threads)]
@@ -224,18 +235,18 @@ class _Bench:
         return self.best[program.key]
 
     def net_seconds(self, program: Program) -> float:
-        """``seconds`` without the overhead of the call; never less than a tenth of them."""
+        """``seconds`` without the overhead of the call, but never less than a tenth of them."""
         whole = self.seconds(program)
         spent = self.program_seconds + self.instruction_seconds * len(program.instructions)
         return max(whole - spent, whole / 10)
 
     def copy_bytes_per_second(self, nbytes: int) -> float:
-        """Bytes read and written by copies of ``nbytes`` to new memory."""
+        """Bytes a second, read and written, of copies of ``nbytes`` to new memory."""
         arrays = [np.ones(nbytes, np.uint8) for _ in range(self.threads)]
         return 2 * nbytes / self._median([array.copy for array in arrays])
 
     def _arrays(self, program: Program) -> list[Array]:
-        """Random numbers from 0 to 1, for integers from 0 to 7."""
+        """Inputs of a program: random numbers from 0 to 1, integers from 0 to 7."""
         made = []
         for shape, dtype, order in zip(
             program.input_shapes, program.input_dtypes, program.input_orders, strict=True
@@ -249,10 +260,10 @@ class _Bench:
         return made
 
     def _median(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Over rounds that all threads begin together, after one that does not count.
+        """Median seconds of calls that all threads begin together, after one that does not count.
 
-        Time of the processor, which other processes cannot take: kernels run on the thread that calls.
-        On a device they do not, and that thread waits.
+        Processor time is taken, which other processes do not add to: kernels run on the thread that calls.
+        On a device they do not, and that thread waits: wall time is taken.
         """
         clock = time.perf_counter if self.engine.device else time.thread_time
         barrier = threading.Barrier(len(calls))
@@ -260,7 +271,7 @@ class _Bench:
         def work(call: Callable[[], object]) -> list[float]:
             times: list[float] = []
             call()
-            for _ in range(ROUNDS):
+            for _ in range(TIMED_CALLS):
                 barrier.wait()
                 begun = clock()
                 call()
@@ -271,11 +282,11 @@ class _Bench:
 
 
 def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Bytes a second that files of 8 MiB are written to the disk, and read from it, as the spill does it."""
-    size = min(FILE_BYTES, max(nbytes // 2, 1))
+    """Bytes a second written to the disk and read from it, by files of 8 MiB, as the spill does it."""
+    size = min(DISK_FILE_BYTES, max(nbytes // 2, 1))
     data = Pool(size).empty((size,), np.uint8)
     data[...] = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    with _scratch(folder) as place:
+    with _temporary_folder(folder) as place:
         flag = direct_flag(place)
         paths = [place / str(number) for number in range(max(nbytes // size, 2))]
         for path in paths:
@@ -288,7 +299,7 @@ def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
 
 
 @contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
+def _temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         with TemporaryDirectory(prefix=".oocdl-disk-", dir=folder) as name:
             yield Path(name)

@@ -1,4 +1,4 @@
-"""From a request to a pass that is ready to run: the recipe, and the cuts."""
+"""Compiles a pass: applies the recipe to a request, cuts the layers and lists the tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
-from oocdl.planning.pass_plan import PassPlan, look_at_pass, plan_pass, replan_pass
-from oocdl.planning.recipe import FACTORS, GRAPH, Network, PassKind, Request, apply, import_model
+from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
+from oocdl.planning.recipe import (
+    FACTOR_TRANSFORMS,
+    GRAPH_TRANSFORMS,
+    Network,
+    PassKind,
+    Request,
+    apply,
+    import_model,
+)
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
 
@@ -22,27 +30,28 @@ Frozen = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Compiled:
-    """One kind of pass through the network, ready to run; a step is one of them, or several."""
+class CompiledPass:
+    """One kind of pass through the network, ready to run; a step runs one pass or several."""
 
     imported: Imported
     plan: PassPlan
     graph: TaskGraph
     pieces: Mapping[str, tuple[Region, ...]]
-    """How weights and state are stored."""
+    """Weight or state -> the regions that it is stored in."""
     loss: str | None
-    parts: Mapping[str, str]
+    output_losses: Mapping[str, str]
     """Output -> value of its (unweighted) loss."""
     outputs: Mapping[str, str]
     """Model output -> value, as the model computes it; empty where losses are computed instead."""
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
-    kept: Mapping[str, str]
+    kept_values: Mapping[str, str]
     """Name that ``keep`` gives -> value."""
     bfloat16_values: frozenset[str]
     """Values that are stored as bfloat16."""
     sums: Mapping[str, tuple[Region, ...]]
-    """How the sums of gradients that it makes are stored; they go from pass to pass, never to the run."""
+    """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
+    never to the run on disk."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,60 +60,59 @@ class Draft:
 
     request: Request
     network: Network
-    """With a canonical graph."""
+    """The network with a canonical graph."""
     layering: Layering
     """The network's graph over stored factors, with its layers."""
     pieces: Mapping[str, tuple[Region, ...]] | None = None
-    """How weights are stored, if another plan has decided that already."""
+    """Weight or state -> the regions that it is stored in, if another plan has decided that already."""
 
-    def with_bfloat16(self, names: Collection[str]) -> Draft:
-        """The same pass with these values, too, stored as bfloat16."""
+    def storing_bfloat16(self, names: Collection[str]) -> Draft:
+        """The same pass with the values ``names``, too, stored as bfloat16."""
         names = self.network.bfloat16_values | frozenset(names)
         if names == self.network.bfloat16_values:
             return self
         network = replace(self.network, bfloat16_values=names)
         return replace(self, network=network, layering=_layering(network, self.request))
 
-    def cut(self, limits: Limits) -> Compiled:
-        """Cut so that units keep the limits; BudgetError if that cannot be."""
+    def cut(self, limits: Limits) -> CompiledPass:
+        """Cut the pass so that its units keep the limits; BudgetError if that cannot be."""
         return self._expanded(plan_pass(self.layering, limits))
 
-    def look(self, limits: Limits) -> tuple[int, int, int]:
-        """(layers, tasks, bytes of the largest unit) of what ``cut`` would make, closely.
+    def estimate(self, limits: Limits) -> PassSize:
+        """About how large the plan is that ``cut`` would make, much faster; BudgetError as there."""
+        return estimate_pass(self.layering, limits)
 
-        BudgetError as there.
-        """
-        return look_at_pass(self.layering, limits)
-
-    def recut(self, frozen: Frozen) -> Compiled:
-        """Repeat the cuts of an earlier plan."""
+    def recut(self, frozen: Frozen) -> CompiledPass:
+        """Repeat the cuts of an earlier plan; InputError if they belong to another model or version."""
         return self._expanded(replan_pass(self.layering, frozen))
 
-    def _expanded(self, plan: PassPlan) -> Compiled:
+    def _expanded(self, plan: PassPlan) -> CompiledPass:
         network = self.network
         pieces = self.pieces or versioned_pieces(plan)
-        sums = versioned_pieces(plan, (Role.SUM,)) if self.request.part is PassKind.EARLIER else {}
-        return Compiled(
+        sums = versioned_pieces(plan, (Role.SUM,)) if self.request.kind is PassKind.EARLIER else {}
+        return CompiledPass(
             imported=network.imported,
             plan=plan,
             graph=expand_pass(plan, {**pieces, **sums}, sums),
             pieces=pieces,
             loss=network.loss,
-            parts=network.parts,
+            output_losses=network.output_losses,
             outputs=network.outputs,
             feeds=network.feeds,
-            kept=network.kept,
+            kept_values=network.kept_values,
             bfloat16_values=network.bfloat16_values,
             sums=sums,
         )
 
 
 def draft_pass(request: Request, pieces: Mapping[str, tuple[Region, ...]] | None = None) -> Draft:
-    """A pass that is not cut yet; ``pieces`` says how weights are stored if another plan has decided that.
+    """Take a pass through the recipe, up to its layers, which are not cut yet.
 
-    Where products are in bfloat16, so are all values that may be stored so.
+    ``pieces`` are the regions that weights are stored in, if another plan has decided that. Where products
+    are computed in bfloat16, all values that may be are stored as bfloat16. Raises InputError if the model
+    and the settings do not agree.
     """
-    network = apply(GRAPH, import_model(request), request)
+    network = apply(GRAPH_TRANSFORMS, import_model(request), request)
     layering = _layering(network, request)
     if request.has_bfloat16:
         allowed = may_be_bfloat16(layering.factored.graph, _first_stored(layering))
@@ -120,7 +128,7 @@ def draft_pass(request: Request, pieces: Mapping[str, tuple[Region, ...]] | None
 
 def _layering(network: Network, request: Request) -> Layering:
     """The layers of a network with a canonical graph."""
-    factored = apply(FACTORS, network, request).factored
+    factored = apply(FACTOR_TRANSFORMS, network, request).factored
     assert factored is not None
     scratch_of = get_engine(request.settings.engine).scratch_of
     return Layering(factored, request.rules, partial(scratch_of, rules=request.rules))
@@ -131,10 +139,10 @@ def _first_stored(layering: Layering) -> frozenset[str]:
     return frozenset(name for layer in layering.layers(layering.best_cut(2)) for name in layer.stores)
 
 
-def going_on(compiled: Compiled, sums: Mapping[str, tuple[Region, ...]]) -> Compiled:
-    """The same pass where others of its step went before, which left ``sums``.
+def continue_step(compiled: CompiledPass, sums: Mapping[str, tuple[Region, ...]]) -> CompiledPass:
+    """The same pass after others of its step, which left ``sums`` of gradients.
 
-    What a ``Draft`` is cut into begins a step: to it, all sums are zeros.
+    A pass as ``Draft`` makes it begins a step: it takes all sums to be zeros.
     """
     graph = expand_pass(compiled.plan, {**compiled.pieces, **sums})
     return replace(compiled, graph=graph)

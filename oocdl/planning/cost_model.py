@@ -1,12 +1,12 @@
-"""How fast a machine is, and the seconds that a program takes on it.
+"""The cost model: how fast a machine is, and the seconds that a program takes on it.
 
 Rates are those of one thread while every compute thread of the machine does the same:
-that is how units run. They are measured once (``oocdl.planning.calibrate``) and kept as plain data.
+that is how units run. They are measured once (``planning/calibrate``) and stored as plain data.
 
 An instruction takes the time of its arithmetic or of its bytes, whichever is longer, and
 a little overhead. Heavy operators have a table of rates by their kind and one size that
-matters most; the rest is bound by memory, and has one rate of bytes an operator. Which
-operator is which its rule says (``graph/ir/speed.py``); no operator has a name here.
+matters most; the rest is bound by memory, and has one rate of bytes an operator. The rule of
+an operator says which it is (``graph/ir/speed``); no operator has a name here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.speed import Computing, RateTable
 
 BFLOAT16_SUFFIX = " in bfloat16"
-"""Ends the kind of a product whose operands have 16 bits."""
+"""What the kind of a product of bfloat16 operands ends with."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one thread does in a second, all threads busy; and the disk, for all of them together.
+    """What one thread does in a second while all are busy, and the disk for all threads together.
 
     >>> rates = Rates({"Conv": ((1, 1e9), (4, 4e9))}, {"Exp": 1e10}, 2e10, 0.0, 0.0, 1e9, 1e9, 0)
     >>> Rates.from_json(rates.to_json()) == rates
@@ -50,16 +50,16 @@ class Rates:
     disk_read_bytes_per_second: float
     disk_write_bytes_per_second: float
     thin_slab_elements: int
-    """As the engine said when it was measured (``Engine.thin_slab_elements``): channels x depth x height of
-    the thickest slab with rates of its own; 0: there are none."""
+    """The engine's ``Engine.thin_slab_elements`` when it was measured: channels x depth x height of the
+    thickest slab with rates of its own; 0: there are none."""
 
     def to_json(self) -> str:
-        """All of it as text."""
+        """All rates as JSON text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> Rates:
-        """What ``to_json`` wrote. ValueError if it is anything else."""
+        """Read what ``to_json`` wrote; ValueError if it is anything else."""
         try:
             body = json.loads(text)
             tables = {
@@ -93,9 +93,9 @@ class Rates:
             raise ValueError("the rate of slabs of less than no elements is asked for")
 
     def flops_per_second(self, kind: str, size: int, speed: Computing) -> float:
-        """The rate of a heavy operator of a kind and size, interpolated.
+        """The floating-point operations a second of a heavy operator of a kind and size, interpolated.
 
-        ``speed``: of the operator; of a kind that was not measured its nominal rates count.
+        For a kind that was not measured, the nominal rates in the operator's ``speed`` count.
         """
         nominal = speed.bfloat16_rate_tables if kind.endswith(BFLOAT16_SUFFIX) else speed.rate_tables
         return interpolate(self.arithmetic.get(kind) or nominal[kind.removesuffix(BFLOAT16_SUFFIX)], size)
@@ -103,7 +103,7 @@ class Rates:
     def bytes_per_second(self, op: str, rules: Rules) -> float:
         """The rate at which an operator's bytes are read and written.
 
-        Of one that was not measured it is the rate of the operator that it is like, else that of copies.
+        For one that was not measured, the rate of the operator that it is like counts, else that of copies.
         """
         speed = rules[op].speed
         known = self.memory.get(op) or (self.memory.get(speed.like) if speed else None)
@@ -127,40 +127,42 @@ def interpolate(points: RateTable, size: int) -> float:
 
 
 def heavy_kind(
-    step: Instruction, rule: OpRule, speed: Computing, dtype: str, thin_slab_elements: int
+    instruction: Instruction, rule: OpRule, speed: Computing, dtype: str, thin_slab_elements: int
 ) -> tuple[str, int]:
     """The kind of an instruction of a heavy operator, and its size.
 
     Products of bfloat16 (``dtype`` is that of the first operand) are kinds of their own.
     """
-    shapes = [padded_shape(operand) for operand in step.operands]
-    kind, size = speed.kind(step, shapes, thin_slab_elements)
+    shapes = [padded_shape(operand) for operand in instruction.operands]
+    kind, size = speed.kind(instruction, shapes, thin_slab_elements)
     return kind + BFLOAT16_SUFFIX * (dtype == "bfloat16" and rule.product is not None), size
 
 
-def _result_bytes(step: Instruction) -> int:
-    return sum(map(array_bytes, step.kernel_shapes, step.dtypes))
+def _result_bytes(instruction: Instruction) -> int:
+    return sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
 
 
-def moved_bytes(step: Instruction, dtypes: Mapping[int, str]) -> int:
-    """Bytes of the operands, padding included, and of the results; ``dtypes`` are those of the slots."""
-    operands = sum(array_bytes(padded_shape(op), dtypes[op.slot]) for op in step.operands)
-    return operands + _result_bytes(step)
+def moved_bytes(instruction: Instruction, dtypes: Mapping[int, str]) -> int:
+    """Bytes of the operands, padding included, and of the results; ``dtypes`` maps slots to dtypes."""
+    operands = sum(array_bytes(padded_shape(op), dtypes[op.slot]) for op in instruction.operands)
+    return operands + _result_bytes(instruction)
 
 
-def instruction_seconds(step: Instruction, dtypes: Mapping[int, str], rules: Rules, rates: Rates) -> float:
-    """Seconds of one instruction; ``dtypes`` are those of its operands' slots."""
-    shapes = [padded_shape(operand) for operand in step.operands]
-    rule, moved = rules[step.op], moved_bytes(step, dtypes)
-    seconds = moved / rates.bytes_per_second(step.op, rules)
+def instruction_seconds(
+    instruction: Instruction, dtypes: Mapping[int, str], rules: Rules, rates: Rates
+) -> float:
+    """Predicted seconds of one instruction; ``dtypes`` maps its operands' slots to dtypes."""
+    shapes = [padded_shape(operand) for operand in instruction.operands]
+    rule, moved = rules[instruction.op], moved_bytes(instruction, dtypes)
+    seconds = moved / rates.bytes_per_second(instruction.op, rules)
     if isinstance(rule.speed, Computing):
-        dtype = dtypes[step.operands[0].slot]
-        kind, size = heavy_kind(step, rule, rule.speed, dtype, rates.thin_slab_elements)
-        flops = rule.flops(step.node, shapes, list(step.kernel_shapes))
+        dtype = dtypes[instruction.operands[0].slot]
+        kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
+        flops = rule.flops(instruction.node, shapes, list(instruction.kernel_shapes))
         seconds = max(flops / rates.flops_per_second(kind, size, rule.speed), seconds)
-        for op in rule.speed.then(step):
-            seconds += 2 * _result_bytes(step) / rates.bytes_per_second(op, rules)
-    for operand, shape in zip(step.operands, shapes, strict=True):
+        for op in rule.speed.then(instruction):
+            seconds += 2 * _result_bytes(instruction) / rates.bytes_per_second(op, rules)
+    for operand, shape in zip(instruction.operands, shapes, strict=True):
         if shape != operand.shape:
             copied = (prod(shape) + prod(operand.shape)) * itemsize(dtypes[operand.slot])
             seconds += copied / rates.copy_bytes_per_second
@@ -171,9 +173,9 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
     """Predicted seconds of one run of a program on one thread, all other threads as busy."""
     dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
     seconds = rates.program_seconds
-    for step in program.instructions:
-        dtypes.update(zip(step.outputs, step.dtypes, strict=True))
-        seconds += instruction_seconds(step, dtypes, rules, rates)
+    for instruction in program.instructions:
+        dtypes.update(zip(instruction.outputs, instruction.dtypes, strict=True))
+        seconds += instruction_seconds(instruction, dtypes, rules, rates)
     parts = [out for out in program.outputs if out.crop is not None]
     copied = 2 * sum(array_bytes(out.shape, dtypes[out.slot]) for out in parts)
     return seconds + copied / rates.copy_bytes_per_second

@@ -1,4 +1,4 @@
-"""The rates that count where nothing was measured."""
+"""The nominal rates, which count where nothing was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from oocdl.ops.registry import RULES
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates
 
 
-def _tables(rules: Rules) -> Iterator[tuple[str, RateTable]]:
+def _arithmetic(rules: Rules) -> Iterator[tuple[str, RateTable]]:
+    """Nominal tables of the heavy operators, by kind."""
     for rule in rules.values():
         if isinstance(rule.speed, Computing):
             yield from rule.speed.rate_tables.items()
@@ -20,21 +21,21 @@ def _tables(rules: Rules) -> Iterator[tuple[str, RateTable]]:
             )
 
 
-def _streams(rules: Rules) -> Iterator[tuple[str, float]]:
+def _memory(rules: Rules) -> Iterator[tuple[str, float]]:
     """Nominal rates of the operators that are bound by memory; ValueError if one has none."""
     for op, rule in rules.items():
         if isinstance(rule.speed, Streaming):
             like = rules[rule.speed.like].speed
-            of_like = like.bytes_per_second if isinstance(like, Streaming) else None
-            rate = rule.speed.bytes_per_second or of_like
+            rate_of_like = like.bytes_per_second if isinstance(like, Streaming) else None
+            rate = rule.speed.bytes_per_second or rate_of_like
             if rate is None:
                 raise ValueError(f"neither '{op}' nor '{rule.speed.like}', which it is like, has a rate")
             yield op, rate
 
 
 NOMINAL = Rates(
-    arithmetic=dict(_tables(RULES)),
-    memory=dict(_streams(RULES)),
+    arithmetic=dict(_arithmetic(RULES)),
+    memory=dict(_memory(RULES)),
     copy_bytes_per_second=2.4e10,
     instruction_seconds=2.7e-6,
     program_seconds=2.3e-5,

@@ -1,6 +1,6 @@
-"""The plan: how many pieces each layer is cut into, so that every unit fits.
+"""The plan of a pass: how many pieces each layer is cut into, so that every unit fits.
 
-The fewest, largest shards that keep the budget (``graph/fitting.py``). Adding a class of cuts
+Each layer gets the fewest, largest shards that keep the limits (``tile_search``). Adding a class of cuts
 can turn a local reduction into one that crosses shards, so layers are formed again each time a
 class is added.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.ir.graph import Role
@@ -19,87 +19,92 @@ from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter, Unit
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.tile_search import MOST_TASKS, Fitter, Layering, Limits, asked_cuts
+from oocdl.planning.tile_search import MAX_PASS_UNITS, Layering, Limits, TileSearch, requested_cuts
 from oocdl.planning.unit_cost import made_bytes, read_bytes
 
 PARTIAL_SUM_BYTES = 16 << 20
-"""Partial results of one value that may be kept side by side before shards share lanes."""
+"""Memory for the partial sums of one value; more shards than fit in it share partial sums."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerPlan:
-    """A layer with its cuts and what they cost."""
+    """A layer, its cuts, and the bytes and FLOPs of its units."""
 
     layer: Layer
     grid: Mapping[int, int]
+    """Cut class -> number of pieces along it."""
     units: tuple[Unit, ...]
     buffer_bytes: int
-    """Arrays that its largest unit reads and makes."""
+    """Arrays that the largest unit reads and makes."""
     scratch_bytes: int
-    """What its largest program takes beside them while it runs."""
+    """What the largest program takes beside its arrays while it runs."""
     read_bytes: int
+    """What all units read together."""
     written_bytes: int
+    """What all units write together."""
     flops: int
+    """Floating-point operations of all units together."""
     scratch: Mapping[str, ProgramScratch]
-    """Key of each program -> what it wants while it runs."""
+    """Key of each program -> the scratch that it takes while it runs."""
 
     @property
     def peak_bytes(self) -> int:
-        """Of its largest unit."""
+        """Memory of the largest unit: arrays and scratch."""
         return self.buffer_bytes + self.scratch_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class PassPlan:
-    """All layers of one training step, in order."""
+    """All layers of one pass, in order."""
 
     factored: Factored
     classes: Classes
     cuts: tuple[int, ...]
+    """The classes that are cut, by number, in the order in which they were added."""
     layers: tuple[LayerPlan, ...]
 
     @property
     def peak_unit_bytes(self) -> int:
-        """Of the largest unit."""
+        """Memory of the largest unit: arrays and scratch."""
         return max((layer.peak_bytes for layer in self.layers), default=0)
 
     @property
     def buffer_bytes(self) -> int:
-        """Arrays of the unit that has most."""
+        """Bytes of arrays of the unit that has most."""
         return max((layer.buffer_bytes for layer in self.layers), default=0)
 
     @property
     def scratch_bytes(self) -> int:
-        """Work space of the program that takes most."""
+        """Scratch of the program that takes most."""
         return max((layer.scratch_bytes for layer in self.layers), default=0)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that all units read in a step; from disk when nothing fits in RAM."""
+        """Bytes that all units read in a pass; from disk when nothing fits in RAM."""
         return sum(layer.read_bytes for layer in self.layers)
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that all units write in a step; to disk when nothing fits in RAM."""
+        """Bytes that all units write in a pass; to disk when nothing fits in RAM."""
         return sum(layer.written_bytes for layer in self.layers)
 
     @property
     def versioned_bytes(self) -> int:
-        """Weights and state, which a step starts from."""
+        """Bytes of weights and state."""
         return sum(value.nbytes for value in self.factored.graph.of_role(Role.WEIGHT, Role.STATE))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of a step."""
+        """Floating-point operations of a pass."""
         return sum(layer.flops for layer in self.layers)
 
     @property
     def tasks(self) -> int:
-        """Number of units."""
+        """How many units the pass has."""
         return sum(len(layer.units) for layer in self.layers)
 
     def numerics(self) -> str:
-        """A digest of everything in the plan that the bits of the result depend on."""
+        """A digest, in hexadecimal, of everything in the plan that the bits of the result depend on."""
         digest = hashlib.blake2b(digest_size=16)
         for planned in self.layers:
             for unit in planned.units:
@@ -108,35 +113,48 @@ class PassPlan:
         return digest.hexdigest()
 
 
+class PassSize(NamedTuple):
+    """How large a plan is."""
+
+    layers: int
+    tasks: int
+    """How many units the pass has."""
+    peak_unit_bytes: int
+    """Memory of the largest unit."""
+
+
 def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
-    """Layers and grids such that every unit fits; BudgetError if none do."""
-    cuts, fitted = _grids(layering, limits, settle=True)
-    planned = tuple(_finish(cutter, layering) for cutter, _ in fitted)
+    """Choose layers and grids such that every unit fits; BudgetError if there are none."""
+    cuts, fitted = _grids(layering, limits, every_unit=True)
+    planned = tuple(_plan_layer(cutter, layering) for cutter, _ in fitted)
     return PassPlan(layering.factored, layering.classes, cuts, planned)
 
 
-def look_at_pass(layering: Layering, limits: Limits) -> tuple[int, int, int]:
-    """(layers, tasks, bytes of the largest unit) of ``plan_pass``'s plan, by few of its units: much faster.
+def estimate_pass(layering: Layering, limits: Limits) -> PassSize:
+    """The size of ``plan_pass``'s plan by a few sample units of each layer, which is much faster.
 
-    A unit that was not looked at may be larger. BudgetError if nothing fits.
+    A unit that is no sample may be larger. BudgetError if nothing fits.
     """
-    _, fitted = _grids(layering, limits, settle=False)
-    return len(fitted), sum(cutter.count for cutter, _ in fitted), max(peak for _, peak in fitted)
+    _, fitted = _grids(layering, limits, every_unit=False)
+    tasks = sum(cutter.count for cutter, _ in fitted)
+    return PassSize(len(fitted), tasks, max(peak for _, peak in fitted))
 
 
 def _grids(
-    layering: Layering, limits: Limits, settle: bool
+    layering: Layering, limits: Limits, every_unit: bool
 ) -> tuple[tuple[int, ...], list[tuple[LayerCutter, int]]]:
-    """Cut classes, and each layer's cutter with the memory of its largest unit."""
-    classes = layering.classes
-    asked = asked_cuts(classes, limits)
-    cuts = list(asked)
+    """The classes that are cut, and each layer's cutter with the memory of its largest unit.
+
+    ``every_unit``: whether every unit is made sure to fit, or only the sample units of each layer.
+    """
+    requested = requested_cuts(layering.classes, limits)
+    cuts = list(requested)
     if limits.threads > 1 and not cuts:
         cuts = layering.best_cut(limits.threads)
-    fitter = Fitter(layering, limits, asked)
+    search = TileSearch(layering, limits, requested)
     while True:
-        fitted = _fitted(fitter, layering.layers(cuts), settle)
-        if not isinstance(fitted, _Worst):
+        fitted = _fitted(search, layering.layers(cuts), every_unit)
+        if not isinstance(fitted, _TooLarge):
             return tuple(cuts), fitted
         added = _next_cut(fitted.layer, layering, cuts)
         if added is None:
@@ -148,38 +166,40 @@ def _grids(
 
 
 @dataclass(frozen=True, eq=False)
-class _Worst:
-    """A layer that does not fit however fine it is cut, and what a unit of it needs."""
+class _TooLarge:
+    """A layer that does not fit however fine it is cut, and the memory that a unit of it needs."""
 
     layer: Layer
     peak_bytes: int
 
 
-def _fitted(fitter: Fitter, layers: Sequence[Layer], settle: bool) -> list[tuple[LayerCutter, int]] | _Worst:
-    """Each layer in units that fit, or the first of which there are none.
+def _fitted(
+    search: TileSearch, layers: Sequence[Layer], every_unit: bool
+) -> list[tuple[LayerCutter, int]] | _TooLarge:
+    """Each layer's cutter into units that fit and the memory of the largest; or the first without any.
 
-    All layers are looked at by a few of their units first: to make all takes most of the time.
+    A few sample units of all layers are tried first: to make all units takes most of the time.
     """
     found: list[tuple[LayerCutter, int]] = []
     for layer in layers:
-        cutter, most = fitter.fit(layer)
-        if most > fitter.limits.unit_bytes:
-            return _Worst(layer, most)
-        found.append((cutter, most))
-        if sum(cutter.count for cutter, _ in found) > MOST_TASKS:
+        cutter, peak = search.fit_samples(layer)
+        if peak > search.limits.unit_bytes:
+            return _TooLarge(layer, peak)
+        found.append((cutter, peak))
+        if sum(cutter.count for cutter, _ in found) > MAX_PASS_UNITS:
             raise BudgetError(
-                f"a step would be cut into more than {MOST_TASKS} units of at most "
-                f"{fitter.limits.unit_bytes / 2**20:.1f} MiB"
+                f"a step would be cut into more than {MAX_PASS_UNITS} units of at most "
+                f"{search.limits.unit_bytes / 2**20:.1f} MiB"
             )
-    for number, (rough, _) in enumerate(found if settle else ()):
-        found[number] = cutter, most = fitter.settle(rough)
-        if most > fitter.limits.unit_bytes:
-            return _Worst(cutter.layer, most)
+    for number, (rough, _) in enumerate(found if every_unit else ()):
+        found[number] = cutter, peak = search.fit_every_unit(rough)
+        if peak > search.limits.unit_bytes:
+            return _TooLarge(cutter.layer, peak)
     return found
 
 
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
-    """What is needed to make the same plan again: plain data for ``plan.json``."""
+    """What ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``."""
     return {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
@@ -187,21 +207,21 @@ def frozen_cuts(plan: PassPlan) -> dict[str, object]:
 
 
 def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
-    """The plan that ``frozen_cuts`` was taken of."""
+    """Make the plan again that ``frozen_cuts`` was taken from; InputError if it is not of this network."""
     cuts = [int(cut) for cut in frozen["cuts"]]
     layers = layering.layers(cuts)
     if len(layers) != len(frozen["grids"]):
         raise InputError("the stored plan belongs to another model or version; pass replan=True")
     grids = [{int(cut): int(count) for cut, count in grid.items()} for grid in frozen["grids"]]
     planned = [
-        _finish(layering.cutter(layer, grid), layering) for layer, grid in zip(layers, grids, strict=True)
+        _plan_layer(layering.cutter(layer, grid), layering) for layer, grid in zip(layers, grids, strict=True)
     ]
     return PassPlan(layering.factored, layering.classes, tuple(cuts), tuple(planned))
 
 
 def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | None:
-    """The best class not yet cut that cuts something this layer makes."""
-    order, cut_letter = layering.by_waste(layering.order, [layer]), layering.classes.cut_letter
+    """The best class that is not cut yet and cuts something this layer makes."""
+    order, cut_letter = layering.by_repeated_bytes(layering.cut_order, [layer]), layering.classes.cut_letter
     sinks = {*layer.stores, *layer.partials}
     makers = [cell for cell in layer.cells if any(view.value in sinks for view in cell.outputs)]
     for cut in order:
@@ -211,7 +231,8 @@ def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | No
     return next((cut for cut in some if cut not in cuts), None)
 
 
-def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
+def _plan_layer(cutter: LayerCutter, layering: Layering) -> LayerPlan:
+    """All units of a layer, in the order in which they run, with what they cost."""
     units = [cutter.unit(shard) for shard in cutter.shards()]
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
@@ -222,7 +243,7 @@ def _finish(cutter: LayerCutter, layering: Layering) -> LayerPlan:
     def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
         return sum(sum(count(unit, layering.factored).values()) for unit in units)
 
-    buffer_bytes, scratch_bytes = layering.largest(cutter)
+    buffer_bytes, scratch_bytes = layering.largest_unit(cutter)
     return LayerPlan(
         layer=cutter.layer,
         grid=cutter.grid,

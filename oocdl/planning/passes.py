@@ -17,17 +17,18 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning.binding import Binding
-from oocdl.planning.budget import Machine, compile_within
-from oocdl.planning.compiler import Compiled, draft_pass, going_on
+from oocdl.planning.budget import compile_within
+from oocdl.planning.compiler import CompiledPass, continue_step, draft_pass
+from oocdl.planning.machine import Machine
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.storage.dataset.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"
-"""Passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
+"""Ids of the passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
 FIRST, NEXT = "first", "next"
-"""Passes that others of their step follow: the first, and all between it and the last."""
-ALONE = "alone"
-"""The last pass of an epoch where it is a step of its own, although others have several."""
+"""Ids of the passes that others of their step follow: the first, and all between it and the last."""
+SINGLE_PASS = "alone"
+"""Id of the last pass of an epoch where it is a step of its own, although other steps have several."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,24 @@ class PassInfo:
     """What differs from pass to pass. Small: it travels with every task."""
 
     number: int
-    """Of the pass through the network, from 0 over the whole run; a step is one or several."""
+    """Which pass of the run it is, from 0; a step has one pass or several."""
     seed: int
     indices: tuple[int, ...] = ()
     """Dataset rows of the batch, in order."""
     scalars: Mapping[str, float] = field(default_factory=dict)
+    """Value of role SCALAR -> number; the learning rate is one."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One update: the passes that make it."""
+    """One update and the passes that make it."""
 
     number: int
     epoch: int
     first_pass: int
-    """Number of its first pass, of all passes of the run."""
+    """Number of its first pass, counted over the whole run."""
     batches: tuple[tuple[int, ...], ...]
-    """Dataset rows of each pass."""
+    """Dataset rows of each pass, in order."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Course:
 
     @property
     def passes(self) -> int:
-        """Passes of a step (the last of an epoch may have fewer)."""
+        """Passes of a step; the last step of an epoch may have fewer."""
         return min(self.settings.accumulate, self.passes_per_epoch)
 
     @property
@@ -84,11 +86,11 @@ class Course:
 
     @property
     def ragged(self) -> int:
-        """Samples of the smaller last batch of an epoch; 0: there is none."""
+        """Samples of the smaller last batch of an epoch; 0 if there is none."""
         return self.samples % self.settings.batch_size
 
     def steps_from(self, number: int) -> Iterator[Step]:
-        """Steps from ``number`` on."""
+        """The steps of the run from ``number`` on."""
         settings, size = self.settings, self.passes
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
@@ -101,7 +103,7 @@ class Course:
                     number += 1
 
     def passes_of(self, step: Step) -> list[tuple[str, PassInfo]]:
-        """For each pass of a step the id of its plan, and its facts."""
+        """For each pass of a step, the id of its plan and what differs from pass to pass."""
         settings, count = self.settings, len(step.batches)
         numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
         found = []
@@ -109,7 +111,7 @@ class Course:
             if index < count - 1:
                 plan_id = NEXT if index else FIRST
             elif self.passes > count == 1:
-                plan_id = ALONE
+                plan_id = SINGLE_PASS
             else:
                 plan_id = MAIN if len(rows) == settings.batch_size else RAGGED
             found.append((plan_id, PassInfo(step.first_pass + index, settings.seed, rows, numbers)))
@@ -123,32 +125,36 @@ def compile_passes(
     machine: Machine,
     course: Course,
     frozen: Mapping[str, Any],
-) -> dict[str, Compiled]:
-    """All kinds of passes of a run, by plan id; ``frozen`` holds the cuts of those in ``planned``."""
+) -> dict[str, CompiledPass]:
+    """Compile all kinds of passes of a run, by plan id.
 
-    def made(plan_id: str, request: Request, pieces: Any = None) -> Compiled:
+    ``frozen`` holds the cuts of stored plans, of those that ``own_plans`` names. BudgetError if a pass
+    does not fit.
+    """
+
+    def compiled(plan_id: str, request: Request, pieces: Any = None) -> CompiledPass:
         return compile_within(draft_pass(request, pieces), settings, machine, frozen.get(plan_id))
 
     last = PassKind.WHOLE if course.passes == 1 else PassKind.LAST
     request = Request(
-        model=model, binding=binding, settings=settings, batch=settings.batch_size, rules=RULES, part=last
+        model=model, binding=binding, settings=settings, batch=settings.batch_size, rules=RULES, kind=last
     )
-    main = made(MAIN, request)
+    main = compiled(MAIN, request)
     found = {MAIN: main}
     if course.ragged:
-        found[RAGGED] = made(RAGGED, replace(request, batch=course.ragged), main.pieces)
+        found[RAGGED] = compiled(RAGGED, replace(request, batch=course.ragged), main.pieces)
     if last is PassKind.WHOLE:
         return found
-    first = made(FIRST, replace(request, part=PassKind.EARLIER), main.pieces)
-    after = {name: going_on(compiled, first.sums) for name, compiled in found.items()}
+    first = compiled(FIRST, replace(request, kind=PassKind.EARLIER), main.pieces)
+    after = {plan_id: continue_step(kind, first.sums) for plan_id, kind in found.items()}
     after[FIRST] = first
     if course.passes > 2:
-        after[NEXT] = going_on(first, first.sums)
+        after[NEXT] = continue_step(first, first.sums)
     if course.passes_per_epoch % course.passes == 1:
-        after[ALONE] = found[RAGGED if course.ragged else MAIN]
+        after[SINGLE_PASS] = found[RAGGED if course.ragged else MAIN]
     return after
 
 
-def planned(kinds: Mapping[str, Compiled]) -> dict[str, Compiled]:
-    """Of all kinds those with a plan of their own (the others run the same plans on other chunks)."""
+def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:
+    """Those of all kinds that have a plan of their own; the others run the same plans on other chunks."""
     return {name: kinds[name] for name in (MAIN, RAGGED, FIRST) if name in kinds}

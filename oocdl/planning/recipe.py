@@ -1,10 +1,13 @@
 """The recipe: how a pass is made of a model, as two lists of transforms, each followed by a check.
 
-    import, loss, differentiate, accumulate, update, keep, canonicalize    once: ``GRAPH``
-    bfloat16, factorize, channels last       for each choice of values to store as bfloat16: ``FACTORS``
-    partition, tile, expand                  for each choice of limits: ``compile.Draft.cut``
+    import, loss, differentiate, accumulate, update, keep, canonicalize
+        once for each kind of pass: ``GRAPH_TRANSFORMS``
+    bfloat16, factorize, channels last
+        for each choice of values to store as bfloat16: ``FACTOR_TRANSFORMS``
+    partition, tile, expand
+        for each choice of limits: ``compiler.Draft.cut``
 
-Training and inference share it. A transform says in which kinds of passes it takes part.
+Training and inference share the recipe. A transform says in which kinds of passes it takes part.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from oocdl.planning.binding import Binding
 
 
 class PassKind(Enum):
-    """What a pass is of its step."""
+    """Which part a pass has in its step."""
 
     FORWARD = auto()
-    """No part of a step: inference, without gradients."""
+    """The pass belongs to no step: it is inference, without gradients."""
     WHOLE = auto()
-    """All of it: gradients make the update."""
+    """The pass is the whole step: its gradients make the update."""
     EARLIER = auto()
-    """Not the last: gradients are added to those of the passes before, if any."""
+    """Another pass of the step follows: gradients are added to those of the passes before, if any."""
     LAST = auto()
-    """The last: the sum of all gradients makes the update."""
+    """The pass ends a step of several: the sum of all gradients makes the update."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,12 +53,12 @@ class Request:
 
     model: OnnxModel
     binding: Binding
-    """With targets: losses are computed; a pass that is part of a step needs them."""
+    """Losses are computed if it has targets; a pass that belongs to a step needs them."""
     settings: Settings
     batch: int
-    """Samples of the pass."""
+    """How many samples the pass has."""
     rules: Rules
-    part: PassKind
+    kind: PassKind
 
     @property
     def has_bfloat16(self) -> bool:
@@ -74,38 +77,38 @@ class Network:
     outputs: Mapping[str, str]
     """Model output -> value, as the model computes it; empty where losses are asked for instead."""
     loss: str | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
+    output_losses: Mapping[str, str] = field(default_factory=dict)
     """Output -> value of its (unweighted) loss."""
     gradients: Mapping[str, str] = field(default_factory=dict)
-    """Weight -> value that the update takes for its gradient; until the graph is canonical."""
+    """Weight -> value that the update takes for its gradient; empty once the graph is canonical."""
     summed: Mapping[str, str] = field(default_factory=dict)
     """Gradient of this pass -> its sum with those of the passes before, where these are added up."""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    kept_values: Mapping[str, str] = field(default_factory=dict)
     """Name that ``keep`` gives -> value."""
     bfloat16_values: frozenset[str] = frozenset()
     """Values of the canonical graph that are stored as bfloat16."""
     factored: Factored | None = None
-    """The graph over stored factors, once it is."""
+    """The graph over stored factors; None until the transform "factorize"."""
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Values that the pass has to compute, updates aside."""
+        """The values that the pass has to compute, updates aside."""
         loss = () if self.loss is None else (self.loss,)
-        return (*loss, *self.parts.values(), *self.outputs.values(), *self.kept.values())
+        return (*loss, *self.output_losses.values(), *self.outputs.values(), *self.kept_values.values())
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One line of the recipe."""
+    """One line of the recipe: a named function from network to network."""
 
     name: str
     apply: Callable[[Network, Request], Network]
-    parts: frozenset[PassKind] = frozenset(PassKind)
-    """Kinds of passes in which it takes part."""
+    kinds: frozenset[PassKind] = frozenset(PassKind)
+    """The kinds of passes in which it takes part."""
 
 
 def import_model(request: Request) -> Network:
-    """The model as a graph, verified; it is what all other transforms begin with."""
+    """Import the model as a verified graph, which all transforms begin with."""
     binding, settings = request.binding, request.settings
     dims = settings.dims or {}
     shapes = {port.name: binding.input_shape(port, request.batch, dims) for port in request.model.inputs}
@@ -113,7 +116,7 @@ def import_model(request: Request) -> Network:
         request.rules,
         shapes,
         precision=settings.dtype,
-        training=request.part is not PassKind.FORWARD,
+        training=request.kind is not PassKind.FORWARD,
         freeze=settings.freeze,
     )
     network = Network(
@@ -124,9 +127,12 @@ def import_model(request: Request) -> Network:
 
 
 def apply(transforms: Sequence[Transform], network: Network, request: Request) -> Network:
-    """The network after all ``transforms`` that take part; GraphError names the one that broke it."""
+    """Apply the ``transforms`` that take part in this kind of pass, and verify the graph after each.
+
+    GraphError names the transform that broke it.
+    """
     for transform in transforms:
-        if request.part in transform.parts:
+        if request.kind in transform.kinds:
             network = transform.apply(network, request)
             if network.factored is None:
                 verify(network.graph, request.rules, transform.name, (*network.results, *network.feeds))
@@ -136,7 +142,7 @@ def apply(transforms: Sequence[Transform], network: Network, request: Request) -
 
 
 def _add_loss(network: Network, request: Request) -> Network:
-    """The loss of each target, and their weighted sum; nothing where there are no targets."""
+    """Add the loss of each target, and their weighted sum; nothing where there are no targets."""
     if not request.binding.targets:
         return network
     build = Builder(request.rules, network.graph)
@@ -151,12 +157,14 @@ def _add_loss(network: Network, request: Request) -> Network:
         name = build.value(f"target/{target.output}", (batch, *data.shape[1:]), dtype, Role.TARGET)
         feeds[name] = target.array
         heads[target.output] = Head(target.spec, logits, name, target.weight)
-    loss, parts = add_losses(build, heads)
-    return replace(network, graph=build.graph(), feeds=feeds, outputs={}, loss=loss, parts=parts)
+    loss, output_losses = add_losses(build, heads)
+    return replace(
+        network, graph=build.graph(), feeds=feeds, outputs={}, loss=loss, output_losses=output_losses
+    )
 
 
 def _logits(network: Network, output: str, spec: object, settings: Settings) -> str:
-    """The value that the loss takes: an end in Softmax or Sigmoid is stripped only if allowed."""
+    """The value that the loss takes: a Softmax or Sigmoid at the end is stripped only if allowed."""
     end = network.imported.final_activation.get(output)
     takes_logits = type(spec).__name__ not in ("MSE", "L1")
     if end is None or not takes_logits:
@@ -170,7 +178,7 @@ def _logits(network: Network, output: str, spec: object, settings: Settings) -> 
 
 
 def _differentiate(network: Network, request: Request) -> Network:
-    """The gradient of the loss by each weight that is not frozen."""
+    """Add the gradient of the loss by each weight that is not frozen."""
     assert network.loss is not None
     frozen = set(network.imported.frozen)
     weights = [value.name for value in network.graph.of_role(Role.WEIGHT) if value.name not in frozen]
@@ -178,14 +186,14 @@ def _differentiate(network: Network, request: Request) -> Network:
         raise InputError("nothing to train: the model has no float initializer that is not frozen")
     build = Builder(request.rules, network.graph)
     build.role = Role.GRADIENT
-    whole = request.part is PassKind.WHOLE
+    whole = request.kind is PassKind.WHOLE
     loss = network.loss if whole else shared_loss(build, network.loss)
     gradients = differentiate(build, loss, weights)
     return replace(network, graph=build.graph(), gradients=gradients)
 
 
 def _accumulate(network: Network, request: Request) -> Network:
-    """The sum of each gradient and those of the passes before."""
+    """Add each gradient to the sum of those of the passes before."""
     build = Builder(request.rules, network.graph)
     sums = add_sums(build, network.gradients)
     summed = {network.gradients[weight]: total for weight, total in sums.items()}
@@ -193,9 +201,9 @@ def _accumulate(network: Network, request: Request) -> Network:
 
 
 def _update(network: Network, request: Request) -> Network:
-    """What replaces weights and state at the end of the pass; sums of gradients in all but the last."""
+    """Add what replaces weights and state at the end of the step; an earlier pass replaces sums only."""
     build = Builder(request.rules, network.graph)
-    if request.part is PassKind.EARLIER:
+    if request.kind is PassKind.EARLIER:
         build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
     else:
         add_updates(build, request.settings.optimizer, network.gradients)
@@ -203,7 +211,10 @@ def _update(network: Network, request: Request) -> Network:
 
 
 def _keep(network: Network, request: Request) -> Network:
-    """What ``keep`` names, by the name in the file or ``grad/<value>``: of several passes their sum."""
+    """Find the values that ``keep`` names, by the name in the file or ``grad/<value>``.
+
+    Of gradients that are added up over several passes, the sum is kept.
+    """
     kept: dict[str, str] = {}
     for name in request.settings.keep:
         value = network.imported.names.get(name, name)
@@ -212,11 +223,11 @@ def _keep(network: Network, request: Request) -> Network:
                 f"keep names '{name}', which is no activation of the model and no gradient 'grad/<weight>'"
             )
         kept[name] = network.summed.get(value, value)
-    return replace(network, kept=kept)
+    return replace(network, kept_values=kept)
 
 
 def _canonicalize(network: Network, request: Request) -> Network:
-    """Only operators that can be cut, each node once and needed.
+    """Rewrite into operators that can be cut; merge equal nodes and drop those that nothing needs.
 
     Merging equal nodes can rename results, but never reorders them.
     """
@@ -229,26 +240,28 @@ def _canonicalize(network: Network, request: Request) -> Network:
         summed={},
         outputs={output: name[value] for output, value in network.outputs.items()},
         loss=None if network.loss is None else name[network.loss],
-        parts={output: name[value] for output, value in network.parts.items()},
-        kept={title: name[value] for title, value in network.kept.items()},
+        output_losses={output: name[value] for output, value in network.output_losses.items()},
+        kept_values={title: name[value] for title, value in network.kept_values.items()},
     )
 
 
 def _bfloat16(network: Network, request: Request) -> Network:
-    """Products of bfloat16 where the precision is that, and casts around what is stored as bfloat16."""
+    """Have products take bfloat16 if that is the precision; cast around values stored as bfloat16."""
     if not request.has_bfloat16 and not network.bfloat16_values:
         return network
-    graph = use_bfloat16(network.graph, request.rules, network.bfloat16_values, request.has_bfloat16)
-    return replace(network, graph=graph)
+    return replace(
+        network,
+        graph=use_bfloat16(network.graph, request.rules, network.bfloat16_values, request.has_bfloat16),
+    )
 
 
 def _factorize(network: Network, request: Request) -> Network:
-    """Dimensions as lists of factors."""
+    """Write dimensions as lists of factors."""
     return replace(network, factored=factorize(network.graph, request.rules))
 
 
 def _channels_last(network: Network, request: Request) -> Network:
-    """Channels last, of the ranks for which the engine wants that."""
+    """Have arrays lie channels last, of the ranks for which the engine wants that."""
     assert network.factored is not None
     ranks = channels_last_ranks(resolve(request.settings.engine), request.settings.precision)
     return replace(network, factored=channels_last(network.factored, request.rules, frozenset(ranks)))
@@ -256,7 +269,7 @@ def _channels_last(network: Network, request: Request) -> Network:
 
 TRAINING = frozenset(PassKind) - {PassKind.FORWARD}
 
-GRAPH = (
+GRAPH_TRANSFORMS = (
     Transform("loss", _add_loss),
     Transform("differentiate", _differentiate, TRAINING),
     Transform("accumulate", _accumulate, frozenset({PassKind.EARLIER, PassKind.LAST})),
@@ -266,9 +279,9 @@ GRAPH = (
 )
 """From an imported model to a graph of operators that can be cut."""
 
-FACTORS = (
+FACTOR_TRANSFORMS = (
     Transform("bfloat16", _bfloat16),
     Transform("factorize", _factorize),
     Transform("channels last", _channels_last),
 )
-"""From there to a graph over stored factors, for one choice of values that are stored as bfloat16."""
+"""From there to a graph over stored factors, for one choice of ``bfloat16_values``."""

@@ -1,7 +1,7 @@
-"""Fitting: the coarsest grid of one layer whose units keep the limits.
+"""The tile search: finds the coarsest grid of one layer whose units keep the limits.
 
 Cuts prefer the batch (no halo), then slabs along the outermost spatial axis, then further
-axes, then channels; cuts that leave most of what a layer reads to be read by each piece
+axes, then channels; cuts after which each piece still reads most of what the whole layer reads
 come last.
 """
 
@@ -21,35 +21,35 @@ from oocdl.graph.partition.tiling import Grid, LayerCutter, Unit
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.unit_cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
 
-THIN_SLAB = 4
-"""A slab thinner than this reads as much halo as body: another axis is cut first."""
-WORTH_CUTTING_FLOPS = 5e7
-"""A layer with less work than this is not cut for the sake of threads (about a millisecond)."""
-FEW = 4
-"""Of a layer in so many pieces a thread, what is missing for all threads is made up for: three units of
+MIN_SLAB_POSITIONS = 4
+"""A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
+MIN_PARALLEL_FLOPS = 5e7
+"""A layer with fewer operations is not cut for the sake of threads (they take about a millisecond)."""
+MAX_EVENED_UNITS_PER_THREAD = 4
+"""A layer in at most so many pieces a thread is cut until all threads have equally many: three units of
 a large layer take as long as four on two threads."""
-MOST_SHARDS = 1024
+MAX_LAYER_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
-MOST_TASKS = 4096
-"""The same for all layers of a step together."""
+MAX_PASS_UNITS = 4096
+"""A pass in more units than this spends its time on overhead, too."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a plan has to keep."""
+    """The limits that a plan has to keep."""
 
     unit_bytes: int
-    """Memory that one unit may take."""
+    """Memory that one unit may take: arrays and scratch."""
     threads: int = 1
     """Heavy layers are cut into at least this many pieces."""
     parallel: Mapping[str, int | tuple[int, ...]] | None = None
     """At least these many pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
     cuts: Mapping[int, int] | None = None
-    """At least these many pieces of cut classes given by number."""
+    """At least these many pieces along cut classes, which are given by number."""
 
 
-def asked_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
-    """Pieces that the user asked for, a class each."""
+def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
+    """Cut class -> pieces that the user asked for, where that is more than one."""
     wanted: dict[str, int] = {}
     for name, count in (limits.parallel or {}).items():
         if name == "space":
@@ -71,62 +71,65 @@ def asked_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
     return found
 
 
-def preference(classes: Classes) -> list[int]:
-    """All classes, those that are best to cut first."""
+def cut_preference(classes: Classes) -> list[int]:
+    """All classes that can be cut, the best first."""
     rank = {"batch": 0, "space0": 1, "space1": 2, "space2": 3}
     numbers = [number for number in classes.names if classes.extents[number] > 1]
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
 
-def memory(
-    cutter: LayerCutter, units: Sequence[Unit], factored: Factored, needs_of: ScratchOf
+def units_memory(
+    cutter: LayerCutter, units: Sequence[Unit], factored: Factored, scratch_of: ScratchOf
 ) -> tuple[int, int]:
-    """(arrays, work) of the largest of ``units``; combining their partial results counts as arrays."""
+    """The most bytes of arrays and of scratch of any of ``units``.
+
+    Combining their partial results counts as a unit, too.
+    """
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
-    work = max(needs_of(unit.program).scratch_bytes for unit in units)
+    scratch = max(scratch_of(unit.program).scratch_bytes for unit in units)
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
             names = [view.value for view in cell.outputs if view.value in cutter.layer.partials]
             if names and cell.combine:
                 buffers.append(combine_buffer_bytes([made[name] for name in names], cell.combine))
-    return max(buffers), work
+    return max(buffers), scratch
 
 
-def uncut_bytes(layer: Layer, factored: Factored, classes: Classes, cut: int) -> tuple[int, int]:
-    """Bytes that the layer reads and makes of values without an axis of class ``cut``, and of all.
+def repeated_bytes(layer: Layer, factored: Factored, classes: Classes, cut: int) -> tuple[int, int]:
+    """Bytes that the layer reads and makes of values without an axis of class ``cut``, and of all values.
 
     The first are read, or made and combined, by each piece again.
     """
-    uncut = every = 0
+    repeated = every = 0
     for name in (*layer.reads, *layer.stores, *layer.partials):
         nbytes = factored.graph.values[name].nbytes
         every += nbytes
         axes = range(len(factored.shapes[name]))
         if all(classes.of_axis.get((name, axis)) != cut for axis in axes):
-            uncut += nbytes
-    return uncut, every
+            repeated += nbytes
+    return repeated, every
 
 
 class Layering:
-    """A step's graph with its cut classes, and the layers that each choice of cuts makes.
+    """A pass's graph with its cut classes, and the layers that each choice of cuts makes.
 
-    Layers take long to find and are the same for every budget: they are kept, with what units of
+    Layers take long to find and are the same for every budget: they are cached, and so is what units of
     each grid that was tried take.
     """
 
     def __init__(self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None) -> None:
-        """``scratch``: of programs with the engine; None: a bound for any."""
+        """``scratch`` bounds what a program takes with the engine; None: a bound for any engine."""
         self.factored, self.rules = factored, rules
         self.scratch: ScratchOf = scratch or partial(most_scratch, rules=rules)
         self.classes = find_classes(factored)
-        self.order = preference(self.classes)
+        self.cut_order = cut_preference(self.classes)
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
-        self._telling: dict[object, tuple[int, int]] = {}
+        self._samples: dict[object, tuple[int, int]] = {}
         self._largest: dict[object, tuple[int, int]] = {}
 
     def layers(self, cuts: Sequence[int]) -> tuple[Layer, ...]:
-        """The layers of the step where these classes may be cut."""
+        """The layers of the pass if the classes ``cuts`` may be cut."""
         key = tuple(cuts)
         if key not in self._layers:
             grouping = group(self.factored, self.classes, self.rules, cuts)
@@ -134,42 +137,47 @@ class Layering:
         return self._layers[key]
 
     def best_cut(self, pieces: int) -> list[int]:
-        """The class that is best to cut first, if there is one of so many pieces."""
-        roomy = [cut for cut in self.order if self.classes.extents[cut] >= pieces]
-        return self.by_waste(roomy, self.layers([]))[:1]
+        """The class that is best to cut first among those that allow ``pieces`` pieces, if there is one."""
+        roomy = [cut for cut in self.cut_order if self.classes.extents[cut] >= pieces]
+        return self.by_repeated_bytes(roomy, self.layers([]))[:1]
 
     def cutter(self, layer: Layer, grid: Grid) -> LayerCutter:
-        """Cuts ``layer`` by ``grid``."""
+        """The cutter of ``layer`` by ``grid``."""
         return LayerCutter(self.factored, self.classes, self.rules, layer, grid)
 
-    def by_waste(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
-        """``order``, with classes last whose cuts leave most of what layers read to be read by each piece.
+    def by_repeated_bytes(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
+        """Put the classes of ``order`` last after whose cut each piece repeats most of what layers read.
 
         Cutting the batch of a layer that is mostly weights reads all weights once for each sample.
         """
 
-        def wasteful(cut: int) -> bool:
-            found = [uncut_bytes(layer, self.factored, self.classes, cut) for layer in layers]
-            return 2 * sum(uncut for uncut, _ in found) > sum(every for _, every in found)
+        def repeats_most(cut: int) -> bool:
+            found = [repeated_bytes(layer, self.factored, self.classes, cut) for layer in layers]
+            return 2 * sum(repeated for repeated, _ in found) > sum(every for _, every in found)
 
-        return sorted(order, key=wasteful)
+        return sorted(order, key=repeats_most)
 
-    def telling(self, cutter: LayerCutter) -> tuple[int, int]:
-        """Memory and total work of the layer by a few telling shards: first, middle, last."""
+    def sample_units(self, cutter: LayerCutter) -> tuple[int, int]:
+        """Bytes of the largest of three sample units (first, middle, last) and FLOPs of all units, estimated.
+
+        The bytes are those of arrays and scratch.
+        """
         key = _key(cutter)
-        if key not in self._telling:
+        if key not in self._samples:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
             flops = max(program_flops(unit.program, self.rules) for unit in units)
-            self._telling[key] = sum(memory(cutter, units, self.factored, self.scratch)), flops * len(shards)
-        return self._telling[key]
+            peak = sum(units_memory(cutter, units, self.factored, self.scratch))
+            self._samples[key] = peak, flops * len(shards)
+        return self._samples[key]
 
-    def largest(self, cutter: LayerCutter) -> tuple[int, int]:
-        """(arrays, work) of the layer's largest unit of all: one of each program is enough."""
+    def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:
+        """The most bytes of arrays and of scratch of any unit of the layer."""
         key = _key(cutter)
         if key not in self._largest:
+            # Units with equal programs take equal memory.
             units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
-            self._largest[key] = memory(cutter, list(units.values()), self.factored, self.scratch)
+            self._largest[key] = units_memory(cutter, list(units.values()), self.factored, self.scratch)
         return self._largest[key]
 
 
@@ -179,83 +187,91 @@ def _key(cutter: LayerCutter) -> object:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitter:
+class TileSearch:
     """Finds the grid of each layer."""
 
     layering: Layering
     limits: Limits
-    asked: Mapping[int, int]
+    requested: Mapping[int, int]
+    """Cut class -> at least so many pieces."""
 
-    def fit(self, layer: Layer) -> tuple[LayerCutter, int]:
-        """The coarsest grid whose telling units fit, and memory of the largest of these."""
-        order = self.order(layer)
+    def fit_samples(self, layer: Layer) -> tuple[LayerCutter, int]:
+        """The coarsest grid whose sample units fit, and the bytes of the largest of these.
+
+        If no grid fits, the bytes are larger than the limit.
+        """
+        order = self.cut_order(layer)
         for turn in range(max(len(order), 1)):
-            cutter, most = self.fit_in(layer, order[turn:] + order[:turn])
-            if most <= self.limits.unit_bytes or 2 * cutter.count <= MOST_SHARDS:
+            cutter, peak = self._fit_samples_in(layer, order[turn:] + order[:turn])
+            if peak <= self.limits.unit_bytes or 2 * cutter.count <= MAX_LAYER_SHARDS:
                 break
             # Fine pieces of one class left no shards for another, which may be the one that helps.
-        return cutter, most
-
-    def fit_in(self, layer: Layer, order: Sequence[int]) -> tuple[LayerCutter, int]:
-        """The same, where classes are cut to the end in the given order."""
-        cutter = self.layering.cutter(layer, {cut: self.asked.get(cut, 1) for cut in layer.touched})
-        peak, flops = self.layering.telling(cutter)
-        pieces = cutter.count
-        if pieces < self.limits.threads and flops > WORTH_CUTTING_FLOPS:
-            step = self.grow(cutter, self.limits.threads / pieces, order)
-            if step is not None:
-                cutter = step
-                peak, _ = self.layering.telling(cutter)
-        while peak > self.limits.unit_bytes:
-            step = self.grow(cutter, peak / self.limits.unit_bytes, order)
-            if step is None:
-                break
-            cutter = step
-            peak, _ = self.layering.telling(cutter)
         return cutter, peak
 
-    def settle(self, cutter: LayerCutter) -> tuple[LayerCutter, int]:
-        """The same or a finer grid all of whose units fit: a ragged shard may be the largest after all."""
-        order = self.order(cutter.layer)
-        while (peak := sum(self.layering.largest(cutter))) > self.limits.unit_bytes:
-            step = self.grow(cutter, peak / self.limits.unit_bytes, order)
-            if step is None:
+    def _fit_samples_in(self, layer: Layer, order: Sequence[int]) -> tuple[LayerCutter, int]:
+        """``fit_samples`` where each class is cut to the end before the next, in the given order."""
+        cutter = self.layering.cutter(layer, {cut: self.requested.get(cut, 1) for cut in layer.touched})
+        peak, flops = self.layering.sample_units(cutter)
+        pieces = cutter.count
+        if pieces < self.limits.threads and flops > MIN_PARALLEL_FLOPS:
+            finer = self.finer(cutter, self.limits.threads / pieces, order)
+            if finer is not None:
+                cutter = finer
+                peak, _ = self.layering.sample_units(cutter)
+        while peak > self.limits.unit_bytes:
+            finer = self.finer(cutter, peak / self.limits.unit_bytes, order)
+            if finer is None:
                 break
-            cutter = step
-        even = self.evened(cutter, order)
-        return even, sum(self.layering.largest(even))
+            cutter = finer
+            peak, _ = self.layering.sample_units(cutter)
+        return cutter, peak
 
-    def evened(self, cutter: LayerCutter, order: Sequence[int]) -> LayerCutter:
-        """The same, or as many pieces more as there are threads for: all end at about the same time."""
+    def fit_every_unit(self, cutter: LayerCutter) -> tuple[LayerCutter, int]:
+        """The same or a finer grid whose units all fit, and the bytes of the largest.
+
+        A ragged shard may be larger than the samples. If no grid fits, the bytes are larger than the limit.
+        """
+        order = self.cut_order(cutter.layer)
+        while (peak := sum(self.layering.largest_unit(cutter))) > self.limits.unit_bytes:
+            finer = self.finer(cutter, peak / self.limits.unit_bytes, order)
+            if finer is None:
+                break
+            cutter = finer
+        even = self._evened(cutter, order)
+        return even, sum(self.layering.largest_unit(even))
+
+    def _evened(self, cutter: LayerCutter, order: Sequence[int]) -> LayerCutter:
+        """The same grid, or one with equally many pieces for each thread: all end at about the same time."""
         threads, count = self.limits.threads, cutter.count
         missing = -count % threads
-        few = threads < count <= FEW * threads
-        if not missing or not few or self.layering.telling(cutter)[1] <= threads * WORTH_CUTTING_FLOPS:
+        few = threads < count <= MAX_EVENED_UNITS_PER_THREAD * threads
+        if not missing or not few:
             return cutter
-        step = self.grow(cutter, (count + missing) / count, order)
-        if step is None or step.count != count + missing:
+        if self.layering.sample_units(cutter)[1] <= threads * MIN_PARALLEL_FLOPS:
             return cutter
-        fits = sum(self.layering.largest(step)) <= self.limits.unit_bytes
-        return step if fits else cutter
+        finer = self.finer(cutter, (count + missing) / count, order)
+        if finer is None or finer.count != count + missing:
+            return cutter
+        fits = sum(self.layering.largest_unit(finer)) <= self.limits.unit_bytes
+        return finer if fits else cutter
 
-    def order(self, layer: Layer) -> list[int]:
-        """The classes that the layer may be cut along, those that are best to cut first."""
-        touched = [cut for cut in self.layering.order if cut in layer.touched]
-        return self.layering.by_waste(touched, [layer])
+    def cut_order(self, layer: Layer) -> list[int]:
+        """The classes that the layer may be cut along, the best first."""
+        touched = [cut for cut in self.layering.cut_order if cut in layer.touched]
+        return self.layering.by_repeated_bytes(touched, [layer])
 
-    def grow(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:
+    def finer(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:
         """The same layer in about ``factor`` times as many pieces; None if it is cut to the end."""
-        for thin in (THIN_SLAB, 1):
+        for min_slab in (MIN_SLAB_POSITIONS, 1):
             for cut in order:
                 count, base = cutter.grid.get(cut, 0), cutter.base.get(cut, 0)
-                least = 1 if self.layering.classes.names[cut] == "batch" else thin
-                most = base // least
+                most = base // (1 if self.layering.classes.names[cut] == "batch" else min_slab)
                 if count == 0 or count >= most:
                     continue
                 wanted = min(max(count + 1, ceil(count * factor)), most)
                 while wanted < base and ceil(base / wanted) == ceil(base / count):
                     wanted += 1
-                step = self.layering.cutter(cutter.layer, {**cutter.grid, cut: wanted})
-                if cutter.count < step.count <= MOST_SHARDS:
-                    return step
+                found = self.layering.cutter(cutter.layer, {**cutter.grid, cut: wanted})
+                if cutter.count < found.count <= MAX_LAYER_SHARDS:
+                    return found
         return None

@@ -1,8 +1,7 @@
 """What a unit costs: bytes of the arrays that it reads and makes.
 
 The peak of a unit is bounded by construction. Its inputs and results are arrays of the
-memory tier (``unit_buffer_bytes``); what its program takes while it runs is the heap's
-(``program_cost.program_scratch_bytes``).
+memory tier (``unit_buffer_bytes``); the scratch of its program lies on the heap (``graph/ir/program_cost``).
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from oocdl.graph.transforms.factorize import Factored
 
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
-    """Bytes of the arrays that a unit reads and makes, and of the lanes it adds its partial results to."""
+    """Bytes of the arrays that a unit reads and makes, and of the partial sums that it adds to."""
     read, made = read_bytes(unit, factored), made_bytes(unit, factored)
-    lanes = [made[name] for name in layer.partials]
-    return sum(footprint(nbytes) for nbytes in [*read.values(), *made.values(), *lanes])
+    sums = [made[name] for name in layer.partials]
+    return sum(footprint(nbytes) for nbytes in [*read.values(), *made.values(), *sums])
 
 
 def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
-    """Bytes that combining partial results of ``sizes`` takes.
+    """Bytes that it takes to combine partial sums with results of ``sizes`` bytes.
 
-    Lanes are read one by one: the total, a lane, and for formulas their float64 temporaries.
+    Partial sums are read one by one: there are the total, one of them, and float64 temporaries of formulas.
     """
     arrays = 2 * sum(footprint(nbytes) for nbytes in sizes)
     return arrays + (0 if how in ("sum", "max") else 14 * sum(sizes))
 
 
 def read_bytes(unit: Unit, factored: Factored) -> dict[str, int]:
-    """Bytes that the unit reads of each value."""
+    """Value -> bytes that the unit reads of it."""
     values = factored.graph.values
     return {name: region_size(region) * itemsize(values[name].dtype) for name, region in unit.reads}
 
 
 def made_bytes(unit: Unit, factored: Factored) -> dict[str, int]:
-    """Bytes that the unit makes of each value."""
+    """Value -> bytes that the unit makes of it."""
     values = factored.graph.values
     return {name: region_size(region) * itemsize(values[name].dtype) for name, region in unit.makes}

@@ -15,8 +15,9 @@ from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
-from oocdl.planning.budget import SPARE, SPARE_BYTES, Machine, expected, gives_up, rates_of
-from oocdl.planning.compiler import Compiled
+from oocdl.planning.budget import predict_pass, rates_of
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
@@ -33,6 +34,8 @@ SPILLED_CHUNK_BYTES = 3 * FILE_BLOCK_BYTES
 """Overhead of a spilled chunk: a folder, ``zarr.json``, and the last block of the data."""
 STORED_VERSIONS = 3
 """Versions of weights and state that are on disk while one is written."""
+PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
+"""Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class Plan:
     moves, as simulated.
     """
 
-    kinds: Mapping[str, Compiled]
+    kinds: Mapping[str, CompiledPass]
     """The compiled kinds of passes, by plan id."""
     settings: Settings
     machine: Machine
@@ -55,12 +58,12 @@ class Plan:
     """All steps of the run."""
 
     @property
-    def compiled(self) -> Compiled:
+    def compiled(self) -> CompiledPass:
         """The pass that ends a step with its update."""
         return self.kinds[MAIN]
 
     @property
-    def ragged(self) -> Compiled | None:
+    def ragged(self) -> CompiledPass | None:
         """The pass over the smaller last batch of an epoch; None if there is none."""
         return self.kinds.get(RAGGED)
 
@@ -89,9 +92,9 @@ class Plan:
     @cached_property
     def simulated(self) -> tuple[Simulated, ...]:
         """The simulated passes of a step, as they are expected to go once the run is under way."""
-        keeps_old = not gives_up(self.compiled.plan, self.machine)
+        keeps_old = not discards_old_weights(self.compiled.plan, self.machine)
         known = {
-            plan_id: expected(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
+            plan_id: predict_pass(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
             for plan_id in dict.fromkeys(self.pass_ids)
         }
         return tuple(known[plan_id] for plan_id in self.pass_ids)
@@ -102,7 +105,7 @@ class Plan:
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
         peak = max(one.peak_tier_bytes for one in self.simulated)
-        return min(self.room_bytes, int(SPARE * peak) + piece + SPARE_BYTES)
+        return min(self.room_bytes, int(PEAK_MARGIN_FACTOR * peak) + piece + PEAK_MARGIN_BYTES)
 
     @property
     def process_bytes(self) -> int:
@@ -152,7 +155,7 @@ class Plan:
     def store_bytes(self) -> int:
         """Disk bytes of the run directory: three versions (last, current, next) and what ``keep`` names."""
         values = self.compiled.plan.factored.graph.values
-        kept = sum(values[name].nbytes for name in self.compiled.kept.values())
+        kept = sum(values[name].nbytes for name in self.compiled.kept_values.values())
         groups = (len(self.compiled.pieces) + 1) * 2 * FILE_BLOCK_BYTES  # an array's versions are in a group
         return STORED_VERSIONS * self.version_bytes + groups + kept
 

@@ -30,8 +30,8 @@ from oocdl.graph.ir.index import Region, region_shape, whole
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import check_budget
-from oocdl.planning.budget import machine_for
-from oocdl.planning.compiler import Compiled
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.machine import machine_for
 from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.placement import Placed, largest_crossing, place
@@ -180,7 +180,7 @@ class ClusterSession(Held[Future[Chunk]]):
 
     client: Any
     """A ``distributed.Client``."""
-    compiled: Mapping[str, Compiled]
+    compiled: Mapping[str, CompiledPass]
     dataset: Dataset
     settings: Settings
     threads: int
@@ -320,7 +320,7 @@ class ClusterSession(Held[Future[Chunk]]):
         return list(self.client.run(execute.stop_recording, self.run_id).values())
 
 
-def _scalar_keys(compiled: Compiled) -> list[TaskKey]:
+def _scalar_keys(compiled: CompiledPass) -> list[TaskKey]:
     factored = compiled.plan.factored
     names = [n for n in factored.graph.outputs if factored.graph.values[n].shape == ()]
     return [key for name in names for _, key in compiled.graph.pieces[factored.stored(name)]]

@@ -20,7 +20,7 @@ import numpy as np
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
-from oocdl.planning.budget import BLOCK_BYTES, KEPT_BYTES
+from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import PassInfo
 
 _decoding = threading.Lock()
@@ -94,7 +94,7 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
 
 
 class Kept:
-    """What was last read of a dataset, for the pass it was read for: ``KEPT_BYTES`` at most.
+    """What was last read of a dataset, for the pass it was read for: ``BATCH_CACHE_BYTES`` at most.
 
     Each shard of a perceptron's layer reads the same whole batch. All plans of a run share one.
     """
@@ -112,9 +112,10 @@ class Kept:
         """Keep a copy if it is small, at the cost of what has been there longest."""
         if info != self._info:
             self._arrays, self._info = {}, info
-        if array.nbytes > KEPT_BYTES // 2:
+        if array.nbytes > BATCH_CACHE_BYTES // 2:
             return
-        while self._arrays and sum(a.nbytes for a in self._arrays.values()) + array.nbytes > KEPT_BYTES:
+        room_bytes = BATCH_CACHE_BYTES - array.nbytes
+        while self._arrays and sum(a.nbytes for a in self._arrays.values()) > room_bytes:
             del self._arrays[next(iter(self._arrays))]
         self._arrays[key] = array.copy()
 
@@ -173,11 +174,11 @@ class Sources:
 
 
 def _blocks(box: Region, chunks: Shape, itemsize: int) -> Iterator[Region]:
-    """Parts of ``box`` that end where chunks do, each of about ``BLOCK_BYTES`` or one chunk.
+    """Parts of ``box`` that end where chunks do, each of about ``READ_BLOCK_BYTES`` or one chunk.
 
     What a reader decodes at once is memory that nobody has reserved.
     """
-    steps, left = list(chunks), BLOCK_BYTES // max(itemsize * prod(chunks), 1)
+    steps, left = list(chunks), READ_BLOCK_BYTES // max(itemsize * prod(chunks), 1)
     for axis in reversed(range(len(steps))):
         extent = box[axis][1] - box[axis][0]
         times = max(min(left, -(-extent // max(steps[axis], 1))), 1)

@@ -24,8 +24,8 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
-from oocdl.planning.budget import Machine, gives_up
-from oocdl.planning.compiler import Compiled
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
@@ -112,7 +112,7 @@ class Held(ABC, Generic[T]):
 class Session(Held[Chunk]):
     """Runs steps of one run in this process. Use as a context manager."""
 
-    compiled: Mapping[str, Compiled]
+    compiled: Mapping[str, CompiledPass]
     """By plan id."""
     dataset: Dataset
     scale: Mapping[str, float]
@@ -154,7 +154,7 @@ class Session(Held[Chunk]):
         self.tier.close()
         give_back_freed_memory()
 
-    def _sources(self, compiled: Compiled, kept: Kept) -> Sources:
+    def _sources(self, compiled: CompiledPass, kept: Kept) -> Sources:
         feeds: dict[str, Feed] = {}
         for value, array in compiled.feeds.items():
             reader: Reader = self.dataset.arrays[array]
@@ -172,7 +172,7 @@ class Session(Held[Chunk]):
         graph = compiled.graph
         self.tier.renew((self.held[key], graph.input_uses.get(key, ())) for key in graph.inputs)
         updated = compiled.plan.factored.graph.updates
-        large = gives_up(compiled.plan, self.machine)
+        large = discards_old_weights(compiled.plan, self.machine)
         tasks: dict[Any, Any] = {}
         for key in graph.inputs:
             take = self.held.pop if large and key.value in updated else self.held.__getitem__
@@ -215,7 +215,7 @@ class Session(Held[Chunk]):
 
 
 def step_delayed(
-    kinds: Mapping[str, Compiled],
+    kinds: Mapping[str, CompiledPass],
     passes: Sequence[tuple[str, PassInfo]],
     dataset: Dataset,
     settings: Settings,
@@ -273,7 +273,7 @@ def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
     return value
 
 
-def scalar_outputs(compiled: Compiled, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
+def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
     """The graph's outputs of shape (), as numbers."""
     factored = compiled.plan.factored
     found: dict[str, float] = {}

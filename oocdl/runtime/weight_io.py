@@ -12,7 +12,7 @@ from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, whole
 from oocdl.graph.transforms.factorize import Factors
-from oocdl.planning.compiler import Compiled
+from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk
@@ -25,7 +25,7 @@ Read = Callable[[str, Region], Array]
 """(name, region of its own axes) -> array."""
 
 
-def initial(compiled: Compiled) -> Read:
+def initial(compiled: CompiledPass) -> Read:
     """The contents of the model file; optimizer state starts at zero."""
     weights, values = compiled.imported.weights, compiled.plan.factored.graph.values
 
@@ -37,7 +37,7 @@ def initial(compiled: Compiled) -> Read:
     return read
 
 
-def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[TaskKey, Array, Region]]:
+def pieces(compiled: CompiledPass, read: Read) -> Iterator[tuple[TaskKey, Array, Region]]:
     """All pieces of weights and state, one at a time: (key, array, region)."""
     for name, regions in compiled.pieces.items():
         for number, region in enumerate(regions):
@@ -45,7 +45,7 @@ def pieces(compiled: Compiled, read: Read) -> Iterator[tuple[TaskKey, Array, Reg
 
 
 def _piece(
-    compiled: Compiled, read: Read, name: str, region: Region, empty: Callable[..., Array] = np.empty
+    compiled: CompiledPass, read: Read, name: str, region: Region, empty: Callable[..., Array] = np.empty
 ) -> Array:
     factored = compiled.plan.factored
     array = empty(region_shape(region), factored.graph.values[name].dtype)
@@ -54,7 +54,7 @@ def _piece(
     return array
 
 
-def load(compiled: Compiled, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
+def load(compiled: CompiledPass, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
     """Chunks of all weights and state that a step starts from, never more in RAM than the tier has."""
     held: dict[TaskKey, Chunk] = {}
     for name, regions in compiled.pieces.items():
@@ -67,7 +67,9 @@ def load(compiled: Compiled, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
     return held
 
 
-def after_pass(compiled: Compiled, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]) -> dict[TaskKey, T]:
+def after_pass(
+    compiled: CompiledPass, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]
+) -> dict[TaskKey, T]:
     """What the next pass starts from: the updates that this pass made, the rest as it was.
 
     Sums of gradients that this pass did not make anew are used up.
@@ -83,7 +85,7 @@ def after_pass(compiled: Compiled, made: Mapping[TaskKey, T], held: Mapping[Task
     return new
 
 
-def specs(compiled: Compiled) -> list[TensorSpec]:
+def specs(compiled: CompiledPass) -> list[TensorSpec]:
     """How weights and state are stored in the run: one Zarr chunk a piece where pieces are regular."""
     factored = compiled.plan.factored
     found = []
@@ -95,7 +97,7 @@ def specs(compiled: Compiled) -> list[TensorSpec]:
     return found
 
 
-def chunks_of(compiled: Compiled, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
+def chunks_of(compiled: CompiledPass, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
     """The shape of the first piece if all pieces lie on its grid, else the whole array."""
     factored = compiled.plan.factored
     shape = factored.graph.values[name].shape
@@ -138,7 +140,11 @@ def check_finite(name: str, array: Array) -> None:
 
 
 def commit(
-    store: RunStore, compiled: Compiled, held: Mapping[TaskKey, Chunk], tier: Tier, meta: Mapping[str, object]
+    store: RunStore,
+    compiled: CompiledPass,
+    held: Mapping[TaskKey, Chunk],
+    tier: Tier,
+    meta: Mapping[str, object],
 ) -> None:
     """Write all weights and state as one new version of the run."""
     factored = compiled.plan.factored

@@ -22,8 +22,8 @@ from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.ops import RULES
 from oocdl.planning.binding import Binding, bind
-from oocdl.planning.budget import Machine, check_device, machine_for
-from oocdl.planning.compiler import Compiled, draft_pass
+from oocdl.planning.compiler import CompiledPass, draft_pass
+from oocdl.planning.machine import Machine, check_device, machine_for
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.report.run_report import Report, read_report
@@ -281,9 +281,9 @@ class _Inference:
             settings=self.settings,
             batch=self.batch,
             rules=RULES,
-            part=PassKind.FORWARD,
+            kind=PassKind.FORWARD,
         )
-        self.compiled: dict[str, Compiled] = {
+        self.compiled: dict[str, CompiledPass] = {
             f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
         }
         for compiled in self.compiled.values():
@@ -316,7 +316,7 @@ class _Inference:
                 plan_id = f"infer{len(rows)}"
                 found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
                 compiled = self.compiled[plan_id]
-                named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.parts.items()}}
+                named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.output_losses.items()}}
                 for title, value in named.items():
                     if value is not None:
                         totals[title] = totals.get(title, 0.0) + found[value] * len(rows)

@@ -25,9 +25,9 @@ from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.planning.binding import Binding, bind
-from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.passes import MAIN, Course, PassInfo, Step, compile_passes, planned
+from oocdl.planning.passes import MAIN, Course, PassInfo, Step, compile_passes, own_plans
 from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import show_progress
@@ -205,7 +205,7 @@ def _open_store(
         frozen = None if replan else resuming.read_plan(store, facts)
         made = _plan(job, frozen)
         check_start(made, folder, spills)
-    kinds = planned(made.kinds)
+    kinds = own_plans(made.kinds)
     numerics = {name: compiled.plan.numerics() for name, compiled in kinds.items()}
     if frozen is None:
         cuts = {
@@ -278,7 +278,7 @@ class Trainer:
             return made
         spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(
-            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept.values()
+            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
         )
         return Session(
             self.compiled,
@@ -336,8 +336,8 @@ class Trainer:
         compiled = self.compiled[plan_id]
         assert compiled.loss is not None
         losses = {"loss": found[compiled.loss]}
-        if len(compiled.parts) > 1:
-            losses |= {f"loss/{name}": found[value] for name, value in compiled.parts.items()}
+        if len(compiled.output_losses) > 1:
+            losses |= {f"loss/{name}": found[value] for name, value in compiled.output_losses.items()}
         return losses
 
     def _commit_done(self, session: Held[Any]) -> None:
@@ -358,7 +358,7 @@ class Trainer:
         """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
-        for title, name in compiled.kept.items():
+        for title, name in compiled.kept_values.items():
             value = factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
             chunks = weight_io.chunks_of(compiled, name, regions)
@@ -368,7 +368,7 @@ class Trainer:
     def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
-        for title, name in compiled.kept.items():
+        for title, name in compiled.kept_values.items():
             if factored.stored(name) == value:
                 for box, place in own_regions(factored.factors[name], region):
                     with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk

@@ -13,12 +13,15 @@ from oocdl.graph.ir.operands import empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Scale
 from oocdl.ops import RULES
-from oocdl.planning.probes import heavy, probe_program, streams
+from oocdl.planning.probes import computing_probes, probe_program, streaming_probes
 
 SCALE = 1 / 16
 SLACK_BYTES = 1 << 16
 """Of buffers and objects, whatever the size of arrays."""
-PROBES = [*streams(SCALE), *(probe for _, size, probe in heavy(Scale(SCALE)) if size < 300)]
+PROBES = [
+    *streaming_probes(SCALE),
+    *(probe for _, size, probe in computing_probes(Scale(SCALE)) if size < 300),
+]
 
 
 def peak_bytes(program: Program) -> int:

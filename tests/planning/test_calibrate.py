@@ -16,14 +16,14 @@ from oocdl.planning.calibrate import (
     cache_path,
     disk_rates,
     load_rates,
+    measure_and_store_rates,
     measure_rates,
-    measured_again,
     rates_for,
     store_rates,
 )
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, program_seconds
 from oocdl.planning.nominal import NOMINAL
-from oocdl.planning.probes import overhead
+from oocdl.planning.probes import overhead_program
 
 ENGINES = ("torch", "onnxruntime")
 TINY = {"scale": 1e-4, "disk_bytes": 1 << 16}
@@ -59,7 +59,7 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
     assert rates.thin_slab_elements == thin > 0
     assert set(rates.memory) == set(NOMINAL.memory)
     assert Rates.from_json(rates.to_json()) == rates
-    assert program_seconds(overhead(3), RULES, rates) > 0
+    assert program_seconds(overhead_program(3), RULES, rates) > 0
     assert not list(tmp_path.iterdir()), "the disk's files are gone"
 
 
@@ -74,7 +74,7 @@ def test_rates_are_measured_once(measured: list[str], cache: Path) -> None:
     assert measured == ["torch"]
     assert [path.name for path in (cache / "oocdl").iterdir()] == [cache_path("torch").name]
     rates_for("onnxruntime")
-    measured_again("torch")
+    measure_and_store_rates("torch")
     assert measured == ["torch", "onnxruntime", "torch"]
 
 

@@ -17,7 +17,13 @@ from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, elementwise
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, heavy_kind, interpolate, program_seconds
 from oocdl.planning.nominal import NOMINAL
-from oocdl.planning.probes import heavy, in_bfloat16, overhead, probe_program, streams
+from oocdl.planning.probes import (
+    bfloat16_probes,
+    computing_probes,
+    overhead_program,
+    probe_program,
+    streaming_probes,
+)
 from tests.kit.programs import operand, single
 
 LARGE = Scale(thin_slab_elements=THIN_SLAB_ELEMENTS)
@@ -56,7 +62,7 @@ def test_interpolation_stays_between_its_neighbours() -> None:
 def test_more_work_takes_longer() -> None:
     assert seconds(conv(16, 32)) < seconds(conv(16, 64)) < seconds(conv(32, 64)) < seconds(conv(64, 64))
     assert seconds(matmul(64, 512, 512)) < seconds(matmul(128, 512, 512)) < seconds(matmul(128, 1024, 512))
-    assert seconds(overhead(1)) < seconds(overhead(2))
+    assert seconds(overhead_program(1)) < seconds(overhead_program(2))
     small, large = (single("Exp", [np.zeros(n, "float32")], [((n,), "float32")]) for n in (1 << 16, 1 << 20))
     assert 10 < seconds(large) / seconds(small) < 16
 
@@ -101,7 +107,7 @@ def kind_of(program: Program, thin_slab_elements: int) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("thin", [0, THIN_SLAB_ELEMENTS])
-@pytest.mark.parametrize("source", [heavy, in_bfloat16])
+@pytest.mark.parametrize("source", [computing_probes, bfloat16_probes])
 def test_heavy_probes_are_of_the_kind_that_they_say(
     source: Callable[[Scale], Iterator[Heavy]], thin: int
 ) -> None:
@@ -110,7 +116,7 @@ def test_heavy_probes_are_of_the_kind_that_they_say(
         assert kind_of(probe_program(probe), thin) == (kind, size), probe
         kinds.add(kind)
     wanted = {
-        kind for kind in NOMINAL.arithmetic if kind.endswith(BFLOAT16_SUFFIX) == (source is in_bfloat16)
+        kind for kind in NOMINAL.arithmetic if kind.endswith(BFLOAT16_SUFFIX) == (source is bfloat16_probes)
     }
     assert kinds == {kind for kind in wanted if thin or "thin" not in kind}
 
@@ -119,7 +125,7 @@ def test_products_of_16_bits_have_rates_of_their_own() -> None:
     """All kinds of them, with results as ``use_bfloat16`` makes them: of convolutions forward in bfloat16."""
     points: dict[str, RateTable] = {k: ((1, 1.0),) for k in NOMINAL.arithmetic if k.endswith(BFLOAT16_SUFFIX)}
     slow = replace(NOMINAL, arithmetic={**NOMINAL.arithmetic, **points})
-    for _, _, probe in in_bfloat16(replace(LARGE, share=0.01)):
+    for _, _, probe in bfloat16_probes(replace(LARGE, share=0.01)):
         program = probe_program(probe)
         assert set(program.input_dtypes) == {"bfloat16"}
         [step] = program.instructions
@@ -129,9 +135,11 @@ def test_products_of_16_bits_have_rates_of_their_own() -> None:
 
 
 def test_every_operator_that_runs_has_a_probe_and_a_nominal_rate() -> None:
-    probed = {probe.op for *_, probe in heavy(LARGE)} | {probe.op for probe in streams(1.0)}
+    probed = {probe.op for *_, probe in computing_probes(LARGE)} | {
+        probe.op for probe in streaming_probes(1.0)
+    }
     assert probed == {op for op, rule in RULES.items() if rule.axes is not None}
-    for probe in streams(1.0, bfloat16=True):
+    for probe in streaming_probes(1.0, bfloat16=True):
         steps = [step.op for step in probe_program(probe).instructions]
         assert probe.op in steps and len(steps) == 1 + probe.chained
 
@@ -139,7 +147,7 @@ def test_every_operator_that_runs_has_a_probe_and_a_nominal_rate() -> None:
 @pytest.mark.parametrize("cores", [1, 5, 6, 7, 8, 64, 1000])
 def test_probes_are_planned_for_any_count_of_cores(cores: int) -> None:
     """Arrays are smaller on more cores, down to any extent."""
-    for probe in streams(min(1.0, 4 / cores)):
+    for probe in streaming_probes(min(1.0, 4 / cores)):
         if probe.op in ("Reshape", "Slice"):
             probe_program(probe)
 
@@ -156,13 +164,13 @@ def test_an_operator_that_was_not_measured_costs_like_another() -> None:
 
 def test_a_kind_that_was_not_measured_has_its_nominal_rates() -> None:
     nothing = replace(NOMINAL, arithmetic={})
-    for _, _, probe in (*heavy(LARGE), *in_bfloat16(LARGE)):
+    for _, _, probe in (*computing_probes(LARGE), *bfloat16_probes(LARGE)):
         program = probe_program(probe)
         assert seconds(program, nothing) == seconds(program)
 
 
 def test_slabs_are_thin_where_the_engine_says_so() -> None:
-    [thin] = [probe for kind, size, probe in heavy(LARGE) if "thin" in kind and size == 16 * 27]
+    [thin] = [probe for kind, size, probe in computing_probes(LARGE) if "thin" in kind and size == 16 * 27]
     program = probe_program(thin)
     knows = replace(NOMINAL, arithmetic={**NOMINAL.arithmetic, "ConvWeightGrad 3d thin window": ((1, 1.0),)})
     assert seconds(program, knows) > 1e6

@@ -18,7 +18,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.planning import budget
-from oocdl.planning.budget import SLACK_BYTES, Machine, machine_for
+from oocdl.planning.machine import SLACK_BYTES, Machine, machine_for
 from oocdl.testing import run_graph
 from tests.training.test_exact_networks import (
     EVEN,
@@ -59,7 +59,7 @@ def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options:
         return found
 
     monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
-    monkeypatch.setattr(budget, "LARGEST_TRIED_BYTES", 1 << 20)
+    monkeypatch.setattr(budget, "SEARCH_START_BYTES", 1 << 20)
     with pytest.raises(BudgetError) as refused:
         job.fit(folder / "refused", **options)
     named = re.search(r"memory='(\d+)MiB'", str(refused.value))
@@ -73,7 +73,7 @@ def test_network_is_exact_at_the_smallest_budget(
     case: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr(budget, "anonymous_bytes", lambda: 300 << 20)
+    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     job = prepare(NETS[case] if isinstance(case, str) else unet(*case), tmp_path)
     options = {"optimizer": OPTIMIZERS[optimizer][0]}
     capacity = smallest(job, tmp_path, monkeypatch, **options)

@@ -49,7 +49,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.fixture
 def tight(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options under which most of a step is spilled. The process is counted as if it were small."""
-    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: BASE)
+    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: BASE)
     plan = oocdl.plan(*job, **OPTIONS, memory="4GiB")
     return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
 

@@ -19,7 +19,7 @@ from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.planning import partial_sums
 from oocdl.planning.binding import bind
-from oocdl.planning.budget import Machine
+from oocdl.planning.machine import Machine
 from oocdl.planning.passes import Course, compile_passes
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report.plan_view import Plan

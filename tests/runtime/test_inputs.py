@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from oocdl.planning.budget import KEPT_BYTES
+from oocdl.planning.machine import BATCH_CACHE_BYTES
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime.inputs import Kept, own_regions, uniform
 
@@ -50,7 +50,7 @@ def test_own_boxes_make_up_the_stored_region(factors: tuple[tuple[int, ...], ...
 
 def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
     kept, info, other = Kept(), PassInfo(0, 1, (2,)), PassInfo(1, 1, (2,))
-    arrays = [np.full(KEPT_BYTES // 3, number, np.uint8) for number in range(4)]
+    arrays = [np.full(BATCH_CACHE_BYTES // 3, number, np.uint8) for number in range(4)]
     for number, array in enumerate(arrays):
         kept.add((f"x{number}", ()), info, array)
     found = [kept.get((f"x{number}", ()), info) for number in range(4)]
@@ -60,5 +60,5 @@ def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
     last = kept.get(("x3", ()), info)
     assert last is not None and last[0] == 3  # a copy: the array is the unit's own
     assert kept.get(("x3", ()), other) is None
-    kept.add(("large", ()), info, np.zeros(KEPT_BYTES, np.uint8))
+    kept.add(("large", ()), info, np.zeros(BATCH_CACHE_BYTES, np.uint8))
     assert kept.get(("large", ()), info) is None

@@ -21,8 +21,8 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
-from oocdl.planning.budget import Machine, machine_for
-from oocdl.planning.passes import ALONE, FIRST, MAIN, NEXT, RAGGED
+from oocdl.planning.machine import Machine, machine_for
+from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, SINGLE_PASS
 from oocdl.planning.task_key import TaskKind
 from oocdl.runtime import scheduler
 from tests.kit import nets
@@ -153,7 +153,7 @@ def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance:
     [
         (8, 2, {MAIN, FIRST}),
         (9, 3, {MAIN, RAGGED, FIRST, NEXT}),  # 3 passes, then a full and a ragged one
-        (7, 3, {MAIN, RAGGED, FIRST, NEXT, ALONE}),  # 3 passes, then a ragged one alone
+        (7, 3, {MAIN, RAGGED, FIRST, NEXT, SINGLE_PASS}),  # 3 passes, then a ragged one alone
         (5, 9, {MAIN, RAGGED, FIRST, NEXT}),  # an epoch is one step
     ],
 )

@@ -13,8 +13,8 @@ import zarr
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.planning.budget import Machine, machine_for
 from oocdl.planning.cost_model import Rates
+from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.nominal import NOMINAL
 from oocdl.runtime import scheduler
 from tests.kit.models import UNet3d, export

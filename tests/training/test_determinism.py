@@ -16,7 +16,7 @@ import zarr
 
 import oocdl
 from oocdl.host.limits import anonymous_bytes
-from oocdl.planning.budget import machine_for
+from oocdl.planning.machine import machine_for
 from oocdl.runtime import scheduler
 from tests.kit.models import ResNet, UNet3d, export
 
@@ -113,10 +113,10 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     roomy = oocdl.plan(bench.model, bench.data, **_plan_options(engine))
     unit = roomy.compiled.plan.peak_unit_bytes
     monkeypatch.setattr(
-        "oocdl.planning.budget.TASK_BYTES", 0
+        "oocdl.planning.machine.TASK_BYTES", 0
     )  # of the process, of which nothing is counted here
     monkeypatch.setattr(
-        "oocdl.planning.budget.WORTH", 0.0
+        "oocdl.planning.budget.SMALLER_UNITS_TIME_RATIO", 0.0
     )  # the same units, however fast smaller ones would be
     monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(_small, 3 * unit))
     bits, run = bench.train(engine)

@@ -283,7 +283,7 @@ def test_an_impossible_budget_names_the_one_that_would_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What the process itself takes varies by more than this network's smallest budget.
-    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
+    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
     random = np.random.default_rng(0)
     image = random.normal(size=(1, 1, 16, 16, 16)).astype("f4")

@@ -167,7 +167,7 @@ def test_another_budget_makes_the_same_bits(
     volume: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is frozen: more memory changes nothing, less nothing as long as a unit fits."""
-    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
+    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     refused(BudgetError, "beside the process itself", lambda: volume("none", memory="1MiB"))
     assert not (tmp_path / "none").exists()
     first = volume("run", steps=2, parallel={"space": (4,)})

@@ -163,7 +163,7 @@ def test_the_spill_has_tracks_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     """In memory for two units most of a step is spilled. The process is counted as if it were small."""
     model = write_unet3d(tmp_path / "unet.onnx", base=8, depth=1, classes=2)
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 32))
-    monkeypatch.setattr("oocdl.planning.budget.anonymous_bytes", lambda: 300 << 20)
+    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     options = QUICK | {"threads": 1, "steps": 3, "parallel": {"space": (16,)}}
     roomy = oocdl.plan(model, data, **options)
     options["memory"] = roomy.machine.base_bytes + 2 * roomy.compiled.plan.peak_unit_bytes

@@ -20,7 +20,7 @@ from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
-from oocdl.planning.budget import Machine, machine_for
+from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.task_key import TaskKind
 from tests.kit import nets
 

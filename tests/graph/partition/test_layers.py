@@ -20,7 +20,7 @@ from oocdl.ops import RULES
 from oocdl.ops.losses import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates
 from oocdl.planning.pass_plan import PassPlan, frozen_cuts, plan_pass, replan_pass
-from oocdl.planning.tile_search import WORTH_CUTTING_FLOPS, Fitter, Layering, Limits
+from oocdl.planning.tile_search import MIN_PARALLEL_FLOPS, Layering, Limits, TileSearch
 from tests.kit import models
 
 CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}
@@ -99,9 +99,9 @@ def evened(layering: Layering, name: str, pieces: int, threads: int, unit_bytes:
     """Into how many units a layer is cut that would fit in so many."""
     depth = next(cut for cut, kind in layering.classes.names.items() if kind == "space0")
     layer = next(layer for layer in layering.layers([depth]) if layer.name == name)
-    fitter = Fitter(layering, Limits(unit_bytes, threads), {})
-    cutter, most = fitter.settle(layering.cutter(layer, {depth: pieces}))
-    assert most == sum(layering.largest(cutter)) <= unit_bytes
+    search = TileSearch(layering, Limits(unit_bytes, threads), {})
+    cutter, peak = search.fit_every_unit(layering.cutter(layer, {depth: pieces}))
+    assert peak == sum(layering.largest_unit(cutter)) <= unit_bytes
     return cutter.count
 
 
@@ -116,7 +116,7 @@ def test_a_small_layer_is_not_cut_for_threads(unet: Layering) -> None:
     small = next(
         layer for layer in unet.layers([depth])
         if depth in layer.touched
-        and 0 < unet.telling(unet.cutter(layer, {depth: 3}))[1] < WORTH_CUTTING_FLOPS
+        and 0 < unet.sample_units(unet.cutter(layer, {depth: 3}))[1] < MIN_PARALLEL_FLOPS
     )  # fmt: skip
     assert evened(unet, small.name, 3, 2) == 3
 

@@ -1,0 +1,183 @@
+"""How a memory budget is spent, and whether a plan finds room in what is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from oocdl.config import Settings
+from oocdl.engines.engine import get_engine, resolve, runtime_of
+from oocdl.errors import BudgetError, InputError
+from oocdl.host.heap import give_back_freed_memory
+from oocdl.host.limits import anonymous_bytes, cores
+from oocdl.ops import RULES
+from oocdl.planning.pass_plan import PassPlan
+from oocdl.planning.tile_search import Limits
+from oocdl.storage.cache.direct_io import BOUNCE_BYTES
+from oocdl.storage.cache.memory_tier import IO_THREADS
+from oocdl.storage.dataset.dataset import Dataset
+
+OVERHEAD_BYTES = 72 << 20
+"""Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the
+kernel counts in a cgroup: page tables, shared memory, files being written."""
+PLAN_BYTES = 32 << 20
+"""The part of ``OVERHEAD_BYTES`` that the plan itself may take."""
+EMPTY_PLAN_BYTES, LAYER_BYTES, TASK_BYTES = 24 << 20, 96 << 10, 16 << 10
+"""What a plan takes: by itself, for each layer and for each task. Measured: 25 and 34 MiB for 245 and 781
+tasks of a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224."""
+SLACK_BYTES = 16 << 20
+"""How much more the same process may take the next time; budgets that errors name have it on top."""
+DISCARD_CAPACITY_SHARE = 0.25
+"""Weights and state that take more than this share of the capacity are discarded as they are replaced."""
+READ_BLOCK_BYTES = 1 << 20
+"""What a unit reads of a dataset, or generates, at once, where chunks are not larger."""
+BATCH_CACHE_BYTES = 8 << 20
+"""The most that is kept of what was already read of the current batch."""
+CODEC_COPIES = 3
+"""A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How a memory budget is spent."""
+
+    engine: str
+    threads: int
+    base_bytes: int
+    """The process before any array: engine loaded, buffers of input and output."""
+    capacity_bytes: int
+    """For arrays in the RAM tier, and for programs that run."""
+    reserved_bytes: int = 0
+    """Part of ``base_bytes`` that was not in use yet when it was measured."""
+    workers: int = 0
+    """Processes of a cluster, each with all of this; 0: this process does the work."""
+    device_unit_bytes: int | None = None
+    """Larger units were found not to fit the engine's device; None: no unit was too large."""
+
+    @property
+    def permits(self) -> int:
+        """Programs that run at once, in all processes together."""
+        return self.threads * max(self.workers, 1)
+
+    @property
+    def unit_bytes(self) -> int:
+        """What each unit may take if ``threads`` of them run while inputs of another are read."""
+        # What comes from other processes, and goes to them, is smaller than units that read and make it.
+        share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
+        return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
+
+    def limits(self, settings: Settings, unit_bytes: int) -> Limits:
+        """The limits that a plan has to keep where a unit may take ``unit_bytes``."""
+        parallel = None if settings.parallel == "auto" else settings.parallel
+        return Limits(unit_bytes, self.permits, parallel)
+
+    def room_bytes(self, plans: Iterable[PassPlan], travelling_bytes: int = 0) -> int:
+        """What is left of the capacity, now that the process has grown by its plans.
+
+        ``travelling_bytes`` are kept free for messages between processes. Raises BudgetError if the
+        largest unit would not find room.
+        """
+        give_back_freed_memory()
+        grown = max(anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
+        grown += travelling_bytes
+        left = self.capacity_bytes - grown
+        needed = max(plan.peak_unit_bytes for plan in plans)
+        if needed > left:
+            budget = self.base_bytes + grown + needed + SLACK_BYTES
+            raise BudgetError(
+                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside "
+                f"the process itself ({(self.base_bytes + grown) >> 20} MiB); "
+                f"memory='{-(-budget >> 20)}MiB' would do"
+            )
+        return left
+
+
+def machine_for(
+    settings: Settings, dataset: Dataset, threads: int | None = None, workers: int = 0
+) -> Machine:
+    """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
+
+    ``threads`` counts those of one process where the settings do not say; None: one for each core.
+    Raises InputError if the engine cannot compute or store as the settings ask.
+    """
+    engine = resolve(settings.engine)
+    loaded = get_engine(engine)
+    if settings.spill_dtype is not None and runtime_of(engine) != "torch":
+        raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
+    if settings.precision == "bfloat16" and not loaded.has_bfloat16:
+        raise InputError(
+            f"engine '{engine}' has no precision 'bfloat16' here; use engine='torch' on a processor with "
+            "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
+        )
+    threads = settings.threads or threads or cores()
+    give_back_freed_memory()
+    chunk_bytes = [array.chunk_bytes for array in dataset.arrays.values()]
+    codec_bytes = CODEC_COPIES * max(READ_BLOCK_BYTES, *chunk_bytes)
+    reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + codec_bytes + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
+    reserved += loaded.held_bytes
+    base = anonymous_bytes() + reserved
+    # A budget without any capacity is refused by the planner, which can tell which budget would do.
+    capacity = max(settings.memory_bytes - base, 1)
+    return Machine(engine, threads, base, capacity, reserved, workers)
+
+
+def discards_old_weights(plan: PassPlan, machine: Machine) -> bool:
+    """Whether a step discards weights and state as it replaces them.
+
+    They are discarded where, beside the new ones, they would take memory or disk that matters. If such a
+    step is broken off, the run goes back to its last commit.
+    """
+    return plan.versioned_bytes > DISCARD_CAPACITY_SHARE * machine.capacity_bytes
+
+
+def plan_growth_bytes(layers: int, tasks: int) -> int:
+    """What a plan of so many layers and tasks takes of the capacity, beyond ``PLAN_BYTES``."""
+    return max(EMPTY_PLAN_BYTES + layers * LAYER_BYTES + tasks * TASK_BYTES - PLAN_BYTES, 0)
+
+
+def check_capacity(plan: PassPlan, machine: Machine) -> None:
+    """Raise BudgetError if the largest unit finds no room beside the plan itself."""
+    left = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
+    worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
+    if worst.peak_bytes > left:
+        raise BudgetError(
+            f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
+            f"{max(left, 0) / 2**20:.2f} MiB"
+        )
+
+
+@dataclass(frozen=True)
+class DeviceShortage:
+    """A device whose free memory is too small for the largest unit."""
+
+    device: str
+    layer: str
+    needed_bytes: int
+    free_bytes: int
+
+    def error(self) -> BudgetError:
+        """The error that tells the user."""
+        return BudgetError(
+            f"units of layer '{self.layer}' need {self.needed_bytes >> 20} MiB of {self.device}, where "
+            f"{self.free_bytes >> 20} MiB are free; free some of it, ask for smaller units (parallel=, or "
+            "less memory=), or use engine='torch'"
+        )
+
+
+def device_shortage(plan: PassPlan, machine: Machine) -> DeviceShortage | None:
+    """What the engine's device lacks for the plan's largest unit; None: nothing, or there is no device."""
+    device = get_engine(machine.engine).device
+    if device is None:
+        return None
+    layers = {unit.program.key: (unit.program, layer) for layer in plan.layers for unit in layer.units}
+    each = ((device.needed_bytes(program, RULES), layer) for program, layer in layers.values())
+    needed, worst = max(each, key=lambda found: found[0])
+    name, free = f"engine '{machine.engine}' ({device.model})", device.free_bytes()
+    return DeviceShortage(name, worst.layer.name, needed, free) if needed > free else None
+
+
+def check_device(plan: PassPlan, machine: Machine) -> None:
+    """Raise BudgetError if the largest unit would not fit the device of the engine."""
+    shortage = device_shortage(plan, machine)
+    if shortage is not None:
+        raise shortage.error()
