@@ -1,0 +1,167 @@
+"""The storage cut, on graphs drawn by hand: no other choice of stored values would move fewer bytes.
+
+Every choice is tried: each cheap value is stored nowhere, or in any layer that can make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+
+import pytest
+
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.partition.cut_classes import find_classes
+from oocdl.graph.partition.layers import Grouping, final_values, group
+from oocdl.graph.partition.storage_cut import choose_stored
+from oocdl.graph.transforms.factorize import Factored, factorize
+from oocdl.ops import RULES
+
+SIZE = 256
+"""Edge of all matrices: their products are heavy."""
+
+
+class Drawing:
+    """A graph of matrices that is being drawn."""
+
+    def __init__(self) -> None:
+        self.build = Builder(RULES)
+        self.weights = 0
+
+    def input(self, name: str = "x") -> str:
+        return self.build.value(name, (SIZE, SIZE), "float32", Role.INPUT)
+
+    def heavy(self, x: str) -> str:
+        """The product of ``x`` and a weight of its own."""
+        self.weights += 1
+        weight = self.build.value(f"w{self.weights}", (SIZE, SIZE), "float32", Role.WEIGHT)
+        return self.build("Einsum", x, weight, equation="na,ab->nb")
+
+    def cheap(self, *values: str) -> str:
+        """Something elementwise of one or two values."""
+        return self.build("Relu" if len(values) == 1 else "Add", *values)
+
+    def total(self, x: str) -> str:
+        """The sums of the rows of ``x``: small, of much that is read."""
+        return self.build("ReduceSum", x, axes=(1,), keepdims=1)
+
+    def factored(self, *outputs: str) -> Factored:
+        self.build.outputs = list(outputs)
+        return factorize(self.build.graph(), RULES)
+
+
+def forward_and_backward(d: Drawing) -> Factored:
+    """Products are stored, and activations recomputed from them on the way back."""
+    first = d.heavy(d.input())
+    second = d.heavy(d.cheap(first))
+    third = d.heavy(d.cheap(second))
+    back = d.heavy(d.cheap(d.heavy(third), d.cheap(second)))
+    return d.factored(d.heavy(d.cheap(back, d.cheap(first))))
+
+
+def fan_out(d: Drawing) -> Factored:
+    """What two layers read, made of two products, is stored instead of these."""
+    shared = d.cheap(d.heavy(d.input("x")), d.heavy(d.input("y")))
+    second = d.heavy(d.cheap(shared))
+    back = d.heavy(d.cheap(d.heavy(d.heavy(second)), d.cheap(second)))
+    return d.factored(d.heavy(d.cheap(back, shared)))
+
+
+def residual_stream(d: Drawing) -> Factored:
+    """``x + f(x)`` is stored: the last block would else read the results of all blocks before."""
+    stream = d.heavy(d.input())
+    for _ in range(3):
+        stream = d.cheap(stream, d.heavy(d.cheap(stream)))
+    return d.factored(d.heavy(stream))
+
+
+def small_of_large(d: Drawing) -> Factored:
+    """Sums of rows are stored: whoever needs them would read all of the rows again."""
+    first = d.heavy(d.input())
+    sums = d.total(first)
+    found = d.heavy(d.input("y"))
+    for _ in range(2):
+        found = d.heavy(d.cheap(found, sums))
+    return d.factored(found)
+
+
+def only_sources(d: Drawing) -> Factored:
+    """What is made of one input alone is recomputed from it, however many read it."""
+    x = d.cheap(d.input())
+    return d.factored(d.heavy(x), d.heavy(d.cheap(x)), d.heavy(d.cheap(d.cheap(x))))
+
+
+def kept_result(d: Drawing) -> Factored:
+    """A cheap value that the graph delivers is written in any case: others read it."""
+    first = d.cheap(d.heavy(d.input("x")), d.heavy(d.input("y")))
+    return d.factored(first, d.heavy(d.cheap(first)))
+
+
+DRAWINGS: dict[Callable[[Drawing], Factored], bool] = {
+    forward_and_backward: False,
+    fan_out: True,
+    residual_stream: True,
+    small_of_large: True,
+    only_sources: False,
+    kept_result: False,
+}
+"""Whether it pays to store more than heavy results, and what has to be."""
+
+
+def traffic(factored: Factored, grouping: Grouping, home: Mapping[str, int]) -> int:
+    """Bytes that all layers read and write where the values in ``home`` are stored, each in its layer."""
+    nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
+    inputs = {view.value: [v.value for v in cell.inputs] for cell in factored.cells for view in cell.outputs}
+    anchors = {
+        view.value: found.index
+        for found in grouping.groups
+        for cell in found.anchors
+        for view in cell.outputs
+    }
+    partial = {
+        view.value for cell in factored.cells if cell.node.name in grouping.partial for view in cell.outputs
+    }
+    moved, written = 0, {name for name in final_values(factored) if name in inputs}
+    for found in grouping.groups:
+        reads: set[str] = set()
+        pending = [view.value for cell in found.anchors for view in cell.inputs]
+        pending += [*found.finals, *(name for name, layer in home.items() if layer == found.index)]
+        seen: set[str] = set()
+        while pending:
+            name = pending.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            elsewhere = name in anchors and (anchors[name] != found.index or name in partial)
+            if name not in inputs or elsewhere or home.get(name, found.index) < found.index:
+                reads.add(name)
+            elif name not in anchors:
+                pending.extend(inputs[name])
+        moved += sum(nbytes[name] for name in reads)
+        written |= reads & inputs.keys()
+    return moved + sum(nbytes[name] for name in written)
+
+
+def choices(factored: Factored, grouping: Grouping) -> Iterator[dict[str, int]]:
+    """Every way to store cheap values, each in one of the layers that can make it."""
+    heavy = {v.value for found in grouping.groups for cell in found.anchors for v in cell.outputs}
+    cheap = [v.value for cell in factored.cells for v in cell.outputs if v.value not in heavy]
+    options: list[list[int | None]] = []
+    for name in cheap:
+        layer, inside = grouping.ready[name]
+        options.append([None, *range(max(layer + (not inside), 0), len(grouping.groups))])
+    for homes in product(*options):
+        yield {name: home for name, home in zip(cheap, homes, strict=True) if home is not None}
+
+
+@pytest.mark.parametrize("draw", DRAWINGS, ids=lambda draw: draw.__name__)
+def test_no_other_choice_moves_fewer_bytes(draw: Callable[[Drawing], Factored]) -> None:
+    factored = draw(Drawing())
+    classes = find_classes(factored)
+    grouping = group(factored, classes, RULES, ())
+    layers = choose_stored(factored, grouping, classes, ())
+    nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
+    moved = sum(nbytes[name] for layer in layers for name in (*layer.reads, *layer.stores))
+    assert moved == min(traffic(factored, grouping, home) for home in choices(factored, grouping))
+    assert (moved < traffic(factored, grouping, {})) == DRAWINGS[draw]
