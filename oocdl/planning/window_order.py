@@ -1,6 +1,6 @@
-"""The order in which the tasks of a step start, and when their results may go. No threads, no clock.
+"""The order in which the tasks of a pass start, and when their results may go. No threads, no clock.
 
-The scheduler asks it under its lock, the simulator on its clock.
+The scheduler asks under its lock, the simulator on its clock.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class WindowOrder:
         return self.finished == len(self._done)
 
     def next(self) -> int | None:
-        """The task that starts now; None if all that may start have.
+        """The task that starts now; None if no further task may start yet.
 
         Raises ValueError if none ever will, as tasks depend on each other in a circle.
         """
         ready = self._ready
-        # Where the order of numbers cannot be run, the first that is ready goes on.
+        # If the order of numbers cannot be kept, the first task that is ready starts.
         if ready and (not self.running or ready[0] < self._oldest + self.window_tasks):
             self.running += 1
             return heappop(ready)
@@ -69,7 +69,7 @@ class WindowOrder:
         return None
 
     def finish(self, number: int) -> list[int]:
-        """A task that ``next`` gave has finished; returns the tasks whose results nothing needs any more."""
+        """Note that a task has finished; returns the tasks whose results nothing needs any more."""
         self.running -= 1
         self.finished += 1
         done = self._done
