@@ -1,14 +1,16 @@
 """The run on disk: commit, reopen, kill, damage, locks, history, kept values."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -17,36 +19,11 @@ import zarr
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.run.commit import Commit
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
+from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
 
 ROOT = Path(__file__).parents[3]
-
-W = TensorSpec("model/../w\n", "weights", (5, 6), "float32", (2, 3))
-M = TensorSpec("model/../w\n.m", "state", (7,), "float64", (4,))
-B = TensorSpec("b", "weights", (), "int64", ())
-SPECS = (W, M, B)
-
-
-def content(spec: TensorSpec, version: int) -> np.ndarray:
-    rng = np.random.default_rng([version, len(spec.shape)])
-    return np.asarray(rng.random(spec.shape) * 1000).astype(spec.dtype)
-
-
-def commit(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> Commit:
-    made = store.begin(version, specs)
-    for spec in specs:
-        made.write(spec.name, whole(spec.shape), content(spec, version))
-    return made
-
-
-def check(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> None:
-    current = store.current()
-    assert current is not None
-    assert current.version == version
-    for spec in specs:
-        assert np.array_equal(store.read(spec.name, whole(spec.shape)), content(spec, version))
 
 
 @pytest.fixture
@@ -337,18 +314,37 @@ def test_kept_values(path: Path) -> None:
         assert store.kept()["a/../b"][3, 0] == 20
 
 
-WRITER = """
-import sys
-from tests.storage.run.test_run_store import RunStore, commit
-with RunStore.open(sys.argv[1], writable=True) as store:
-    version = store.current().version if store.current() else 0
-    print("ready", flush=True)
-    while True:
-        version += 1
-        store.append_history([{"step": version}])
-        commit(store, version).finish({"step": version})
-        print(version, flush=True)
-"""
+FORKING = multiprocessing.get_context("forkserver")
+"""Its processes begin with all modules imported."""
+FORKING.set_forkserver_preload(["__main__", __name__])
+
+
+def commit_for_ever(root: Path, versions: Connection) -> None:
+    """Commit version after version, and tell of each."""
+    with RunStore.open(root, writable=True) as store:
+        found = store.current()
+        version = found.version if found else 0
+        while True:
+            version += 1
+            store.append_history([{"step": version}])
+            commit(store, version).finish({"step": version})
+            versions.send(version)
+
+
+def killed(root: Path, after: int, seconds: float) -> list[int]:
+    """What a process has told that was killed so long after it told of ``after`` versions."""
+    here, there = FORKING.Pipe(duplex=False)
+    process = FORKING.Process(target=commit_for_ever, args=(root, there))
+    process.start()
+    there.close()
+    told = [here.recv() for _ in range(after)]
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    with here, contextlib.suppress(EOFError):
+        while True:
+            told.append(here.recv())
+    return told
 
 
 def test_killed_anywhere_loses_no_committed_version(tmp_path: Path) -> None:
@@ -357,15 +353,7 @@ def test_killed_anywhere_loses_no_committed_version(tmp_path: Path) -> None:
     rng = random.Random(1)
     acknowledged = 0
     for _ in range(20):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0, 0.08))
-            process.send_signal(signal.SIGKILL)
-            lines = process.stdout.read().split("\n")[:-1]
-        acknowledged = max([acknowledged, *map(int, lines)])
+        acknowledged = max([acknowledged, *killed(root, rng.randrange(4), rng.uniform(0, 0.08))])
         with RunStore.open(root, writable=True) as store:
             current = store.current()
             if current is None:
@@ -376,4 +364,4 @@ def test_killed_anywhere_loses_no_committed_version(tmp_path: Path) -> None:
             acknowledged = current.version
             assert store.history()[-1] == {"step": current.version}
         assert len(list(root.glob("weights/t00000/e*"))) <= 2
-    assert acknowledged > 5
+    assert acknowledged > 20

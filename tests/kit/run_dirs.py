@@ -1,0 +1,35 @@
+"""Run directories with versions of three tensors, whose content follows from the version."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oocdl.graph.ir.index import whole
+from oocdl.storage.run.commit import Commit
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
+
+W = TensorSpec("model/../w\n", "weights", (5, 6), "float32", (2, 3))
+M = TensorSpec("model/../w\n.m", "state", (7,), "float64", (4,))
+B = TensorSpec("b", "weights", (), "int64", ())
+SPECS = (W, M, B)
+
+
+def content(spec: TensorSpec, version: int) -> np.ndarray:
+    rng = np.random.default_rng([version, len(spec.shape)])
+    return np.asarray(rng.random(spec.shape) * 1000).astype(spec.dtype)
+
+
+def commit(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> Commit:
+    made = store.begin(version, specs)
+    for spec in specs:
+        made.write(spec.name, whole(spec.shape), content(spec, version))
+    return made
+
+
+def check(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> None:
+    current = store.current()
+    assert current is not None
+    assert current.version == version
+    for spec in specs:
+        assert np.array_equal(store.read(spec.name, whole(spec.shape)), content(spec, version))
