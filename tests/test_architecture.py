@@ -231,3 +231,9 @@ def test_inner_packages_only_have_a_docstring_or_their_table() -> None:
     for path in PACKAGE.rglob("*/__init__.py"):
         body = ast.parse(path.read_text()).body[1:]
         assert all(isinstance(node, ast.ImportFrom | ast.Assign) for node in body), path
+
+
+def test_tests_share_helpers_by_the_kit_only() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        taken = [name for name in imports(ast.parse(path.read_text())) if name.startswith("tests.")]
+        assert all(name.startswith("tests.kit") for name in taken), f"{path} takes from another test: {taken}"

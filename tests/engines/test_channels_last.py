@@ -6,43 +6,20 @@ as at the ends of a volume. Each case asserts that it has gone the way that is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.conv import dispatch, im2col
-from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
-from tests.engines.test_contract import error, turned
+from tests.kit.channels_last import Pads, counting, noise, ran
 from tests.kit.kernel_cases import around, padded
-from tests.kit.programs import single
+from tests.kit.kernels import error
 
-Pads = Sequence[tuple[int, int]]
 ONES = (1, 1, 1)
 TOLERANCE = 1e-5
 EVEN: Pads = ((1, 1), (1, 1), (1, 1))
-
-
-def noise(*shape: int, seed: int = 0) -> Array:
-    """Normal numbers, with their channels last."""
-    made = ordered(np.empty, shape, np.float32, (0, *range(2, len(shape)), 1))
-    made[...] = np.random.default_rng([seed, *shape]).standard_normal(shape)
-    return made
-
-
-def ran(op: str, arrays: Sequence[Array], shape: Shape, attrs: dict[str, Any], pads: Pads) -> Array:
-    """The one result, all arrays with their channels last."""
-    key = f"{op} {[array.shape for array in arrays]} {attrs} {pads}"
-    made = single(op, arrays, [(shape, "float32")], attrs, [around(pads), None], key=key)
-    (found,) = get_engine("torch").compile(turned(made))(arrays)
-    assert found.strides[1] == found.itemsize, "channels lie last"
-    return found
 
 
 def gradients(x: Array, w: Array, dy: Array, pads: Pads, dilations: Shape = ONES) -> list[Array]:
@@ -51,19 +28,6 @@ def gradients(x: Array, w: Array, dy: Array, pads: Pads, dilations: Shape = ONES
     made = F.conv3d(padded(wide, around(pads)), kernel, None, 1, 0, dilations)
     dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
     return [tensor.detach().numpy() for tensor in (made, dx, dw)]
-
-
-def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Tensor]:
-    """What a function of the engine gives from now on, call by call."""
-    whole: Callable[..., Tensor] = getattr(module, name)
-    calls: list[Tensor] = []
-
-    def call(*args: Any, **options: Any) -> Tensor:
-        calls.append(whole(*args, **options))
-        return calls[-1]
-
-    monkeypatch.setattr(module, name, call)
-    return calls
 
 
 @pytest.mark.parametrize("pads", [EVEN, ((1, 0), (0, 2), (1, 1)), ((0, 0),) * 3], ids=("even", "odd", "none"))

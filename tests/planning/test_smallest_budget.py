@@ -20,7 +20,7 @@ from oocdl.ops import RULES
 from oocdl.planning import budget
 from oocdl.planning.machine import SLACK_BYTES, Machine, machine_for
 from oocdl.testing import run_graph
-from tests.training.test_exact_networks import (
+from tests.kit.jobs import (
     EVEN,
     NETS,
     OPTIMIZERS,
@@ -31,6 +31,8 @@ from tests.training.test_exact_networks import (
     train,
     unet,
 )
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 SLOW = pytest.mark.slow
 CASES = [*NETS, *(pytest.param(case, marks=SLOW) for case in EVEN[:2])]
@@ -72,7 +74,6 @@ def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options:
 def test_network_is_exact_at_the_smallest_budget(
     case: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
     monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     job = prepare(NETS[case] if isinstance(case, str) else unet(*case), tmp_path)
     options = {"optimizer": OPTIMIZERS[optimizer][0]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,8 @@ from oocdl.planning.task_key import TaskKind
 from oocdl.runtime import scheduler
 from tests.kit import nets
 from tests.kit.models import export
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 EXACT: dict[str, Any] = {
     "memory": "6GiB",
@@ -127,12 +128,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     state = module.state_dict()  # the export may have moved the running statistics
     module.load_state_dict({n: torch.as_tensor(stored[n].copy()) if n in stored else state[n] for n in state})
     return Bench(folder, module.double().train())
-
-
-@pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durability is tested elsewhere."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance: float = 1e-10) -> None:

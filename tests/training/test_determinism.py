@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from oocdl.planning.machine import machine_for
 from oocdl.runtime import scheduler
 from tests.kit.models import ResNet, UNet3d, export
 
-pytestmark = pytest.mark.usefixtures("planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "no_fsync")
 
 MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "unet": (lambda: UNet3d(base=4, depth=1, dropout=0.2), (1, 16, 12, 8)),
@@ -69,12 +68,6 @@ class Bench:
         }
         assert len(bits) > 20 and any(np.frombuffer(b, "float32").any() for b in bits.values())
         return bits | {f"loss {row['step']}": np.float64(row["loss"]).tobytes() for row in run.history}, run
-
-
-@pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durability is tested elsewhere; here it would take a fifth of the time."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="module", params=list(MAKES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -34,10 +33,12 @@ from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.nominal import NOMINAL
 from oocdl.training import resume
-from tests.engines.test_contract import CASES, block, error
+from tests.kit.jobs import EVEN, OPTIMIZERS, Job, check, losses_of, prepare, train, unet
 from tests.kit.kernel_cases import noise
+from tests.kit.kernels import CASES, block, error
 from tests.kit.programs import program, single
-from tests.training.test_exact_networks import EVEN, OPTIMIZERS, Job, check, losses_of, prepare, train, unet
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 SMALL = 40
 """Bytes of a piece that nearly every array here is larger than."""
@@ -50,12 +51,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> TorchDeviceEngine:
     """An engine whose arrays travel in many pieces."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", SMALL)
     return TorchDeviceEngine("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Durability is tested elsewhere."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from oocdl.engines.torch.conv import dispatch, one_by_one
 from oocdl.graph.ir.graph import Array, Shape
-from tests.engines.test_channels_last import Pads, counting, noise, ran
-from tests.engines.test_contract import error
+from tests.kit.channels_last import Pads, counting, noise, ran
 from tests.kit.kernel_cases import around, padded
+from tests.kit.kernels import error
 
 TOLERANCE = 1e-5
 

@@ -1,0 +1,87 @@
+"""All cases of all operators, a program of several instructions, and how large an error is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction, Program
+from tests.kit import kernel_cases
+from tests.kit.kernel_cases import noise
+from tests.kit.linear_cases import contractions, long_reductions, reductions, resamples
+from tests.kit.programs import operand, program
+from tests.kit.window_cases import convolutions, pools
+
+_BY_HAND = [
+    *kernel_cases.pointwise(),
+    *kernel_cases.structure(),
+    *kernel_cases.lookups(),
+    *reductions(),
+    *long_reductions(),
+    *contractions(),
+    *resamples(),
+    *convolutions(),
+    *pools(),
+]
+CASES = [*_BY_HAND, *kernel_cases.others({case.op for case in _BY_HAND})]
+
+
+def error(got: Array, want: Array) -> float:
+    """Largest difference relative to the largest value; equal infinities do not differ."""
+    same = got == want
+    finite = np.where(same, 0, got) - np.where(same, 0, want)
+    scale = max(float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0.0)), 1e-30)
+    return float(np.abs(finite).max(initial=0.0)) / scale
+
+
+def turned(program: Program) -> Program:
+    """The same program, all that has axes of space lying with its channels last."""
+    shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
+    for item in program.instructions:
+        shapes |= dict(zip(item.outputs, item.shapes, strict=True))
+    orders = {slot: (0, *range(2, len(s)), 1) for slot, s in shapes.items() if len(s) in (4, 5)}
+    return replace(program, orders=tuple(orders.items()), key=f"{program.key} last")
+
+
+def block() -> tuple[Program, list[Array]]:
+    """Conv, LeakyRelu, residual: crops, factored slots, outputs that are cropped or given."""
+    x, w, skip = noise(2, 3, 8, 6), noise(4, 3, 3, 3, seed=1), noise(2, 4, 2, 2, 6, seed=2)
+    inputs = [a.astype("float32") for a in (x, w, skip)]
+    conv = Instruction(
+        "Conv",
+        (
+            operand(0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)]),
+            operand(1, (4, 3, 3, 3)),
+        ),
+        (3,),
+        ((2, 4, 4, 6),),
+        ((2, 4, 2, 2, 6),),
+        ("float32",),
+        {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1)},
+    )
+    wide = (2, 4, 2, 2, 6)
+    relu = Instruction("LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), ("float32",), {"alpha": 0.2})
+    add = Instruction("Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), ("float32",))
+    total = Instruction(
+        "ReduceSum",
+        (operand(5, (2, 4, 4, 6)),),
+        (6,),
+        ((1, 4, 1, 1),),
+        ((4,),),
+        ("float32",),
+        {"axes": (0, 2, 3)},
+    )
+    made = program(inputs, [conv, relu, add, total], [], "block")
+    outputs = (
+        operand(5, (2, 4, 1, 2, 6), [(0, 2), (0, 4), (1, 2), (0, 2), (0, 6)]),
+        operand(6, (4,)),
+        operand(2, wide),
+        operand(2, (1, 4, 2, 2, 6), [(0, 1), (0, 4), (0, 2), (0, 2), (0, 6)]),
+        operand(5, wide),
+        operand(5, wide),
+    )
+    return Program(
+        made.inputs, made.input_shapes, made.input_dtypes, made.instructions, outputs, "block"
+    ), inputs
