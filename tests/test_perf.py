@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import oocdl
@@ -143,13 +144,13 @@ def test_disk_io_sets_a_step_beside_the_disk(tmp_path: Path) -> None:
     *speeds, moved = rows
     assert [speed["threads"] for speed in speeds] == [1, 2, 3, 4] * 2
     assert all(speed["read"] > 0 and speed["written"] > 0 for speed in speeds)
-    assert moved["seconds"] > 0 and moved["share"] >= 0
+    assert moved["share"] == pytest.approx(moved["both_seconds"] / moved["seconds"])
 
 
 def test_growth_has_a_row_for_each_volume_and_draws(tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "growth", "--plot", "growth.png")
     assert [row["size"] for row in rows] == [8, 16]
-    assert all(row["seconds"] > 0 for row in rows)
+    assert all(0 < row["seconds"] < 600 for row in rows)
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -184,7 +185,7 @@ def test_first_steps(tmp_path: Path) -> None:
     before, after = done.stdout.split("loss ")[1].split(" in ")[0].split(" -> ")
     assert float(after) < float(before)
     assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
-    assert (tmp_path / "out/trained.onnx").stat().st_size > 0
+    onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
 @pytest.fixture
@@ -204,6 +205,7 @@ def templates(tmp_path: Path) -> Path:
 
 
 def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
+    nib = pytest.importorskip("nibabel")
     script = str(ROOT / "examples/brain_mri.py")
     words = [
         "--size",
@@ -222,8 +224,8 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     assert "Dice  background" in done.stdout
     losses = [float(word) for word in done.stdout.split("loss  ")[1].splitlines()[0].split()[1::2]]
     assert losses[-1] < losses[0]
-    assert (tmp_path / "out/brain.png").stat().st_size > 0
-    assert (tmp_path / "out/prediction.nii.gz").stat().st_size > 0
+    assert (tmp_path / "out/brain.png").read_bytes().startswith(b"\x89PNG")
+    assert nib.load(tmp_path / "out/prediction.nii.gz").ndim == 3
 
 
 def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templates: Path) -> None:

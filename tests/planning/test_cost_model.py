@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -147,9 +148,11 @@ def test_every_operator_that_runs_has_a_probe_and_a_nominal_rate() -> None:
 @pytest.mark.parametrize("cores", [1, 5, 6, 7, 8, 64, 1000])
 def test_probes_are_planned_for_any_count_of_cores(cores: int) -> None:
     """Arrays are smaller on more cores, down to any extent."""
-    for probe in streaming_probes(min(1.0, 4 / cores)):
+    share = min(1.0, 4 / cores)
+    for probe, whole in zip(streaming_probes(share), streaming_probes(1.0), strict=True):
         if probe.op in ("Reshape", "Slice"):
-            probe_program(probe)
+            small, large = (sum(map(prod, probe_program(one).input_shapes)) for one in (probe, whole))
+            assert 0 < small <= 1.5 * share * large
 
 
 def test_an_operator_that_was_not_measured_costs_like_another() -> None:
