@@ -50,7 +50,7 @@ def planned_once() -> Iterator[None]:
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oocdl.training.trainer.compile_passes", once)
+        patch.setattr("oocdl.training.job.compile_passes", once)
         yield
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
@@ -53,6 +53,8 @@ class Machine:
     """Processes of a cluster, each with all of this; 0: this process does the work."""
     device_unit_bytes: int | None = None
     """Larger units were found not to fit the engine's device; None: no unit was too large."""
+    process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
+    """How large the process is at the moment."""
 
     @property
     def permits(self) -> int:
@@ -78,7 +80,7 @@ class Machine:
         largest unit would not find room.
         """
         give_back_freed_memory()
-        grown = max(anonymous_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
+        grown = max(self.process_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
         grown += travelling_bytes
         left = self.capacity_bytes - grown
         needed = max(plan.peak_unit_bytes for plan in plans)

@@ -16,18 +16,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.config import Settings, make_settings
 from oocdl.errors import InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
-from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
-from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
-from oocdl.planning.binding import Binding, bind
-from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.passes import MAIN, Course, PassInfo, Step, compile_passes, own_plans
+from oocdl.planning.passes import MAIN, PassInfo, Step, own_plans
 from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import show_progress
@@ -36,48 +31,16 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.session import Held, Moved, Session
 from oocdl.runtime.trace import StepTrace, checked_path
-from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
+from oocdl.training.job import Job, job_of
 from oocdl.training.run import Run
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A model, a dataset and settings that belong together, and the machine to train on."""
-
-    model: OnnxModel
-    dataset: Dataset
-    settings: Settings
-    binding: Binding
-    machine: Machine
-
-    @property
-    def course(self) -> Course:
-        """All steps of the run."""
-        return Course(self.binding.samples, self.settings)
-
-
-def _job(model: str | Path, dataset: Any, options: Mapping[str, Any], client: Any = None) -> Job:
-    settings = make_settings(**options)
-    use_one_heap()
-    opened = inspect_onnx(model)
-    data = open_dataset(dataset, settings.allow_missing_chunks)
-    binding = bind(opened, data, settings)
-    crew = () if client is None else _cluster().crew(client)
-    return Job(opened, data, settings, binding, machine_for(settings, data, *crew))
 
 
 def _cluster() -> Any:
     # distributed takes 16 MiB, which a run in one process can use better.
     return importlib.import_module("oocdl.runtime.cluster")
-
-
-def _plan(job: Job, frozen: Mapping[str, Any] | None) -> Plan:
-    settings, course = job.settings, job.course
-    kinds = compile_passes(job.model, job.binding, settings, job.machine, course, frozen or {})
-    return Plan(kinds, settings, job.machine, job.model.path.name, job.dataset, course)
 
 
 def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
@@ -90,7 +53,7 @@ def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
     """
     for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan", "trace"):
         options.pop(name, None)
-    return _plan(_job(model, dataset, options), None)
+    return job_of(model, dataset, options).plan()
 
 
 def open(workdir: str | Path) -> Run:
@@ -163,7 +126,23 @@ def fit(
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
     target = None if trace is None else checked_path(trace)
-    job = _job(model, dataset, options, client)
+    crew = () if client is None else _cluster().crew(client)
+    job = job_of(model, dataset, options, crew)
+    return train(job, workdir, resume, replan, client, scheduler, callbacks, progress, target)
+
+
+def train(
+    job: Job,
+    workdir: str | Path | None = None,
+    resume: bool | str = True,
+    replan: bool = False,
+    client: Any = None,
+    scheduler: Callable[..., Any] | None = None,
+    callbacks: Sequence[Listener] = (),
+    progress: bool = True,
+    trace: Path | None = None,
+) -> Run:
+    """What ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if client is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
@@ -171,7 +150,7 @@ def fit(
         store, made = _open_store(stack, folder, job, resume, replan, spills=client is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
-        Trainer(job, store, made, callbacks, client, scheduler, target).run()
+        Trainer(job, store, made, callbacks, client, scheduler, trace).run()
     return Run(folder.absolute(), made)
 
 
@@ -191,7 +170,7 @@ def _open_store(
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
     if not exists or resume == "restart":
-        made = _plan(job, None)
+        made = job.plan()
         check_start(made, folder, spills)
         meta = {
             "format": resuming.RUN_FORMAT,
@@ -203,7 +182,7 @@ def _open_store(
     else:
         store = stack.enter_context(resuming.open_run(folder, identity))
         frozen = None if replan else resuming.read_plan(store, facts)
-        made = _plan(job, frozen)
+        made = job.plan(frozen)
         check_start(made, folder, spills)
     kinds = own_plans(made.kinds)
     numerics = {name: compiled.plan.numerics() for name, compiled in kinds.items()}

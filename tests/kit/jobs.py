@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.optim import SGD, Adam
+from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
 
 STEPS, SAMPLES, BATCH = 3, 3, 2
@@ -157,21 +158,24 @@ class Job:
     module: nn.Module
     arrays: Mapping[str, np.ndarray]
 
-    def fit(self, workdir: Path, **options: Any) -> oocdl.Run:
-        """All steps, in dataset order."""
-        settings = {
+    def settings(self, **options: Any) -> dict[str, Any]:
+        """Options of ``fit``: all steps, in dataset order."""
+        return {
             "loss": self.net.loss,
             "steps": STEPS,
             "batch_size": BATCH,
             "shuffle": False,
             "memory": "6GiB",
-            "workdir": workdir,
             "progress": False,
             "engine": "torch",
             "precision": "float64",
             "threads": 2,
+            **options,
         }
-        return oocdl.fit(self.model, self.data, **{**settings, **options})
+
+    def fit(self, workdir: Path, machine: Small = THIS, **options: Any) -> oocdl.Run:
+        """Train on ``machine``."""
+        return fit(self.model, self.data, machine=machine, workdir=workdir, **self.settings(**options))
 
 
 def prepare(net: Net, folder: Path, seed: int = 0) -> Job:

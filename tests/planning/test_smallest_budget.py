@@ -6,7 +6,6 @@ What the process itself takes is left out, so that small networks, too, get no m
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.planning import budget
-from oocdl.planning.machine import SLACK_BYTES, Machine, machine_for
+from oocdl.planning.machine import SLACK_BYTES
 from oocdl.testing import run_graph
 from tests.kit.jobs import (
     EVEN,
@@ -31,9 +30,11 @@ from tests.kit.jobs import (
     train,
     unet,
 )
+from tests.kit.machine import Small
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
+PROCESS_BYTES = 300 << 20
 SLOW = pytest.mark.slow
 CASES = [*NETS, *(pytest.param(case, marks=SLOW) for case in EVEN[:2])]
 
@@ -42,31 +43,16 @@ def _id(case: Any) -> str:
     return case if isinstance(case, str) else f"unet-{case[0]}"
 
 
-def squeezed(monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
-    """Have runs begun from now on find so much for arrays and programs, whatever ``memory`` says."""
-
-    def machine(*args: Any) -> Machine:
-        return replace(machine_for(*args), capacity_bytes=capacity_bytes)
-
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
-
-
 def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """The capacity that a refusal names."""
-    bases: list[int] = []
-
-    def machine(*args: Any) -> Machine:
-        found = replace(machine_for(*args), capacity_bytes=1)
-        bases.append(found.base_bytes)
-        return found
-
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", machine)
     monkeypatch.setattr(budget, "SEARCH_START_BYTES", 1 << 20)
+    nothing = Small(capacity_bytes=1, process_bytes=PROCESS_BYTES)
     with pytest.raises(BudgetError) as refused:
-        job.fit(folder / "refused", **options)
+        job.fit(folder / "refused", nothing, **options)
     named = re.search(r"memory='(\d+)MiB'", str(refused.value))
     assert named is not None
-    return (int(named[1]) << 20) - bases[0] - SLACK_BYTES
+    base = nothing.job(job.model, job.data, **job.settings(**options)).machine.base_bytes
+    return (int(named[1]) << 20) - base - SLACK_BYTES
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
@@ -74,12 +60,10 @@ def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options:
 def test_network_is_exact_at_the_smallest_budget(
     case: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     job = prepare(NETS[case] if isinstance(case, str) else unet(*case), tmp_path)
     options = {"optimizer": OPTIMIZERS[optimizer][0]}
     capacity = smallest(job, tmp_path, monkeypatch, **options)
-    squeezed(monkeypatch, capacity)
-    run = job.fit(tmp_path / "run", **options)
+    run = job.fit(tmp_path / "run", Small(capacity, PROCESS_BYTES), **options)
     check(run, *train(job, optimizer), TOLERANCE[optimizer])
 
 

@@ -25,15 +25,15 @@ from oocdl.report import disk_check
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.spill_store import own_folders
-from tests.kit import nets
+from tests.kit import machine, nets
+from tests.kit.machine import Small
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
-BASE = 300 << 20
 STEPS = 3
 OPTIONS: dict[str, Any] = {
     "engine": "onnxruntime", "threads": 1, "loss": "dice_ce", "progress": False, "steps": STEPS,
-    "seed": 5, "commit_seconds": 0, "parallel": {"space": (16,)},
+    "seed": 5, "commit_seconds": 0, "parallel": {"space": (16,)}, "machine": Small(process_bytes=300 << 20),
 }  # fmt: skip
 Job = tuple[Path, Path]
 
@@ -47,10 +47,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture
-def tight(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Options under which most of a step is spilled. The process is counted as if it were small."""
-    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: BASE)
-    plan = oocdl.plan(*job, **OPTIONS, memory="4GiB")
+def tight(job: Job) -> dict[str, Any]:
+    """Options under which most of a step is spilled."""
+    plan = machine.plan(*job, **OPTIONS, memory="4GiB")
     return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
 
 
@@ -62,7 +61,7 @@ WHOLE: dict[int, dict[str, bytes]] = {}
 def whole(job: Job, tight: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What comes out of the same plan where nothing is short."""
     if tight["memory"] not in WHOLE:
-        run = oocdl.fit(*job, workdir=tmp_path_factory.mktemp("whole") / "run", **tight)
+        run = machine.fit(*job, workdir=tmp_path_factory.mktemp("whole") / "run", **tight)
         WHOLE[tight["memory"]] = nets.files_of(run)
     return WHOLE[tight["memory"]]
 
@@ -117,7 +116,7 @@ def go_on(job: Job, run: Path, options: dict[str, Any], whole: dict[str, bytes],
     left = oocdl.open(run)
     assert left.steps == committed and len(left.history) == committed and not spilled(run)
     assert all(np.isfinite(array[...]).all() for array in left.weights.values())
-    assert nets.files_of(oocdl.fit(*job, workdir=run, **options)) == whole
+    assert nets.files_of(machine.fit(*job, workdir=run, **options)) == whole
     assert not list(run.rglob("*.partial"))
 
 
@@ -125,7 +124,7 @@ def go_on(job: Job, run: Path, options: dict[str, Any], whole: dict[str, bytes],
 
 
 def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
-    roomy, plan = oocdl.plan(*job, **{**tight, "memory": "4GiB"}), oocdl.plan(*job, **tight)
+    roomy, plan = machine.plan(*job, **{**tight, "memory": "4GiB"}), machine.plan(*job, **tight)
     assert roomy.spill_bytes == 0 and roomy.disk_bytes == roomy.store_bytes >= 3 * roomy.weight_bytes
     assert plan.spill_bytes > 2 * plan.compiled.plan.peak_unit_bytes
     most = {"spill": 0, "store": 0}
@@ -145,19 +144,19 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oocdl.storage.cache.spill_store.write_array", watched(direct_io.write_array))
         patch.setattr("oocdl.storage.run.commit.write_array", watched(files.write_array))
-        oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
+        machine.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
     assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
 
 
 def test_more_than_disk_allows_is_refused(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
-    need = oocdl.plan(*job, **tight).disk_bytes
+    need = machine.plan(*job, **tight).disk_bytes
     with pytest.raises(
         ResourceError, match=r"of disk \(.* of spill, .* disk= allows .* smaller batch"
     ) as caught:
-        oocdl.fit(*job, workdir=tmp_path / "run", disk=need - 1, **tight)
+        machine.fit(*job, workdir=tmp_path / "run", disk=need - 1, **tight)
     one_line(caught.value)
     assert not (tmp_path / "run").exists()
-    oocdl.fit(*job, workdir=tmp_path / "run", disk=need, **{**tight, "steps": 1})
+    machine.fit(*job, workdir=tmp_path / "run", disk=need, **{**tight, "steps": 1})
     for bad in ("much", 0, float("nan")):
         with pytest.raises(InputError, match="size"):
             oocdl.plan(*job, disk=bad)
@@ -185,7 +184,7 @@ def test_disk_is_a_word_of_the_command_line(
 def test_each_file_system_is_checked_on_its_own(
     job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
-    plan = oocdl.plan(*job, **tight)
+    plan = machine.plan(*job, **tight)
     run, spill = tmp_path / "run", tmp_path / "fast" / "spill"
     (tmp_path / "fast").mkdir()
     free = {"both": plan.disk_bytes - 1, "run": plan.store_bytes - 1, "spill": plan.spill_bytes - 1}[short]
@@ -202,7 +201,7 @@ def test_each_file_system_is_checked_on_its_own(
 
         monkeypatch.setattr(disk_check.os, "stat", stat)
     with pytest.raises(ResourceError, match="not enough disk") as caught:
-        oocdl.fit(*job, workdir=run, spill=spill, **tight)
+        machine.fit(*job, workdir=run, spill=spill, **tight)
     text = one_line(caught.value)
     assert (str(run) in text, str(spill) in text) == (short != "spill", short != "run")
     assert ("spill= on another disk" in text) == (short != "run") and not run.exists()
@@ -212,11 +211,11 @@ def test_a_resumed_run_needs_only_what_is_not_there_yet(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**OPTIONS, "steps": 2}
-    plan = oocdl.fit(*job, workdir=tmp_path / "run", **options).plan
+    plan = machine.fit(*job, workdir=tmp_path / "run", **options).plan
     monkeypatch.setattr(disk_check, "free_bytes", lambda path: plan.store_bytes * 6 // 10)
     with pytest.raises(ResourceError, match="weights and state"):
-        oocdl.fit(*job, workdir=tmp_path / "other", **options)
-    assert oocdl.fit(*job, workdir=tmp_path / "run", **{**options, "steps": 3}).steps == 3
+        machine.fit(*job, workdir=tmp_path / "other", **options)
+    assert machine.fit(*job, workdir=tmp_path / "run", **{**options, "steps": 3}).steps == 3
 
 
 # --- where the spill is ----------------------------------------------------------------------
@@ -226,12 +225,12 @@ def test_the_argument_wins_over_the_variable(
     job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OOCDL_SPILL", str(tmp_path / "variable"))
-    run = oocdl.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 1})
+    run = machine.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 1})
     assert run.history[0]["written_bytes"] > 0
     assert (tmp_path / "variable" / "LOCK").is_file() and not (tmp_path / "run" / "spill").exists()
-    oocdl.fit(*job, workdir=tmp_path / "two", spill=tmp_path / "argument", **{**tight, "steps": 1})
+    machine.fit(*job, workdir=tmp_path / "two", spill=tmp_path / "argument", **{**tight, "steps": 1})
     assert (tmp_path / "argument" / "LOCK").is_file() and not (tmp_path / "two" / "spill").exists()
-    run.evaluate(job[1])
+    run.evaluate(job[1], memory="4GiB")
     assert not spilled(tmp_path)
 
 
@@ -244,7 +243,7 @@ def test_a_spill_in_memory_is_refused(
     monkeypatch.setenv("OOCDL_SPILL", str(place) if way == "variable" else "")
     options = {**OPTIONS, **({"spill": place} if way == "argument" else {})}
     with pytest.raises(StoreError, match="tmpfs, which is memory; choose a folder on a disk"):
-        oocdl.fit(*job, workdir=tmp_path / "run", **options)
+        machine.fit(*job, workdir=tmp_path / "run", **options)
     assert not place.exists() and not (tmp_path / "run").exists()
 
 
@@ -278,7 +277,7 @@ def test_a_write_that_fails_ends_the_run_at_its_last_commit(
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError, match="no space left") as caught:
         patch.setattr(os, "write", lambda handle, data: real(handle, tear(handle, data)))
         patch.setattr(os, "pwrite", lambda handle, data, at: real_at(handle, tear(handle, data), at))
-        oocdl.fit(*job, workdir=run, callbacks=[listen], **tight)
+        machine.fit(*job, workdir=run, callbacks=[listen], **tight)
     assert tore > 3 and one_line(caught.value)
     go_on(job, run, tight, whole, committed=2)
 
@@ -290,10 +289,10 @@ def test_a_full_disk_in_a_step(
     run, options = tmp_path / "run", {**tight, "spill": small_disk / "spill"}
     filler = Filler(small_disk, 1 << 20, lambda event: isinstance(event, Committed) and event.step == 0)
     with pytest.raises(ResourceError, match=f"no space left for {small_disk}/spill") as caught:
-        oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
+        machine.fit(*job, workdir=run, callbacks=[filler], **options)
     assert "free some or choose another folder" in one_line(caught.value) and not spilled(small_disk)
     with pytest.raises(ResourceError, match="not enough disk: the run needs .* for spill"):
-        oocdl.fit(*job, workdir=run, **options)
+        machine.fit(*job, workdir=run, **options)
     filler.make_room()
     go_on(job, run, options, whole, committed=0)
 
@@ -312,13 +311,14 @@ def test_a_full_disk_at_a_commit(
         if not seen:
             patch.setattr(disk_check, "free_bytes", lambda path: 1 << 60)
         with pytest.raises(ResourceError, match="not enough disk" if seen else "no space left") as caught:
-            oocdl.fit(*job, workdir=run, callbacks=[filler], **options)
+            machine.fit(*job, workdir=run, callbacks=[filler], **options)
     one_line(caught.value)
     words = ["fit", *map(str, job), "--loss", "dice_ce", "--steps", str(STEPS), "--engine", "onnxruntime",
              "--seed", "5", "--threads", "1", "--parallel", "space=16", "--workdir", str(run),
-             "--spill", str(tmp_path / "spill"), "--memory", str(tight["memory"])]  # fmt: skip
+             "--spill", str(tmp_path / "spill"), "--memory", "4GiB"]  # fmt: skip
     assert app.run_command(words, False) == 4  # there is no room for the resume either
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "not enough disk" in line
     filler.make_room()
     go_on(job, run, options, whole, committed=2)
 
@@ -327,7 +327,7 @@ def test_disk_is_watched_at_commits(
     job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something that no plan knew of takes more than ``disk=`` allows."""
-    run, need = tmp_path / "run", oocdl.plan(*job, **tight).disk_bytes
+    run, need = tmp_path / "run", machine.plan(*job, **tight).disk_bytes
 
     def grow(event: Any) -> None:
         if isinstance(event, Committed) and event.step == 1:
@@ -336,7 +336,7 @@ def test_disk_is_watched_at_commits(
     with pytest.raises(
         ResourceError, match="the next commit would take the run to .* disk= allows"
     ) as caught:
-        oocdl.fit(*job, workdir=run, callbacks=[grow], disk=need, **tight)
+        machine.fit(*job, workdir=run, callbacks=[grow], disk=need, **tight)
     assert "the last commit stays" in one_line(caught.value) and oocdl.open(run).steps == 1
 
 
@@ -346,4 +346,4 @@ def test_kept_values_on_a_full_disk(job: Job, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("oocdl.storage.run.kept_values.zarr.create_array", full)
     with pytest.raises(ResourceError, match="no space left for .*kept: the disk is full"):
-        oocdl.fit(*job, workdir=tmp_path / "run", **OPTIONS, keep="down1.conv1")
+        machine.fit(*job, workdir=tmp_path / "run", **OPTIONS, keep="down1.conv1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
+from oocdl.planning.calibrate import store_rates
 from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Ran, Simulated
@@ -45,10 +45,7 @@ def run(job: tuple[Path, Path]) -> oocdl.Run:
 # --- before ------------------------------------------------------------------------------
 
 
-def test_the_plan_shows_seconds_and_the_budget(
-    job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("oocdl.planning.budget.load_rates", lambda engine: None)
+def test_the_plan_shows_seconds_and_the_budget(job: tuple[Path, Path]) -> None:
     plan = oocdl.plan(*job, **QUICK)
     text = str(plan)
     lines = text.splitlines()
@@ -76,8 +73,11 @@ def test_the_plan_shows_seconds_and_the_budget(
     assert f"at most {plan.disk_bytes / 2**20:.1f} MiB" in text
 
 
-def test_measured_rates_are_called_so(job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oocdl.planning.budget.load_rates", lambda engine: replace(NOMINAL))
+def test_measured_rates_are_called_so(
+    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store_rates("onnxruntime", NOMINAL)
     summary = oocdl.plan(*job, **QUICK).summary()
     assert "measured on this machine" in summary and "nominal" not in summary
 

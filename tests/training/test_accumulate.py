@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
-from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, SINGLE_PASS
 from oocdl.planning.task_key import TaskKind
 from oocdl.runtime import scheduler
 from tests.kit import nets
+from tests.kit.machine import Small, fit
 from tests.kit.models import export
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -180,7 +180,7 @@ def test_clipping_alone_is_pytorchs(optimizer: str, bench: Bench, tmp_path: Path
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_out_of_core(k: int, clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_core(k: int, clip: float | None, tmp_path: Path) -> None:
     """Weights in a dozen pieces and a tier of two units: sums and full gradients go through the disk.
 
     The ragged batch of one sample is cut otherwise than the full one, so its updates are cut anew.
@@ -191,9 +191,8 @@ def test_out_of_core(k: int, clip: float | None, tmp_path: Path, monkeypatch: py
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
     model = nets.write_mlp(tmp_path / "mlp.onnx", sizes)
     ours = OPTIMIZERS["adam"][0](clip_norm=clip)
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(small, 120_000))
     options = {**EXACT, "threads": 1, "batch_size": 16, "optimizer": ours, "epochs": 2}
-    run = oocdl.fit(model, data, accumulate=k, **options)
+    run = fit(model, data, machine=Small(capacity_bytes=120_000), accumulate=k, **options)
     calls = run.plan.kinds[RAGGED].graph.calls
     assert any(call.key.kind is TaskKind.RECUT for call in calls)
     assert len(run.plan.compiled.pieces["w1"]) > 10
@@ -202,10 +201,6 @@ def test_out_of_core(k: int, clip: float | None, tmp_path: Path, monkeypatch: py
         assert row["peak_bytes"] <= run.plan.machine.base_bytes + 120_000
     module = TwoLayers(nets.mlp_weights(sizes))
     check(run, *loop(module, torch.as_tensor(x).double(), torch.as_tensor(y), 16, k, "adam", clip))
-
-
-def small(capacity: int, settings: Any, dataset: Any) -> Machine:
-    return replace(machine_for(settings, dataset), capacity_bytes=capacity)
 
 
 @pytest.fixture

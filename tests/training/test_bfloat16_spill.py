@@ -13,10 +13,10 @@ import zarr
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.planning.cost_model import Rates
-from oocdl.planning.machine import Machine, machine_for
+from oocdl.planning.calibrate import store_rates
 from oocdl.planning.nominal import NOMINAL
 from oocdl.runtime import scheduler
+from tests.kit.machine import Small, fit
 from tests.kit.models import UNet3d, export
 
 Job = tuple[Path, Path]
@@ -35,32 +35,26 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little memory, and a disk that is worth avoiding."""
+def _slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is worth avoiding has been measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     slow = replace(NOMINAL, disk_read_bytes_per_second=1e6, disk_write_bytes_per_second=1e6)
-
-    def rates(engine: str) -> Rates:
-        return slow
-
-    def small(settings: Any, dataset: Any) -> Machine:
-        return replace(machine_for(settings, dataset), capacity_bytes=5 << 19)
-
-    monkeypatch.setattr("oocdl.planning.budget.rates_of", rates)
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
+    store_rates("torch", slow)
 
 
-def fit(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
+def fit_small(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
+    """Four steps with little memory."""
     settings = {"engine": "torch", "steps": 4, "memory": "6GiB", "progress": False, "threads": 2, "seed": 1}
-    return oocdl.fit(*job, workdir=workdir, **{**settings, **options})
+    return fit(*job, machine=Small(capacity_bytes=5 << 19), workdir=workdir, **{**settings, **options})
 
 
 def bits(run: oocdl.Run) -> dict[str, bytes]:
     return {name: np.asarray(array).tobytes() for name, array in run.weights.items()}
 
 
-@pytest.mark.usefixtures("slow_disk")
+@pytest.mark.usefixtures("_slow_disk")
 def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
-    plain, halved = fit(job, tmp_path / "a"), fit(job, tmp_path / "b", spill_dtype="bfloat16")
+    plain, halved = fit_small(job, tmp_path / "a"), fit_small(job, tmp_path / "b", spill_dtype="bfloat16")
     assert not plain.plan.compiled.bfloat16_values and len(halved.plan.compiled.bfloat16_values) > 5
     moved = [
         sum(row["read_bytes"] + row["written_bytes"] for row in run.history[1:]) for run in (plain, halved)
@@ -71,23 +65,23 @@ def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) 
     assert losses[0] != losses[1]
 
 
-@pytest.mark.usefixtures("slow_disk")
+@pytest.mark.usefixtures("_slow_disk")
 def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path: Path) -> None:
     runs = [
-        fit(job, tmp_path / "a", spill_dtype="bfloat16"),
-        fit(
+        fit_small(job, tmp_path / "a", spill_dtype="bfloat16"),
+        fit_small(
             job,
             tmp_path / "b",
             spill_dtype="bfloat16",
             scheduler=lambda *a, **k: scheduler.get(*a, workers=1),
         ),
     ]
-    fit(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)
-    runs.append(fit(job, tmp_path / "c", spill_dtype="bfloat16"))
+    fit_small(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)
+    runs.append(fit_small(job, tmp_path / "c", spill_dtype="bfloat16"))
     assert all(run.plan.compiled.bfloat16_values for run in runs)
     assert bits(runs[0]) == bits(runs[1]) == bits(runs[2])
     with pytest.raises(InputError, match="spill_dtype"):
-        fit(job, tmp_path / "c", steps=6)
+        fit_small(job, tmp_path / "c", steps=6)
 
 
 def test_what_fits_is_not_rounded(job: Job, tmp_path: Path) -> None:

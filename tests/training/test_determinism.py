@@ -14,9 +14,8 @@ import torch
 import zarr
 
 import oocdl
-from oocdl.host.limits import anonymous_bytes
-from oocdl.planning.machine import machine_for
 from oocdl.runtime import scheduler
+from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import ResNet, UNet3d, export
 
 pytestmark = pytest.mark.usefixtures("planned_once", "no_fsync")
@@ -43,7 +42,7 @@ class Bench:
         self.model = export(make(), (torch.as_tensor(x[:2]),), folder / "net.onnx", dynamic=(0,))
         self.data, self.folder, self.runs = folder / "data.zarr", folder, 0
 
-    def train(self, engine: str, **options: Any) -> tuple[Bits, oocdl.Run]:
+    def train(self, engine: str, machine: Small = THIS, **options: Any) -> tuple[Bits, oocdl.Run]:
         """Final weights, state and losses as bytes."""
         self.runs += 1
         settings = {
@@ -58,7 +57,7 @@ class Bench:
             "workdir": self.folder / f"run{self.runs}",
             "optimizer": "adam",
         }
-        run = oocdl.fit(self.model, self.data, **{**settings, **options})
+        run = fit(self.model, self.data, machine=machine, **{**settings, **options})
         store = run._store
         manifest = store.current()
         assert manifest is not None
@@ -105,14 +104,10 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     reference = _reference(bench, engine)
     roomy = oocdl.plan(bench.model, bench.data, **_plan_options(engine))
     unit = roomy.compiled.plan.peak_unit_bytes
-    monkeypatch.setattr(
-        "oocdl.planning.machine.TASK_BYTES", 0
-    )  # of the process, of which nothing is counted here
-    monkeypatch.setattr(
-        "oocdl.planning.budget.SMALLER_UNITS_TIME_RATIO", 0.0
-    )  # the same units, however fast smaller ones would be
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", functools.partial(_small, 3 * unit))
-    bits, run = bench.train(engine)
+    # Nothing is counted of the process, and units are the same however fast smaller ones would be.
+    monkeypatch.setattr("oocdl.planning.machine.TASK_BYTES", 0)
+    monkeypatch.setattr("oocdl.planning.budget.SMALLER_UNITS_TIME_RATIO", 0.0)
+    bits, run = bench.train(engine, Small(capacity_bytes=3 * unit))
     assert differing(reference, bits) == []
     rows = run.history
     assert any(row["written_bytes"] > 0 for row in rows), "nothing was spilled"
@@ -123,11 +118,3 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
 def _plan_options(engine: str) -> dict[str, Any]:
     parallel = {"batch": 2, "space": (3,), "channels": 2}
     return {"engine": engine, "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": parallel}
-
-
-def _small(capacity: int, settings: Any, dataset: Any) -> Any:
-    machine = machine_for(settings, dataset)
-    assert anonymous_bytes() < settings.memory_bytes
-    return machine.__class__(
-        machine.engine, machine.threads, machine.base_bytes, capacity, machine.reserved_bytes
-    )

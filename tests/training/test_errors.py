@@ -27,7 +27,8 @@ from oocdl.errors import (
     UnsupportedError,
 )
 from oocdl.optim import SGD, Adam
-from tests.kit import nets
+from tests.kit import machine, nets
+from tests.kit.machine import Small
 
 QUICK: dict[str, Any] = {
     "memory": "4GiB",
@@ -279,24 +280,21 @@ def test_a_label_out_of_range(fit: Callable[..., oocdl.Run], label: int) -> None
     assert "[6, 7]" in text
 
 
-def test_an_impossible_budget_names_the_one_that_would_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_budget_names_the_one_that_would_do(tmp_path: Path) -> None:
     # What the process itself takes varies by more than this network's smallest budget.
-    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
+    options = {**QUICK, "machine": Small(process_bytes=300 << 20)}
     model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
     random = np.random.default_rng(0)
     image = random.normal(size=(1, 1, 16, 16, 16)).astype("f4")
     data = nets.write_data(tmp_path / "data.zarr", {"image": image, "logits": (image[:, 0] > 0).astype("u1")})
-    plan = oocdl.plan(model, data, **QUICK)
-    base = plan.machine.base_bytes
-    given = base + (1 << 14)
-    text = refused(BudgetError, "layer|memory", lambda: oocdl.fit(model, data, **{**QUICK, "memory": given}))
+    plan = machine.plan(model, data, **options)
+    options["memory"] = plan.machine.base_bytes + (1 << 14)
+    text = refused(BudgetError, "layer|memory", lambda: machine.fit(model, data, **options))
     layer = re.search(r"layer '([^']+)'", text)
     assert layer and re.match(r"(grad/)?(down1|bottom|up1|head)", layer[1])
     smallest = re.search(r"memory='(\d+MiB)'", text)
     assert smallest and not (tmp_path / "unet.run").exists()
-    run = oocdl.fit(model, data, **{**QUICK, "memory": smallest[1]})
+    run = machine.fit(model, data, **{**options, "memory": smallest[1]})
     assert run.steps == 1 and run.history[0]["peak_bytes"] <= parse_bytes(smallest[1])
 
 

@@ -19,7 +19,8 @@ from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
-from tests.kit import nets
+from tests.kit import machine, nets
+from tests.kit.machine import Small
 
 QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
 Fit = Callable[..., oocdl.Run]
@@ -158,16 +159,14 @@ def volume(tmp_path: Path) -> Fit:
     data = nets.write_data(tmp_path / "volume.zarr", nets.volumes(1, 32))
 
     def call(workdir: str, **options: Any) -> oocdl.Run:
-        return oocdl.fit(model, data, workdir=tmp_path / workdir, **{**QUICK, **options})
+        small = Small(process_bytes=300 << 20)
+        return machine.fit(model, data, machine=small, workdir=tmp_path / workdir, **{**QUICK, **options})
 
     return call
 
 
-def test_another_budget_makes_the_same_bits(
-    volume: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_budget_makes_the_same_bits(volume: Fit, tmp_path: Path) -> None:
     """The plan is frozen: more memory changes nothing, less nothing as long as a unit fits."""
-    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     refused(BudgetError, "beside the process itself", lambda: volume("none", memory="1MiB"))
     assert not (tmp_path / "none").exists()
     first = volume("run", steps=2, parallel={"space": (4,)})

@@ -18,6 +18,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.task_graph import CombineCall, UnitCall
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
 from tests.kit import nets
+from tests.kit.machine import Small, fit, plan
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
@@ -159,16 +160,16 @@ def test_of_two_steps_the_last_and_all_its_passes(job: tuple[Path, Path], tmp_pa
     nest(tmp_path / "step.json")
 
 
-def test_the_spill_has_tracks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In memory for two units most of a step is spilled. The process is counted as if it were small."""
+def test_the_spill_has_tracks_of_its_own(tmp_path: Path) -> None:
+    """In memory for two units most of a step is spilled."""
     model = write_unet3d(tmp_path / "unet.onnx", base=8, depth=1, classes=2)
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 32))
-    monkeypatch.setattr("oocdl.planning.machine.anonymous_bytes", lambda: 300 << 20)
     options = QUICK | {"threads": 1, "steps": 3, "parallel": {"space": (16,)}}
-    roomy = oocdl.plan(model, data, **options)
+    options["machine"] = Small(process_bytes=300 << 20)
+    roomy = plan(model, data, **options)
     options["memory"] = roomy.machine.base_bytes + 2 * roomy.compiled.plan.peak_unit_bytes
     path = tmp_path / "step.json"
-    run = oocdl.fit(model, data, workdir=tmp_path / "run", trace=path, **options)
+    run = fit(model, data, workdir=tmp_path / "run", trace=path, **options)
     nest(path)
     names = {e["tid"]: e["args"]["name"] for e in read(path)["traceEvents"] if e["name"] == "thread_name"}
     written = [event for event in spans(path, "spill") if event["name"] == "spill write"]

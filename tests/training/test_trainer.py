@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
-from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.task_key import TaskKind
 from tests.kit import nets
+from tests.kit.machine import Small, fit
 
 QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
 
@@ -357,7 +356,7 @@ def test_a_damaged_sample_is_named(mlp: Path, data: Path) -> None:
         oocdl.fit(mlp, data, batch_size=2, shuffle=False, **QUICK)
 
 
-def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path) -> None:
     """What is stored is as the full batch cuts it; the update of a smaller one is cut anew to match."""
     x = np.random.default_rng(0).normal(size=(33, 64)).astype("f4")
     data = nets.write_data(tmp_path / "wide.zarr", {"x": x, "y": np.argmax(x[:, :32], axis=1)})
@@ -371,12 +370,7 @@ def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path, monkeypatch: pytest
     }
     exact["optimizer"] = SGD(lr=0.01, momentum=0.9)
     roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
-
-    def small(settings: Any, dataset: Any) -> Machine:
-        return replace(machine_for(settings, dataset), capacity_bytes=120_000)
-
-    monkeypatch.setattr("oocdl.training.trainer.machine_for", small)
-    run = oocdl.fit(model, data, workdir=tmp_path / "small", **exact)
+    run = fit(model, data, machine=Small(capacity_bytes=120_000), workdir=tmp_path / "small", **exact)
     assert any(call.key.kind is TaskKind.RECUT for call in run.plan.ragged.graph.calls)
     for name in run.weights:
         np.testing.assert_allclose(run.weights[name][...], roomy.weights[name][...], rtol=1e-9, atol=1e-12)
