@@ -20,6 +20,7 @@ import oocdl
 from oocdl.optim import SGD, Adam
 from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
+from tests.kit.settings import EXACT
 
 STEPS, SAMPLES, BATCH = 3, 3, 2
 """Of a run: the second batch is ragged, the third is whole again."""
@@ -161,15 +162,10 @@ class Job:
     def settings(self, **options: Any) -> dict[str, Any]:
         """Options of ``fit``: all steps, in dataset order."""
         return {
+            **EXACT,
             "loss": self.net.loss,
             "steps": STEPS,
             "batch_size": BATCH,
-            "shuffle": False,
-            "memory": "6GiB",
-            "progress": False,
-            "engine": "torch",
-            "precision": "float64",
-            "threads": 2,
             **options,
         }
 

@@ -23,21 +23,13 @@ from oocdl.optim import SGD, Adam
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, SINGLE_PASS
 from oocdl.planning.task_key import TaskKind
 from oocdl.runtime import scheduler
-from tests.kit import nets
+from tests.kit import nets, settings
 from tests.kit.machine import Small, fit
 from tests.kit.models import export
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
-EXACT: dict[str, Any] = {
-    "memory": "6GiB",
-    "engine": "torch",
-    "precision": "float64",
-    "progress": False,
-    "threads": 2,
-    "shuffle": False,
-    "loss": "cross_entropy",
-}
+EXACT = {**settings.EXACT, "loss": "cross_entropy"}
 OPTIMIZERS: dict[str, tuple[Callable[..., Any], Callable[..., torch.optim.Optimizer]]] = {
     "sgd": (
         functools.partial(SGD, lr=0.1, momentum=0.9),

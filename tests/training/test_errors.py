@@ -27,16 +27,10 @@ from oocdl.errors import (
     UnsupportedError,
 )
 from oocdl.optim import SGD, Adam
-from tests.kit import machine, nets
+from tests.kit import machine, nets, settings
 from tests.kit.machine import Small
 
-QUICK: dict[str, Any] = {
-    "memory": "4GiB",
-    "engine": "onnxruntime",
-    "progress": False,
-    "threads": 1,
-    "steps": 1,
-}
+QUICK = {**settings.QUICK, "steps": 1}
 Arrays = dict[str, np.ndarray]
 
 

@@ -21,8 +21,8 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
 from tests.kit import machine, nets
 from tests.kit.machine import Small
+from tests.kit.settings import QUICK
 
-QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
 Fit = Callable[..., oocdl.Run]
 
 

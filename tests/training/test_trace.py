@@ -17,16 +17,14 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.task_graph import CombineCall, UnitCall
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
-from tests.kit import nets
+from tests.kit import nets, settings
 from tests.kit.machine import Small, fit, plan
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
 Event = dict[str, Any]
-QUICK: dict[str, Any] = {
-    "memory": "4GiB",
-    "engine": "onnxruntime",
-    "progress": False,
+QUICK = {
+    **settings.QUICK,
     "threads": 2,
     "steps": 4,
     "loss": "dice_ce",

@@ -22,8 +22,7 @@ from oocdl.optim import SGD, Adam
 from oocdl.planning.task_key import TaskKind
 from tests.kit import nets
 from tests.kit.machine import Small, fit
-
-QUICK: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "progress": False, "threads": 1}
+from tests.kit.settings import EXACT, QUICK
 
 
 @pytest.fixture
@@ -361,14 +360,7 @@ def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(33, 64)).astype("f4")
     data = nets.write_data(tmp_path / "wide.zarr", {"x": x, "y": np.argmax(x[:, :32], axis=1)})
     model = nets.write_mlp(tmp_path / "wide.onnx", (64, 96, 32))
-    exact: dict[str, Any] = {
-        **QUICK,
-        "engine": "torch",
-        "precision": "float64",
-        "batch_size": 16,
-        "epochs": 2,
-    }
-    exact["optimizer"] = SGD(lr=0.01, momentum=0.9)
+    exact = {**EXACT, "threads": 1, "batch_size": 16, "epochs": 2, "optimizer": SGD(lr=0.01, momentum=0.9)}
     roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
     run = fit(model, data, machine=Small(capacity_bytes=120_000), workdir=tmp_path / "small", **exact)
     assert any(call.key.kind is TaskKind.RECUT for call in run.plan.ragged.graph.calls)
