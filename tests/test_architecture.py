@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.kit.code import PACKAGE, ROOT, functions, imports, modules, own_imports, path_of, room
 
@@ -89,6 +91,20 @@ every_folder = pytest.mark.parametrize(
 def test_every_package_has_its_place() -> None:
     assert {room(name) for name in modules()} == set(PACKAGES)
     assert {path.stem for path in PACKAGE.glob("*.py")} == FACE
+
+
+def test_the_picture_shows_the_rooms_that_there_are() -> None:
+    house = runpy.run_path(str(ROOT / "docs" / "draw_house.py"))
+    floors = house["rooms"]()
+    assert sorted(name for floor in floors for name in floor) == sorted(PACKAGES)
+    below = set(PACKAGES)
+    for floor in floors:
+        below -= set(floor)
+        for name in modules():
+            if room(name) in floor:
+                assert {room(found) for found in own_imports(name)} <= below | {room(name)}, name
+    with Image.open(ROOT / "docs" / "house.png") as picture:
+        assert picture.info["Description"] == house["description"](), "python docs/draw_house.py"
 
 
 @every_module
