@@ -7,7 +7,7 @@
 The three are each other's gradients (Dumoulin & Visin 2016, arXiv:1603.07285, chapter 4).
 ``pads`` are begins then ends, as in ONNX. ``ConvTranspose.spatial`` is the output's
 spatial shape, which says what ``output_padding`` says. Scratch space is what
-`research/kernels.md`, section D measured.
+`docs/kernel-measurements.md`, section 6, measured.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _blocked(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> l
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
 
-    kernels.md D: 448 MB for 32 x 27 x 131072 elements. At stride one the engines run a plain
+    `docs/kernel-measurements.md`, section 6: 448 MB for 32 x 27 x 131072 elements. At stride one the engines run a plain
     Conv with the flipped weight instead, which has no such buffer.
     """
     x, w = inputs

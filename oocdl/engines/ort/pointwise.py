@@ -3,7 +3,7 @@
 A chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So
 its members are NumPy kernels that write into memory they are given; they take operands, unpadded and
 broadcastable, and the arrays their results go to. Closed forms of the ONNX operators and their measured
-costs: research/kernels.md, section B4.
+costs: `docs/kernel-measurements.md`, section 4.
 """
 
 from __future__ import annotations
