@@ -9,6 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
+
 PICTURE = Path(__file__).with_name("house.png")
 
 PEOPLE, PURE, COMPUTE, BYTES, GROUND = "people", "pure data", "compute", "bytes", "ground"
@@ -80,16 +84,11 @@ def description() -> str:
 
 def draw(path: Path = PICTURE) -> None:
     """Draw the house, 1600 pixels wide."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
-
     high, gap, left, right, ink = 0.56, 0.075, 0.72, 7.74, "#222222"
     roof = 0.95
     top = len(FLOORS) * (high + gap)
-    figure = pyplot.figure(figsize=(8, top + roof + 0.52), dpi=200)
+    figure = Figure(figsize=(8, top + roof + 0.52), dpi=200)
+    canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 8), ylim=(-0.45, top + roof + 0.07))
     axes.axis("off")
@@ -136,11 +135,10 @@ def draw(path: Path = PICTURE) -> None:
         )  # fmt: skip
         axes.add_patch(mark)
         text = axes.text(x + 0.23, -0.25, words, size=9, va="center", color=ink)
-        extent = text.get_window_extent(figure.canvas.get_renderer())
+        extent = text.get_window_extent(canvas.get_renderer())
         x = axes.transData.inverted().transform((extent.x1, 0))[0] + 0.24
 
     figure.savefig(path, metadata={"Software": None, "Description": description()})
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,19 @@ from oocdl.cli.app import app
 from oocdl.cli.demo import write_volumes
 from oocdl.graph.onnx.reader import lowerings, supported
 from oocdl.ops import RULES
+from tests.kit.code import PACKAGE, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+TOP = ("oocdl", "tests", "docs", "perf", "examples")
+ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+PAGES = [*sorted(ROOT.glob("*.md")), *(page for top in TOP for page in sorted((ROOT / top).rglob("*.md")))]
+SOURCES = [source for top in TOP for source in sorted((ROOT / top).rglob("*.py"))]
 SHORTER = {"epochs=20": "epochs=1", "2GiB": "4GiB"}
 """Stand-ins: the test's process has loaded more than a user's would have."""
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def blocks(language: str) -> list[str]:
@@ -65,13 +73,6 @@ def test_every_operator_is_listed_and_every_listed_one_is_there() -> None:
     assert only_known == supported(RULES) - set(lowerings(RULES))
 
 
-def test_every_module_and_room_has_its_row() -> None:
-    named = set(re.findall(r"`(?:oocdl/)?(\w+)(?:\.py|/)`", section("Where things are")))
-    there = {path.stem for path in (ROOT / "oocdl").iterdir() if path.suffix == ".py" or path.is_dir()}
-    hidden = {"__pycache__", "losses", "optim", "testing", "zoo"}
-    assert there - hidden <= named
-
-
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
     (command,) = re.findall(r"python (-m pytest.*)$", blocks("sh")[1], re.MULTILINE)
     assert f'"$bin/python" {command} ' in (ROOT / ".ci" / "run").read_text()
@@ -84,9 +85,31 @@ def test_commands_parse_and_files_are_there() -> None:
         shown = CliRunner().invoke(app, [verb, "--help"])
         assert shown.exit_code == 0, line
         assert not [word for word in rest if word.startswith("--") and word not in shown.output]
-    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text()):
-            assert (page.parent / target).is_file(), (page, target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text())
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=named)
+def test_files_that_are_named_are_there(text: Path) -> None:
+    names = re.findall(r"`([\w./*-]+)`", text.read_text())
+    assert not [name for name in names if is_path(name) and not found(name, text.parent)]
+
+
+def is_path(name: str) -> bool:
+    """Whether something between backticks claims to be a file or a folder of this repository."""
+    first, slash, _ = name.partition("/")
+    return name.endswith((".py", ".md")) or bool(slash and (first in ROOMS or first in TOP))
+
+
+def found(name: str, beside: Path) -> bool:
+    """Paths start at the root, in ``oocdl/`` or beside the text; a name alone may be that of any file."""
+    if "/" not in name and any(path.name == name for path in (*PAGES, *SOURCES)):
+        return True
+    return any(list(base.glob(path)) for base in (ROOT, PACKAGE, beside) for path in (name, f"{name}.py"))
 
 
 def test_the_project_says_what_it_needs() -> None:
