@@ -1,5 +1,5 @@
 """Engines: programs to functions of arrays.
 
-``engine`` is the protocol, ``registry`` names all engines; each engine is one package. A runtime is
-imported when it is chosen, not before.
+``engine`` is the protocol and the choice by name, ``registry`` names all engines; each engine is one
+package, and none knows another. A runtime is imported when it is chosen, not before.
 """

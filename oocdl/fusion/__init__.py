@@ -1,5 +1,6 @@
 """Chains of elementwise instructions, run block by block or as one compiled loop.
 
-Both engines on the processor use it: instructions are grouped, cheap values are computed again
-where they are read, and a chain becomes a loop that LLVM compiles, or a plan of blocks.
+The PyTorch and onnxruntime engines use it on the processor: instructions are grouped, cheap values
+are computed again where they are read, and a chain becomes a loop that LLVM compiles, or a plan of
+blocks.
 """

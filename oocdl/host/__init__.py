@@ -1,4 +1,4 @@
-"""The machine: what memory and cores the process may use, and how freed memory is given back.
+"""This machine: how much memory the process may use, how many cores, and how freed memory is given back.
 
-Limits are read from the machine, memory cgroups, ``ulimit`` and Slurm; the least of them counts.
+Limits of memory are read from the machine, memory cgroups, ``ulimit`` and Slurm; the least of them counts.
 """

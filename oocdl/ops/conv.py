@@ -246,8 +246,8 @@ def _blocked(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> l
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
 
-    `docs/kernel-measurements.md`, section 6: 448 MB for 32 x 27 x 131072 elements. At stride one the engines run a plain
-    Conv with the flipped weight instead, which has no such buffer.
+    The im2col of 32 x 27 x 131072 elements takes 448 MB (`docs/kernel-measurements.md`, section 6). At stride
+    one the engines run a plain Conv with the flipped weight instead, which has no such buffer.
     """
     x, w = inputs
     windows = slides(node, w[2:])

@@ -1,6 +1,7 @@
 """From a model, settings and a memory budget to a plan of every pass, and from a plan to tasks.
 
-``compiler`` applies the recipe. ``budget`` and ``tile_search`` find the largest units that keep the
-budget, ``cost_model`` and ``simulate`` predict how long a pass of them takes, and ``task_graph``
-lists its tasks.
+``recipe`` lists the transforms that make a pass of a model, and ``compiler`` cuts what they make.
+``tile_search`` finds the largest units that fit, ``budget`` chooses among them by the seconds that
+``simulate`` predicts from rates of this machine (``calibrate`` measures them, ``cost_model`` uses
+them), and ``task_graph`` lists the tasks of a pass in order.
 """

@@ -1,8 +1,8 @@
 """A step before it runs: the same tasks, tier and disk, with predicted seconds instead of arithmetic.
 
-Units are started by the scheduler's own order (``planning/window_order``), acquire what they acquire
-in a run (``planning/calls``), and are let in and chunks evicted by the very books that the RAM tier keeps
-(``storage/cache/ledger``). Only the clock, the disk and the compute slots are the simulator's own.
+Units are started by the scheduler's own order (``planning/window_order.py``), acquire what they acquire
+in a run (``planning/calls.py``), and are let in and chunks evicted by the very books that the RAM tier keeps
+(``storage/cache/ledger.py``). Only the clock, the disk and the compute slots are the simulator's own.
 What comes out: seconds, bytes from and to the disk, and memory over time.
 """
 

@@ -1,4 +1,5 @@
-"""Convolutions on arrays in channel blocks, onnxruntime's fastest layout.
+"""Convolutions of volumes with their channels last, faster than onnxruntime's own.
 
-How volumes are cut into tiles of blocked channels, and the steps that convolve them.
+At stride one they run plane by plane in blocks of channels, onnxruntime's fastest layout for images;
+windows that lie side by side are matrix products (``tiles``).
 """

@@ -1,5 +1,5 @@
 """Convolutions and pooling windows on PyTorch.
 
-``dispatch`` chooses the kernel by shape: products for kernels of one tap, im2col where there are
-few taps, one tap after the other for thin slabs, oneDNN otherwise.
+``dispatch`` chooses the kernel by shape: matrix products for kernels of one tap, im2col where there are
+few taps, convolutions plane by plane for thin slabs, oneDNN otherwise.
 """
