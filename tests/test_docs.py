@@ -8,6 +8,7 @@ import shlex
 import tomllib
 import warnings
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from typer.testing import CliRunner
@@ -97,6 +98,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_are_named_are_there(text: Path) -> None:
     names = re.findall(r"`([\w./*-]+)`", text.read_text())
     assert not [name for name in names if is_path(name) and not found(name, text.parent)]
+
+
+@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=named)
+def test_modules_that_are_named_are_there(text: Path) -> None:
+    for name in re.findall(r"`(oocdl(?:\.\w+)+)`", text.read_text()):
+        resolve_name(name)
 
 
 def is_path(name: str) -> bool:
