@@ -23,6 +23,8 @@ from tests.kit import machine, nets
 from tests.kit.machine import Small
 from tests.kit.settings import QUICK
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 Fit = Callable[..., oocdl.Run]
 
 
