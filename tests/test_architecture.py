@@ -67,7 +67,7 @@ GATES = {
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*",),
     "dask": ("runtime.*", "report.plan_view", "testing"),
-    "distributed": ("runtime.cluster",),
+    "distributed": ("runtime.cluster", "runtime.dask_records"),
     "zarr": ("storage.*", "training.*", "cli.demo"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),

@@ -12,7 +12,7 @@ from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import load_rates
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
-from oocdl.planning.cost_model import Rates
+from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.machine import (
     SLACK_BYTES,
     DeviceShortage,
@@ -23,7 +23,6 @@ from oocdl.planning.machine import (
     discards_old_weights,
     plan_growth_bytes,
 )
-from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.simulate import simulate
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.timeline import Simulated

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import exp, log, prod
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import OpRule, Rules
 from oocdl.graph.ir.program import Instruction, Program, padded_shape
-from oocdl.graph.ir.speed import Computing, RateTable
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.speed import Computing, RateTable, Streaming
+from oocdl.ops.registry import RULES
 
 BFLOAT16_SUFFIX = " in bfloat16"
 """What the kind of a product of bfloat16 operands ends with."""
@@ -179,3 +181,39 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
     parts = [out for out in program.outputs if out.crop is not None]
     copied = 2 * sum(array_bytes(out.shape, dtypes[out.slot]) for out in parts)
     return seconds + copied / rates.copy_bytes_per_second
+
+
+def _nominal_arithmetic(rules: Rules) -> Iterator[tuple[str, RateTable]]:
+    """Nominal tables of the heavy operators, by kind."""
+    for rule in rules.values():
+        if isinstance(rule.speed, Computing):
+            yield from rule.speed.rate_tables.items()
+            yield from (
+                (kind + BFLOAT16_SUFFIX, points) for kind, points in rule.speed.bfloat16_rate_tables.items()
+            )
+
+
+def _nominal_memory(rules: Rules) -> Iterator[tuple[str, float]]:
+    """Nominal rates of the operators that are bound by memory; ValueError if one has none."""
+    for op, rule in rules.items():
+        if isinstance(rule.speed, Streaming):
+            like = rules[rule.speed.like].speed
+            rate_of_like = like.bytes_per_second if isinstance(like, Streaming) else None
+            rate = rule.speed.bytes_per_second or rate_of_like
+            if rate is None:
+                raise ValueError(f"neither '{op}' nor '{rule.speed.like}', which it is like, has a rate")
+            yield op, rate
+
+
+NOMINAL = Rates(
+    arithmetic=dict(_nominal_arithmetic(RULES)),
+    memory=dict(_nominal_memory(RULES)),
+    copy_bytes_per_second=2.4e10,
+    instruction_seconds=2.7e-6,
+    program_seconds=2.3e-5,
+    disk_read_bytes_per_second=1.9e9,
+    disk_write_bytes_per_second=3.6e9,
+    thin_slab_elements=THIN_SLAB_ELEMENTS,
+)
+"""What ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
+virtual machine and its virtual disk, rounded to two digits. Rates of operators stand in their rules."""

@@ -17,8 +17,8 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
 from oocdl.planning.budget import predict_pass, rates_of
 from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
-from oocdl.planning.nominal import NOMINAL
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.timeline import Simulated

@@ -11,7 +11,7 @@ import pytest
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Scale, Streaming
 from oocdl.ops.registry import RULES
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import NOMINAL
 from tests.kit.code import imports, modules, own_imports, room
 
 

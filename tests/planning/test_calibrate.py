@@ -21,8 +21,7 @@ from oocdl.planning.calibrate import (
     rates_for,
     store_rates,
 )
-from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, program_seconds
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import BFLOAT16_SUFFIX, NOMINAL, Rates, program_seconds
 from oocdl.planning.probes import overhead_program
 
 ENGINES = ("torch", "onnxruntime")

@@ -16,8 +16,14 @@ from oocdl.graph.ir.speed import Computing, Heavy, RateTable, Scale
 from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, elementwise
-from oocdl.planning.cost_model import BFLOAT16_SUFFIX, Rates, heavy_kind, interpolate, program_seconds
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import (
+    BFLOAT16_SUFFIX,
+    NOMINAL,
+    Rates,
+    heavy_kind,
+    interpolate,
+    program_seconds,
+)
 from oocdl.planning.probes import (
     bfloat16_probes,
     computing_probes,

@@ -11,7 +11,7 @@ import zarr
 
 import oocdl
 from oocdl.ops import RULES
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulate import simulate
 from tests.kit.models import GPT, UNet3d, export
 

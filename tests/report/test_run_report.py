@@ -14,7 +14,7 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.planning.calibrate import store_rates
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report.run_report import TABLE_COLUMNS, computing_seconds, make_report, read_report

@@ -14,7 +14,7 @@ import zarr
 import oocdl
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import store_rates
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.runtime import scheduler
 from tests.kit.machine import Small, fit
 from tests.kit.models import UNet3d, export

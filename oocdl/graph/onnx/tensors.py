@@ -135,11 +135,12 @@ def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSou
     what = f"tensor {shown(tensor.name)}"
     stored = element_type(tensor, what)
     shape = dimensions(tensor, what)
-    size = prod(shape) * stored.itemsize
     declared = WeightSource(name=tensor.name, shape=shape, dtype=stored.name, stored=stored, path=None)
     if span is not None:
-        if span.length != size:
-            raise ModelError(f"{what} declares {size_text(size)}, but carries {size_text(span.length)}")
+        if span.length != declared.nbytes:
+            raise ModelError(
+                f"{what} declares {size_text(declared.nbytes)}, but carries {size_text(span.length)}"
+            )
         return replace(declared, path=path, offset=span.start, stamp=_stamp(path.stat()))
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return _external(tensor, path.parent, declared, what)

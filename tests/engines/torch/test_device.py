@@ -31,7 +31,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
-from oocdl.planning.nominal import NOMINAL
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.training import resume
 from tests.kit.jobs import EVEN, OPTIMIZERS, Job, check, losses_of, prepare, train, unet
 from tests.kit.kernel_cases import noise
