@@ -90,7 +90,7 @@ def parts_of(call: UnitCall | CombineCall) -> list[tuple[TaskKey, int]]:
         for read in call.reads
         for number, part in read.chunks
     ]
-    for index, lane in enumerate(call.lanes):
-        if lane is not None:
-            found.append((call.arguments[lane[0]], made_of(call)[index].nbytes))
+    for index, partial_sum in enumerate(call.partial_sums):
+        if partial_sum is not None:
+            found.append((call.arguments[partial_sum[0]], made_of(call)[index].nbytes))
     return found

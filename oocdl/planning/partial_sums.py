@@ -1,4 +1,4 @@
-"""Lanes: a fixed number of sums that the shards of a layer add their partial results to, in order."""
+"""The shards of a layer add their partial results to a fixed number of partial sums, in order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from oocdl.planning.pass_plan import PARTIAL_SUM_BYTES, LayerPlan, PassPlan
 from oocdl.planning.task_key import TaskKey
 
 
-class Lanes:
-    """Which earlier partial result each unit adds its own to."""
+class PartialSums:
+    """The partial sums of one layer: each unit learns which earlier result it adds its own to."""
 
     def __init__(self, plan: PassPlan, planned: LayerPlan) -> None:
         self.groups: dict[tuple[str, Region], list[list[tuple[TaskKey, int]]]] = {}
@@ -20,21 +20,19 @@ class Lanes:
                     shards[name, region] = shards.get((name, region), 0) + 1
         for (name, region), count in shards.items():
             size = region_size(region) * itemsize(plan.factored.graph.values[name].dtype)
-            lanes = min(count, max(2, PARTIAL_SUM_BYTES // max(size, 1)))
-            self.groups[name, region] = [[] for _ in range(lanes)]
+            sums = min(count, max(2, PARTIAL_SUM_BYTES // max(size, 1)))
+            self.groups[name, region] = [[] for _ in range(sums)]
         self.shards = shards
 
     def alone(self, name: str, region: Region) -> bool:
         """Whether one unit makes all of it, so that nothing is left to combine."""
         return self.shards[name, region] == 1
 
-    def join(
-        self, name: str, region: Region, number: int, count: int, key: TaskKey
-    ) -> tuple[TaskKey, int] | None:
-        """Enter a unit's partial result; returns the lane's last key and its count so far."""
-        lanes = self.groups[name, region]
-        filled = sum(len(lane) for lane in lanes)
-        lane = lanes[filled % len(lanes)]
-        previous = lane[-1] if lane else None
-        lane.append((key, count + (previous[1] if previous else 0)))
+    def join(self, name: str, region: Region, count: int, key: TaskKey) -> tuple[TaskKey, int] | None:
+        """Add a unit's result to a partial sum; returns its last key and its elements before, if any."""
+        sums = self.groups[name, region]
+        entered = sum(map(len, sums))
+        members = sums[entered % len(sums)]
+        previous = members[-1] if members else None
+        members.append((key, count + (previous[1] if previous else 0)))
         return previous

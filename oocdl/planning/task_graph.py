@@ -2,8 +2,8 @@
 
 Compiled once; each step only fills in its number. A call is a unit, the combining
 of partial results, or a piece of a unit's result on its own (so that it lives and
-dies by itself). Partial results go to a fixed number of lanes: a unit adds its own
-to the lane's sum so far, one call then combines the lanes in order. What is added
+dies by itself). Partial results go to a fixed number of partial sums: a unit adds its own
+to the sum so far, one call then combines the sums in order. What is added
 to what is fixed by the plan, never by who was first.
 """
 
@@ -18,7 +18,7 @@ from oocdl.graph.ir.index import Region, intersect, is_empty, region_shape, regi
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.transforms.factorize import Cell
-from oocdl.planning.partial_sums import Lanes
+from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
 from oocdl.planning.unit_cost import combine_buffer_bytes, unit_buffer_bytes
@@ -54,8 +54,8 @@ class UnitCall:
     unit: Unit
     arguments: tuple[TaskKey, ...]
     reads: tuple[Read, ...]
-    lanes: tuple[tuple[int, int] | None, ...]
-    """For each made value: (argument number, elements so far) of the lane it is added to."""
+    partial_sums: tuple[tuple[int, int] | None, ...]
+    """For each made value: (argument number, elements so far) of the partial sum that it is added to."""
     combines: tuple[str | None, ...]
     """For each made value: how it is combined."""
     dtypes: tuple[str, ...]
@@ -69,16 +69,16 @@ class UnitCall:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CombineCall:
-    """Combine the lanes of the outputs of one partial node, for one piece."""
+    """Combine the partial sums of the outputs of one partial node, for one piece."""
 
     key: TaskKey
     position: int
     combine: str
     arguments: tuple[TaskKey, ...]
-    """Lane by lane, each with all outputs."""
+    """One partial sum after the other, each with all outputs."""
     values: tuple[str, ...]
     counts: tuple[int, ...]
-    """Elements that went into each lane."""
+    """Elements that went into each partial sum."""
     region: Region
     dtypes: tuple[str, ...]
     uses: tuple[tuple[int, ...], ...] = ()
@@ -206,7 +206,7 @@ def _read_in_next_step(
 def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     layer = planned.layer
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
-    lanes = Lanes(plan, planned)
+    sums = PartialSums(plan, planned)
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
         arguments: list[TaskKey] = []
@@ -215,27 +215,26 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
             replace(_read(draft, plan, name, region, arguments), overwritten=place in overwrites)
             for place, (name, region) in enumerate(unit.reads)
         )
-        lane_of: list[tuple[int, int] | None] = [None] * len(unit.makes)
+        added_to: list[tuple[int, int] | None] = [None] * len(unit.makes)
         for index, (name, region) in enumerate(unit.makes):
             if name in layer.partials:
-                previous = lanes.join(
-                    name, region, number, unit.counts[index], result_key(key, name, len(unit.makes))
-                )
+                made = result_key(key, name, len(unit.makes))
+                previous = sums.join(name, region, unit.counts[index], made)
                 if previous is not None:
-                    lane_of[index] = (len(arguments), previous[1])
+                    added_to[index] = (len(arguments), previous[1])
                     arguments.append(previous[0])
         for argument in dict.fromkeys(arguments):
             draft.readers.setdefault(argument, []).append(draft.position)
-        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, lane_of, cell_of, planned))
+        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, added_to, cell_of, planned))
         draft.position += 1
         for index, (name, region) in enumerate(unit.makes):
             made = result_key(key, name, len(unit.makes))
             if made != key:
                 draft.calls.append(PickCall(made, key, index))
-            if name not in layer.partials or lanes.alone(name, region):
+            if name not in layer.partials or sums.alone(name, region):
                 draft.pieces.setdefault(name, []).append((region, made))
     for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
-        _combine(draft, plan, layer.name, cell, lanes)
+        _combine(draft, plan, layer.name, cell, sums)
 
 
 def _stored(
@@ -273,7 +272,7 @@ def _cut_anew(
         unit=unit,
         arguments=tuple(arguments),
         reads=(read,),
-        lanes=(None,),
+        partial_sums=(None,),
         combines=(None,),
         dtypes=(dtype,),
         buffer_bytes=buffers,
@@ -291,7 +290,7 @@ def _unit_call(
     key: TaskKey,
     arguments: list[TaskKey],
     reads: tuple[Read, ...],
-    lanes: list[tuple[int, int] | None],
+    added_to: list[tuple[int, int] | None],
     cell_of: Mapping[str, Cell],
     planned: LayerPlan,
 ) -> UnitCall:
@@ -304,7 +303,7 @@ def _unit_call(
         unit=unit,
         arguments=tuple(arguments),
         reads=reads,
-        lanes=tuple(lanes),
+        partial_sums=tuple(added_to),
         combines=combines,
         dtypes=tuple(values[name].dtype for name, _ in unit.makes),
         buffer_bytes=unit_buffer_bytes(unit, layer, plan.factored),
@@ -332,16 +331,16 @@ def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], argum
     return Read(name, region, dtype, tuple(chunks))
 
 
-def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, lanes: Lanes) -> None:
+def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: PartialSums) -> None:
     """One call for each piece of a partial node whose result several units share."""
     values = plan.factored.graph.values
-    names = [view.value for view in cell.outputs if any(n == view.value for n, _ in lanes.groups)]
-    regions = [region for name, region in lanes.groups if name == names[0]]
+    names = [view.value for view in cell.outputs if any(n == view.value for n, _ in sums.groups)]
+    regions = [region for name, region in sums.groups if name == names[0]]
     for number, region in enumerate(regions):
-        if lanes.alone(names[0], region):
+        if sums.alone(names[0], region):
             continue
-        ends = [[lane[-1] for lane in lanes.groups[name, region]] for name in names]
-        arguments = tuple(ends[index][lane][0] for lane in range(len(ends[0])) for index in range(len(names)))
+        ends = [[members[-1] for members in sums.groups[name, region]] for name in names]
+        arguments = tuple(ends[index][one][0] for one in range(len(ends[0])) for index in range(len(names)))
         key = TaskKey(TaskKind.COMBINE, layer, names[0], number)
         for argument in arguments:
             draft.readers.setdefault(argument, []).append(draft.position)

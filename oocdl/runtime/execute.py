@@ -115,7 +115,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         computed = perf_counter()
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays
-        _add_lanes(held, call, results, chunks)
+        _add_partial_sums(held, call, results, chunks)
         if context.deliver is not None:
             for (name, region), array in zip(call.unit.makes, results, strict=True):
                 if name in context.watched:
@@ -143,8 +143,8 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
         reserved = perf_counter()
         width = len(call.values)
         total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
-        for lane, elements in enumerate(call.counts[1:], 1):
-            arrays = [_copy(held, chunk) for chunk in chunks[lane * width : (lane + 1) * width]]
+        for number, elements in enumerate(call.counts[1:], 1):
+            arrays = [_copy(held, chunk) for chunk in chunks[number * width : (number + 1) * width]]
             combine(call.combine, total, count, arrays, elements)
             count += elements
         if context.deliver is not None:
@@ -219,12 +219,14 @@ def combine(how: str, total: list[Array], count: int, other: Sequence[Array], el
         total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)
 
 
-def _add_lanes(held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]) -> None:
-    """Add what the lane has so far to the unit's own partial results."""
+def _add_partial_sums(
+    held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]
+) -> None:
+    """Add the partial sums so far to the unit's own partial results."""
     done: set[int] = set()
-    for index, lane in enumerate(call.lanes):
+    for index, partial_sum in enumerate(call.partial_sums):
         how = call.combines[index]
-        if lane is None or how is None or index in done:
+        if partial_sum is None or how is None or index in done:
             continue
         members = [index]
         if how == "moments":
@@ -234,14 +236,14 @@ def _add_lanes(held: Reservation, call: UnitCall, results: list[Array], chunks: 
         own = [results[member] for member in members]
         before = []
         for member in members:
-            position = call.lanes[member]
-            assert position is not None
+            found = call.partial_sums[member]
+            assert found is not None
             region = call.unit.makes[member][1]
-            lane_chunk = chunks[position[0]]
-            buffer = held.empty(region_shape(region), lane_chunk.dtype, lane_chunk.order)
-            lane_chunk.read(region, buffer)
+            chunk = chunks[found[0]]
+            buffer = held.empty(region_shape(region), chunk.dtype, chunk.order)
+            chunk.read(region, buffer)
             before.append(buffer)
-        combine(how, before, lane[1], own, call.unit.counts[index])
+        combine(how, before, partial_sum[1], own, call.unit.counts[index])
         for member, array in zip(members, before, strict=True):
             results[member] = array
 

@@ -55,7 +55,7 @@ def unit(*reads: Read, buffer_bytes: int) -> UnitCall:
         unit=program,
         arguments=(("a", 0), ("b", 0)),
         reads=reads,
-        lanes=(),
+        partial_sums=(),
         combines=(),
         dtypes=(),
         uses=(),

@@ -116,9 +116,9 @@ def _unit_rows(names: _Names, call: UnitCall) -> list[Row]:
     makes: list[Row] = []
     for index, (value, region) in enumerate(call.unit.makes):
         place, combine, count = names.place(value, region), call.combines[index], call.unit.counts[index]
-        lane = call.lanes[index]
-        if lane is not None:
-            argument, before = lane
+        partial_sum = call.partial_sums[index]
+        if partial_sum is not None:
+            argument, before = partial_sum
             adds.append((place, noted(key_text(call.arguments[argument]), [f"over {before}"])))
             count += before
         partial = f"{combine} over {count}" if combine else ""
