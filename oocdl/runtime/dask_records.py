@@ -24,17 +24,17 @@ from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
 from oocdl.runtime import execute
 from oocdl.storage.cache.chunk import Chunk
 
-TASKS_BETWEEN_RENEWALS = 1000
+TASKS_BETWEEN_RENEWALS = 500
 """A record takes 5 KiB on a worker and 3 KiB on the scheduler."""
 TASKS_PER_RENEWED_CHUNK = 5
 """A renewal is a task for every chunk that is held: these are to be a fifth of the run's tasks at most."""
-LOG_LENGTH = 60
+LOG_LENGTH = 20
 """Entries of Dask's logs for developers during a run."""
 LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"
 SENT = ("recent_message_log",)
 """A log of batches of messages: they take up to 50 KiB each on the scheduler, and Dask keeps a thousand."""
 PROFILES = ("profile_history", "profile_keys_history")
-"""Logs of a worker's profile: a second of it takes up to 50 KiB, and Dask keeps a thousand."""
+"""Logs of a worker's profile: a second of it takes a quarter of a MiB, and Dask keeps a thousand."""
 
 
 def is_due(tasks: int, held: int) -> bool:

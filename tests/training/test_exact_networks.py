@@ -145,8 +145,8 @@ def _last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels last in float64, too, and however few they are."""
     entry = replace(ENGINES["torch"], channels_last={"float64": (4, 5)})
     monkeypatch.setitem(ENGINES, "torch", entry)  # type: ignore[arg-type]
-    monkeypatch.setattr(channels_last, "LEAST", 1)
-    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
+    monkeypatch.setattr(channels_last, "LEAST_CHANNELS", 1)
+    monkeypatch.setattr(channels_last, "CHANNELS_MULTIPLE", 1)
 
 
 @pytest.mark.usefixtures("_last")

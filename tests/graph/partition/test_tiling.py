@@ -55,8 +55,8 @@ def _has_space(case: Case) -> bool:
 @pytest.mark.parametrize("case", params([case for case in CASES if _has_space(case)]))
 def test_cut_is_whole_with_channels_last(case: Case, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is with everything that has axes of space, and not convolutions alone."""
-    monkeypatch.setattr(channels_last, "LEAST", 1)
-    monkeypatch.setattr(channels_last, "MULTIPLE", 1)
+    monkeypatch.setattr(channels_last, "LEAST_CHANNELS", 1)
+    monkeypatch.setattr(channels_last, "CHANNELS_MULTIPLE", 1)
     arrays = case.arrays()
     build, inputs, outputs = case.node(arrays)
     finished(build, outputs)
