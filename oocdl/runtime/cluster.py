@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
+from dask._expr import LLGExpr
 from dask._task_spec import Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Future, Worker, WorkerPlugin, wait
@@ -238,7 +239,9 @@ class ClusterSession(Held[Future[Chunk]]):
         where = partial(_worker_of, placed.worker_of, self.workers)
         priority = partial(_priority_of, placed.position_of)
         with annotate(workers=where, priority=priority, executor=self.plugin.name):
-            futures = self.client.get(tasks, wanted, sync=False)
+            # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
+            graph = LLGExpr(tasks, _determ_token=pass_name)  # type: ignore[no-untyped-call]
+            futures = self.client.get(graph, wanted, sync=False)
         made = dict(zip(compiled.graph.outputs, futures, strict=True))
         wait(futures)  # type: ignore[no-untyped-call]
         for future in futures:
