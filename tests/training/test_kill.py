@@ -1,4 +1,4 @@
-"""kill -9 at random moments, twenty times and more: what comes out is what an uninterrupted run makes.
+"""kill -9 at random moments, six times or (--slow) twenty: what comes out is what an uninterrupted run makes.
 
 The processes are forked from a server that has everything imported, so that most of their
 life is training: planning, steps, and a commit after every step.
@@ -24,7 +24,7 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.events import RunStarted, StepDone
 from tests.kit import nets
 
-KILLS, STEPS = 20, 30
+STEPS = 30
 NOTHING: Mapping[str, str] = {}
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -115,7 +115,8 @@ class Process:
         assert self.process.exitcode == 0
 
 
-def test_twenty_kills(job: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills(job: tuple[Path, Path], tmp_path: Path, most: int) -> None:
     Process(*job, tmp_path / "whole").finish()
     whole = oocdl.open(tmp_path / "whole")
     expected, losses = nets.files_of(whole), [row["loss"] for row in whole.history]
@@ -123,7 +124,7 @@ def test_twenty_kills(job: tuple[Path, Path], tmp_path: Path) -> None:
     random = np.random.default_rng(int(os.environ.get("OOCDL_TEST_SEED", "0")))
     step_seconds = float(np.median([row["seconds"] for row in whole.history])) + 0.03  # and its commit
     kills, runs = 0, 0
-    while kills < KILLS:
+    while kills < most:
         workdir = tmp_path / f"killed{runs}"
         runs += 1
         reached = [0]
