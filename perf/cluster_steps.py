@@ -35,8 +35,6 @@ from measure import (
 MEMORY = 3 << 30
 WARM = 2
 """Steps in which programs are compiled."""
-SETTLED = 4
-"""Of the looks at memory, one of so many is before growth counts: pools and heaps have their peak once."""
 MOST_GROWTH, MOST_SLOWER = 0.05, 0.05
 MOST_SECONDS_A_TASK = 2.5e-3
 HEADS = (
@@ -55,8 +53,8 @@ class Found:
     own_seconds: float
     """Of a step in one process of as many threads."""
     seconds: float
-    first_seconds: float
-    last_seconds: float
+    window_seconds: list[float]
+    """Of the steps from look to look."""
     sizes: list[list[int]]
     """Anonymous bytes of scheduler and workers, look by look."""
 
@@ -67,11 +65,10 @@ class Found:
 
     def broken(self) -> list[str]:
         """Promises that were not kept."""
-        settled = -(-len(self.sizes) // SETTLED)
-        growth = [max(sizes) / max(sizes[:settled]) - 1 for sizes in zip(*self.sizes, strict=True)]
+        growth = [max(sizes) / sizes[0] - 1 for sizes in zip(*self.sizes, strict=True)]
         checks = {
             f"memory +{100 * max(growth):.1f} %": max(growth) > MOST_GROWTH,
-            "slower": self.last_seconds > (1 + MOST_SLOWER) * self.first_seconds,
+            "slower": self.window_seconds[-1] > (1 + MOST_SLOWER) * self.window_seconds[0],
             "ms/task": self.seconds_a_task > MOST_SECONDS_A_TASK,
         }
         return [name for name, is_broken in checks.items() if is_broken]
@@ -79,7 +76,7 @@ class Found:
     def cells(self) -> list[str]:
         """A row."""
         scheduler, *workers = ([mib(size) for size in sizes] for sizes in zip(*self.sizes, strict=True))
-        times = (self.own_seconds, self.seconds, self.first_seconds, self.last_seconds)
+        times = (self.own_seconds, self.seconds, self.window_seconds[0], self.window_seconds[-1])
         return [
             f"{self.processes}", f"{self.tasks}", *(f"{seconds:.3f}" for seconds in times),
             f"{1e3 * self.seconds_a_task:.2f}", f"{scheduler[0]} → {scheduler[-1]}",
@@ -114,9 +111,9 @@ def measure(case: Case, place: Path, processes: int, args: argparse.Namespace) -
     }  # fmt: skip
     found = result(one_process("cluster_steps_one.py", words, None, args.timeout))
     after, seconds = own(1), found["step_seconds"][WARM:]
-    first, last = (median(part) for part in (seconds[: args.window], seconds[-args.window :]))
+    windows = [median(seconds[at : at + args.window]) for at in range(0, len(seconds), args.window)]
     tasks, both = found["planned"]["calls"], median(before + after)
-    return Found(processes, tasks, both, median(seconds), first, last, found["sizes"])
+    return Found(processes, tasks, both, median(seconds), windows, found["sizes"])
 
 
 def main() -> None:
