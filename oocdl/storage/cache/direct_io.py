@@ -13,7 +13,8 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import StoreError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import PAGE_BYTES
 from oocdl.graph.ir.index import Region
+from oocdl.storage.checksums import BlockSums
 from oocdl.storage.files import as_bytes, io_error
 
 Array = npt.NDArray[Any]
@@ -63,6 +65,11 @@ def can_be_outer(array: Array, axis: int) -> bool:
     return run > 0 and run % PAGE_BYTES == 0 and _aligned(as_bytes(array))
 
 
+def in_file_order(array: Array, outer: int) -> list[Any]:
+    """Return the contiguous runs of a C-contiguous array as they follow each other in its file."""
+    return _runs(np.moveaxis(array, outer, 0)) if outer else [array]
+
+
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
     """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
 
@@ -75,7 +82,7 @@ def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o644)
         try:
             if outer:
-                _gather(handle, np.moveaxis(array, outer, 0))
+                _gather(handle, in_file_order(array, outer))
                 return
             _write(handle, 0, view[:whole])
             bounce = _bounce()
@@ -120,18 +127,9 @@ def _runs(array: Array) -> list[Any]:
     return runs
 
 
-def _gather(handle: int, array: Array) -> None:
-    """Write an array whose runs are whole aligned pages."""
-    _move(os.pwritev, _write, handle, 0, _runs(array))
-
-
-def _scatter(handle: int, start: int, out: Array) -> bool:
-    """Read one run of the file into the runs of ``out``; False if these are not whole aligned pages."""
-    runs = _runs(out)
-    if start % PAGE_BYTES or not runs:
-        return False
-    _move(os.preadv, _fill, handle, start, runs)
-    return True
+def _gather(handle: int, runs: list[Any]) -> None:
+    """Write runs that are whole aligned pages."""
+    _move(os.pwritev, _write, handle, 0, runs)
 
 
 def _move(
@@ -156,14 +154,47 @@ def _move(
             start += run.nbytes
 
 
-def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int = 0) -> int:
+@dataclass(frozen=True)
+class _File:
+    """A file that is open for reading, with what its blocks must be."""
+
+    path: Path
+    handle: int
+    sums: BlockSums | None
+
+    @property
+    def most_bounce_bytes(self) -> int:
+        """Bytes that can be read through the buffer at once: pages and blocks are read whole."""
+        return BOUNCE_BYTES - 2 * PAGE_BYTES - (2 * self.sums.block_bytes if self.sums else 0)
+
+    def check(self, start: int, runs: Sequence[Array]) -> None:
+        """Raise CorruptError unless these runs, whole blocks from ``start`` on, are what was written."""
+        wrong = None if self.sums is None else self.sums.wrong(start, runs)
+        if wrong is not None:
+            low, high = wrong
+            raise CorruptError(
+                f"bytes {low} to {high} of the spilled chunk {self.path} are not what was written; the run "
+                "stays at its last commit; check the disk, and call fit again"
+            )
+
+
+def read_box(
+    path: Path,
+    shape: tuple[int, ...],
+    box: Region,
+    out: Array,
+    flag: int,
+    outer: int = 0,
+    sums: BlockSums | None = None,
+) -> int:
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
     ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are
     contiguous in both are read in place; small strips are read together through one fixed buffer.
-    Returns the bytes read.
+    With ``sums`` every block that the box touches is read whole and verified, where it is read to.
+    Returns the bytes read, without those of such blocks outside of the box.
 
-    Raises StoreError if the file is missing or too short.
+    Raises StoreError if the file is missing or too short, CorruptError if a block is not what was written.
     """
     if out.size == 0:
         return 0
@@ -176,7 +207,7 @@ def read_box(path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: 
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
         try:
-            return _read(handle, start, strides, out)
+            return _read(_File(path, handle, sums), start, strides, out)
         finally:
             os.close(handle)
     except OSError as error:
@@ -190,28 +221,30 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def _read(handle: int, start: int, strides: tuple[int, ...], out: Array) -> int:
+def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:
     if _is_run(out.shape, strides, out.dtype.itemsize):
         if out.flags.c_contiguous:
-            _fill(handle, start, as_bytes(out))
+            _read_runs(file, start, [as_bytes(out)])
             return out.nbytes
-        if out.nbytes >= LONG_RUN_BYTES and _scatter(handle, start, out):
+        runs = _runs(out) if out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0 else []
+        if runs:
+            _read_runs(file, start, runs)
             return out.nbytes
     span: int = out.dtype.itemsize + sum(
         (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
     )
-    if span <= BOUNCE_BYTES - 2 * PAGE_BYTES:
-        found = _through_bounce(handle, start, span)
+    if span <= file.most_bounce_bytes:
+        found = _through_bounce(file, start, span)
         out[...] = np.ndarray(out.shape, out.dtype, buffer=found.data, strides=strides)
         return span
     if out.shape[0] == 1:
-        return _read(handle, start, strides[1:], out.reshape(out.shape[1:]))
+        return _read(file, start, strides[1:], out.reshape(out.shape[1:]))
     # Long rows are read one by one; of short ones as many as fill the buffer.
     run = _is_run(out.shape[1:], strides[1:], out.dtype.itemsize) and out[0].nbytes >= LONG_RUN_BYTES
-    group = 1 if run else max(1, (BOUNCE_BYTES - 2 * PAGE_BYTES) // strides[0])
+    group = 1 if run else max(1, file.most_bounce_bytes // strides[0])
     count = 0
     for row in range(0, out.shape[0], group):
-        count += _read(handle, start + row * strides[0], strides, out[row : row + group])
+        count += _read(file, start + row * strides[0], strides, out[row : row + group])
     return count
 
 
@@ -222,6 +255,42 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
             return False
         itemsize *= extent
     return True
+
+
+def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
+    """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
+    stop = start + sum(run.nbytes for run in runs)
+    low, high = start, stop
+    if file.sums is not None:
+        block = file.sums.block_bytes
+        low = min(-(-start // block) * block, stop)
+        high = stop if stop == file.sums.nbytes else max(low, stop // block * block)
+    head, rest = _split(runs, low - start)
+    middle, tail = _split(rest, high - low)
+    for place, part in ((start, head), (high, tail)):
+        for run in part:
+            run = as_bytes(run)
+            for done in range(0, run.size, file.most_bounce_bytes):
+                piece = run[done : done + file.most_bounce_bytes]
+                piece[:] = _through_bounce(file, place + done, piece.size)
+            place += run.size
+    if len(middle) > 1:
+        _move(os.preadv, _fill, file.handle, low, middle)
+    elif middle:
+        _fill(file.handle, low, as_bytes(middle[0]))
+    file.check(low, middle)
+
+
+def _split(runs: list[Any], size: int) -> tuple[list[Any], list[Any]]:
+    """Split runs after ``size`` bytes."""
+    for number, run in enumerate(runs):
+        if size < run.nbytes:
+            if not size:
+                return runs[:number], runs[number:]
+            view = as_bytes(run)
+            return [*runs[:number], view[:size]], [view[size:], *runs[number + 1 :]]
+        size -= run.nbytes
+    return runs, []
 
 
 def _fill(handle: int, start: int, target: Bytes) -> None:
@@ -239,11 +308,22 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
     step = BOUNCE_BYTES - 2 * PAGE_BYTES
     while done < target.size:
         part = target[done : done + step]
-        part[:] = _through_bounce(handle, start + done, part.size)
+        part[:] = _bounced(handle, start + done, part.size)
         done += part.size
 
 
-def _through_bounce(handle: int, start: int, size: int) -> Bytes:
+def _through_bounce(file: _File, start: int, size: int) -> Bytes:
+    """Read and verify bytes from ``start`` on; they lie in this thread's buffer until its next use."""
+    if file.sums is None:
+        return _bounced(file.handle, start, size)
+    block = file.sums.block_bytes
+    low = start // block * block
+    found = _bounced(file.handle, low, min(-(-(start + size) // block) * block, file.sums.nbytes) - low)
+    file.check(low, [found])
+    return found[start - low : start - low + size]
+
+
+def _bounced(handle: int, start: int, size: int) -> Bytes:
     """Read bytes from ``start`` on into this thread's buffer; the result is valid until its next use."""
     before = start % PAGE_BYTES
     wanted = -(-(before + size) // PAGE_BYTES) * PAGE_BYTES

@@ -2,6 +2,7 @@
 
 Each chunk is an element of its array and a file of its own. Making and deleting files costs more than
 writing them, so a file that nobody needs is written over, by a chunk of another kind if need be.
+The crc32c of its blocks stays in memory, and is compared whenever a part of the chunk is read.
 
 A spill is private to one process and worth nothing after it. Every process has a folder of its own with
 a lock in it; the next process that starts on this host deletes the folders of dead ones.
@@ -18,7 +19,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -30,7 +31,8 @@ import numpy.typing as npt
 
 from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.ir.index import Region
-from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, read_box, write_array
+from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, in_file_order, read_box, write_array
+from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
 from oocdl.storage.files import filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
@@ -55,6 +57,8 @@ class SpillFile:
     nbytes: int
     outer: int = 0
     """The axis that lies outermost in the file; the others follow in order."""
+    sums: BlockSums | None = None
+    """What its blocks are; None before it is written."""
 
     @property
     def kind(self) -> _Kind:
@@ -115,8 +119,10 @@ class SpillStore:
         file = None
         try:
             file = self._take((array.shape, array.dtype, outer))
+            row_bytes = array.nbytes // max(1, array.shape[outer]) if array.ndim else array.nbytes
+            sums = block_sums(in_file_order(array, outer), block_bytes_for(row_bytes))
             write_array(file.data, array, self._flag, outer)
-            return file
+            return replace(file, sums=sums)
         except BaseException as error:
             with self._gate:
                 self._live -= array.nbytes
@@ -174,10 +180,11 @@ class SpillStore:
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read.
 
-        Raises StoreError if the file is missing or too short.
+        Every block that the box touches is verified. Raises CorruptError if one is not what was written,
+        StoreError if the file is missing or too short.
         """
         begun = perf_counter()
-        count = read_box(file.data, file.shape, box, out, self._flag, file.outer)
+        count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
         if (watch := self.watch) is not None:
             watch("spill read", begun, count)
         return count

@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region, region_shape
+from oocdl.storage.checksums import crc32c
 from oocdl.storage.files import io_error, part_of, sync_path, write_array
-from oocdl.storage.run.manifest import Index, Manifest, Record, Tensor, TensorSpec, crc32c, publish
+from oocdl.storage.run.manifest import Index, Manifest, Record, Tensor, TensorSpec, publish
 from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]

@@ -14,12 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.storage.files import as_bytes, sync_path, write_text
+from oocdl.storage.files import sync_path, write_text
 from oocdl.storage.zarr_json import chunk_key, grid
 
 Kind = Literal["weights", "state"]
@@ -147,13 +145,6 @@ def _tensor(item: Mapping[str, Any]) -> Tensor:
             for key, record in item["records"].items()
         },
     )
-
-
-def crc32c(array: npt.NDArray[Any]) -> int:
-    """Return the crc32c of the memory of a C-contiguous array."""
-    view = as_bytes(array).view()
-    view.flags.writeable = False  # google_crc32c takes nothing else
-    return int(google_crc32c.value(view))
 
 
 def publish(root: Path, manifest: Manifest) -> None:

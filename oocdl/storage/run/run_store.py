@@ -21,6 +21,7 @@ import zarr
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
+from oocdl.storage.checksums import crc32c
 from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
 from oocdl.storage.run import manifest as manifests
 from oocdl.storage.run.commit import Commit
@@ -259,7 +260,7 @@ class RunStore:
                     done += count
         except OSError as error:
             raise CorruptError(f"{where} is lost: {error.strerror or error}") from error
-        if manifests.crc32c(target) != record.crc:
+        if crc32c(target) != record.crc:
             raise CorruptError(f"{where} is not what was written; restore it from a backup")
 
     def _finished(self, made: Manifest | None) -> None:

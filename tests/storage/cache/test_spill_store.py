@@ -13,13 +13,14 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oocdl.errors import StoreError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, PAGE_BYTES
 from oocdl.graph.ir.index import region_shape, whole
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.checksums import block_sums
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
@@ -127,13 +128,20 @@ def test_bfloat16_is_kept_as_bits(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     axes=st.lists(st.tuples(st.integers(1, 19), st.integers(0, 18), st.integers(1, 19)), max_size=4),
-    bounce=st.sampled_from([3 * PAGE_BYTES, 1 << 16, 1 << 20]),
+    bounce=st.sampled_from([5 * PAGE_BYTES, 1 << 16, 1 << 20]),
+    verified=st.booleans(),
     long=st.sampled_from([1, 16, 1 << 14]),
     strided=st.booleans(),
     past_cache=st.booleans(),
 )
 def test_any_box_is_read(
-    tmp_path: Path, axes: list[tuple[int, int, int]], bounce: int, long: int, strided: bool, past_cache: bool
+    tmp_path: Path,
+    axes: list[tuple[int, int, int]],
+    bounce: int,
+    verified: bool,
+    long: int,
+    strided: bool,
+    past_cache: bool,
 ) -> None:
     shape = tuple(extent for extent, _, _ in axes)
     box = tuple(
@@ -148,7 +156,8 @@ def test_any_box_is_read(
         patch.setattr(direct_io, "BOUNCE_BYTES", bounce)
         patch.setattr(direct_io, "LONG_RUN_BYTES", long)
         patch.setattr(direct_io, "_local", threading.local())
-        count = direct_io.read_box(path, shape, box, out, flag)
+        sums = block_sums([array], PAGE_BYTES) if verified else None
+        count = direct_io.read_box(path, shape, box, out, flag, sums=sums)
     assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
     assert out.nbytes <= count <= array.nbytes
 
@@ -170,6 +179,57 @@ def test_a_short_or_missing_file_is_an_error(tmp_path: Path) -> None:
         direct_io.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32), 0)
     with pytest.raises(StoreError, match="cannot read"):
         direct_io.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32), 0)
+
+
+@pytest.mark.parametrize("outer", [0, 1])
+def test_every_flipped_bit_is_found_by_every_box_that_touches_it(tmp_path: Path, outer: int) -> None:
+    array = paged((8, 16, 64, 32))  # a row of the file is 64 KiB, with axis 1 outermost 32 KiB
+    rng = np.random.default_rng(outer)
+    with SpillStore(tmp_path) as spill:
+        file = spill.write(array, outer)
+        rows = array.nbytes // array.shape[outer]
+        assert file.outer == outer and file.sums is not None and file.sums.block_bytes == rows
+        good = file.data.read_bytes()
+        for at in [0, array.nbytes - 1, *rng.integers(0, array.nbytes, 24)]:
+            bad = bytearray(good)
+            bad[at] ^= 1 << int(rng.integers(8))
+            file.data.write_bytes(bad)
+            row = int(at) // rows
+            strips = [list(whole(array.shape)) for _ in range(4)]
+            strips[1][outer] = (row, row + 1)  # whole blocks
+            strips[2][outer], strips[2][3] = (row, row + 1), (5, 7)  # parts of blocks
+            strips[3][outer] = (0, row + 1) if row else (row, array.shape[outer])
+            for strip in strips:
+                out = paged(region_shape(tuple(strip)))
+                with pytest.raises(CorruptError, match=rf"of the spilled chunk {file.data} are not what"):
+                    spill.read(file, tuple(strip), out)
+            other = list(whole(array.shape))
+            other[outer] = (row - 1, row) if row else (1, 2)
+            out = paged(region_shape(tuple(other)))
+            spill.read(file, tuple(other), out)
+            assert np.array_equal(out, array[tuple(slice(*axis) for axis in other)])
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "last byte", "deleted", "swapped", "older"])
+@pytest.mark.parametrize("shape", [(), (7,), (4, 33, 16, 32)])
+def test_wrong_files_are_found(tmp_path: Path, damage: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).random(shape)
+    with SpillStore(tmp_path) as spill:
+        older = spill.write(array - 1)
+        old = older.data.read_bytes()
+        spill.remove(older)
+        file, other = spill.write(array), spill.write(array + 1)
+        assert file.data == older.data
+        good = file.data.read_bytes()
+        if damage == "deleted":
+            file.data.unlink()
+        else:
+            kept = {"empty": 0, "half": len(good) // 2, "last byte": len(good) - 1}.get(damage)
+            wrong = {"swapped": other.data.read_bytes(), "older": old}.get(damage, good[:kept])
+            file.data.write_bytes(wrong)
+        for box in (whole(shape), tuple((extent - 1, extent) for extent in shape)):
+            with pytest.raises(StoreError, match=str(file.data)):
+                spill.read(file, box, np.empty(region_shape(box)))
 
 
 def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:

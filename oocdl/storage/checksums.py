@@ -1,0 +1,99 @@
+"""Checksums of what is stored: crc32c of arrays, whole or block by block.
+
+Both are taken from the memory that is written, and compared with the memory that was read into: what is
+used is what was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.graph.ir.array_layout import PAGE_BYTES
+from oocdl.storage.files import as_bytes
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+LEAST_BLOCK_BYTES = 16 << 10
+MOST_BLOCK_BYTES = 256 << 10
+USUAL_BLOCK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """The crc32c of each block of a file; the last block may be shorter."""
+
+    nbytes: int
+    """Of the file."""
+    block_bytes: int
+    """Of each block, whole pages."""
+    crcs: npt.NDArray[np.uint32]
+
+    def wrong(self, start: int, runs: Sequence[Array]) -> tuple[int, int] | None:
+        """Return the bytes (from, to) of the first block that is not what was written; None if all are.
+
+        ``runs`` follow each other in the file; ``start``, where they begin, and their end are borders of
+        blocks.
+        """
+        first = start // self.block_bytes
+        for number, crc in enumerate(_crcs(runs, self.block_bytes), first):
+            if crc != self.crcs[number]:
+                low = number * self.block_bytes
+                return low, min(low + self.block_bytes, self.nbytes)
+        return None
+
+
+def block_sums(runs: Sequence[Array], block_bytes: int) -> BlockSums:
+    """Return the checksums of a file that consists of these contiguous arrays, one after the other."""
+    crcs = np.fromiter(_crcs(runs, block_bytes), np.uint32)
+    return BlockSums(sum(run.nbytes for run in runs), block_bytes, crcs)
+
+
+def block_bytes_for(row_bytes: int) -> int:
+    """Return the size of blocks for a file of rows: rows are whole blocks where that is possible.
+
+    So a strip of rows is verified without reading more than the strip.
+
+    >>> block_bytes_for(36 << 10) >> 10, block_bytes_for(512 << 10) >> 10, block_bytes_for(1000) >> 10
+    (36, 256, 64)
+    """
+    pages, rest = divmod(row_bytes, PAGE_BYTES)
+    if pages and not rest:
+        most = MOST_BLOCK_BYTES // PAGE_BYTES
+        block = PAGE_BYTES * max(count for count in range(1, most + 1) if pages % count == 0)
+        if block >= LEAST_BLOCK_BYTES:
+            return block
+    return USUAL_BLOCK_BYTES
+
+
+def crc32c(array: Array) -> int:
+    """Return the crc32c of the memory of a C-contiguous array."""
+    return int(google_crc32c.value(_read_only(array)))
+
+
+def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:
+    crc, left = 0, block_bytes
+    for run in runs:
+        view, done = _read_only(run), 0
+        while done < view.size:
+            part = view[done : done + left]
+            crc = google_crc32c.extend(crc, part)
+            done += part.size
+            left -= part.size
+            if not left:
+                yield crc
+                crc, left = 0, block_bytes
+    if left < block_bytes:
+        yield crc
+
+
+def _read_only(array: Array) -> Bytes:
+    view = as_bytes(array).view()
+    view.flags.writeable = False  # google_crc32c takes nothing else
+    return view
