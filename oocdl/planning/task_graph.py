@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from oocdl.graph.ir.array_layout import Order, footprint, itemsize
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.ir.index import Region, intersect, is_empty, region_shape, region_size
+from oocdl.graph.ir.index import Region, grid_of, intersect, is_empty, region_shape, region_size, whole
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.partition.tiling import Unit
 from oocdl.graph.transforms.factorize import Cell
@@ -127,24 +127,32 @@ class _Draft:
 def versioned_pieces(
     plan: PassPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
 ) -> dict[str, tuple[Region, ...]]:
-    """How weights and state (or other ``roles``) are stored: as the layers that update them make them."""
+    """How weights and state (or other ``roles``) are stored: as the layers that update them make them.
+
+    What no layer updates is cut by the grid of its largest reader: a unit that fits has room for each piece.
+    """
     factored, graph = plan.factored, plan.factored.graph
-    made: dict[str, list[Region]] = {}
+    versioned = {factored.stored(value.name) for value in graph.of_role(*roles)}
+    made: dict[str, dict[Region, None]] = {}
+    largest: dict[str, Region] = {}
     for planned in plan.layers:
         stores = planned.layer.stores
         for unit in planned.units:
             for name, region in unit.makes[: len(stores)]:
-                if region not in made.setdefault(name, []):
-                    made[name].append(region)
+                made.setdefault(name, {})[region] = None
+            for name, region in unit.reads:
+                if name in versioned and region_size(region) > region_size(largest.get(name, ((0, 0),))):
+                    largest[name] = region
     found: dict[str, tuple[Region, ...]] = {}
     for value in graph.of_role(*roles):
         stored = factored.stored(value.name)
         if stored not in factored.shapes:
             continue
         new = graph.updates.get(value.name)
-        whole = tuple((0, extent) for extent in factored.shapes[stored])
+        shape = factored.shapes[stored]
         regions = made.get(factored.stored(new)) if new else None
-        found[value.name] = tuple(sorted(regions)) if regions else (whole,)
+        tile = region_shape(largest.get(stored, whole(shape)))
+        found[value.name] = tuple(sorted(regions)) if regions else grid_of(shape, tile)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -10,7 +11,16 @@ import numpy as np
 from oocdl.errors import NonFiniteError
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.graph import Array, Role
-from oocdl.graph.ir.index import Region, as_slices, region_shape, region_size, whole
+from oocdl.graph.ir.index import (
+    BLOCK_BYTES,
+    Region,
+    as_slices,
+    contiguous_blocks,
+    region_shape,
+    region_size,
+    whole,
+    within,
+)
 from oocdl.graph.transforms.factorize import Factors
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.task_key import TaskKey, stored_key
@@ -21,48 +31,67 @@ from oocdl.storage.run.manifest import Kind, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 
 T = TypeVar("T")
-Read = Callable[[str, Region], Array]
-"""(name, region of its own axes) -> array."""
+Read = Callable[[str, Region, Array], object]
+"""(name, region of its own axes, array to fill): takes at most ``READ_COPIES`` blocks beside the array."""
+READ_COPIES = 3
+"""A block of a model's file while it is read: as it is stored, which of it is finite, and converted."""
 
 
 def initial(compiled: CompiledPass) -> Read:
-    """The contents of the model file; optimizer state starts at zero."""
-    weights, values = compiled.imported.weights, compiled.plan.factored.graph.values
+    """The contents of the model file, read block by block; optimizer state starts at zero."""
+    weights = compiled.imported.weights
 
-    def read(name: str, region: Region) -> Array:
-        if name in weights:
-            return weights[name].read(region)
-        return np.zeros(region_shape(region), values[name].dtype)
+    def read(name: str, region: Region, out: Array) -> None:
+        if name not in weights:
+            out[...] = 0
+            return
+        for block in contiguous_blocks(region, out.itemsize):
+            out[(..., *within(block, region))] = weights[name].read(block)
 
     return read
 
 
 def pieces(compiled: CompiledPass, read: Read) -> Iterator[tuple[TaskKey, Array, Region]]:
     """All pieces of weights and state, one at a time: (key, array, region)."""
+    values = compiled.plan.factored.graph.values
     for name, regions in compiled.pieces.items():
         for number, region in enumerate(regions):
-            yield stored_key(name, number), _piece(compiled, read, name, region), region
+            array: Array = np.empty(region_shape(region), values[name].dtype)
+            _read_piece(compiled, read, name, region, array)
+            yield stored_key(name, number), array, region
 
 
-def _piece(
-    compiled: CompiledPass, read: Read, name: str, region: Region, empty: Callable[..., Array] = np.empty
-) -> Array:
-    factored = compiled.plan.factored
-    array = empty(region_shape(region), factored.graph.values[name].dtype)
-    for box, place in own_regions(factored.factors[name], region):
-        array[place] = read(name, box).reshape(array[place].shape)
-    return array
+def _read_piece(compiled: CompiledPass, read: Read, name: str, region: Region, array: Array) -> None:
+    """Fill ``array`` with a piece, box by box, where each belongs."""
+    for box, place in own_regions(compiled.plan.factored.factors[name], region):
+        part = array[(..., *place)]
+        target = part.reshape(region_shape(box))
+        read(name, box, target)
+        if not np.may_share_memory(target, array):  # its axes lie apart: it was a copy
+            part[...] = target.reshape(part.shape)
+
+
+def _beside_bytes(compiled: CompiledPass, name: str, region: Region, nbytes: int) -> int:
+    """What filling a piece of ``nbytes`` takes: blocks that are read, a box whose axes lie apart."""
+    boxes = own_regions(compiled.plan.factored.factors[name], region)
+    largest = max(region_size(box) for box, _ in boxes) / max(region_size(region), 1)
+    return READ_COPIES * min(nbytes, BLOCK_BYTES) + (ceil(largest * nbytes) if len(boxes) > 1 else 0)
 
 
 def load(compiled: CompiledPass, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
-    """Chunks of all weights and state that a step starts from, never more in RAM than the tier has."""
+    """Chunks of all weights and state that a step starts from, never more in RAM than the tier has.
+
+    Each is read to where it stays: there is never a second copy of a piece.
+    """
     held: dict[TaskKey, Chunk] = {}
     for name, regions in compiled.pieces.items():
-        size = itemsize(compiled.plan.factored.graph.values[name].dtype)
+        dtype = compiled.plan.factored.graph.values[name].dtype
         for number, region in enumerate(regions):
-            # Twice: what is read, and the piece that it is copied to.
-            with tier.reserve(2 * footprint(region_size(region) * size), []) as reserved:
-                array = _piece(compiled, read, name, region, reserved.empty)
+            nbytes = region_size(region) * itemsize(dtype)
+            beside = _beside_bytes(compiled, name, region, nbytes)
+            with tier.reserve(footprint(nbytes), [], beside) as reserved:
+                array = reserved.empty(region_shape(region), dtype)
+                _read_piece(compiled, read, name, region, array)
                 held[stored_key(name, number)] = reserved.put(array, region, ())
     return held
 

@@ -72,9 +72,9 @@ def block_bytes_for(row_bytes: int) -> int:
     return USUAL_BLOCK_BYTES
 
 
-def crc32c(array: Array) -> int:
-    """Return the crc32c of the memory of a C-contiguous array."""
-    return int(google_crc32c.value(_read_only(array)))
+def crc32c(array: Array, before: int = 0) -> int:
+    """Return the crc32c of a C-contiguous array's memory, after bytes whose crc32c is ``before``."""
+    return int(google_crc32c.extend(before, _read_only(array)))
 
 
 def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:

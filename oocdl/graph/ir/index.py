@@ -15,11 +15,15 @@ open and *not* clipped: the part of a range that lies outside a value is padding
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 Range = tuple[int, int]
 Region = tuple[Range, ...]
+
+BLOCK_BYTES = 256 << 10
+"""What is read of a large array in a file at once, where it cannot be read to where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -210,3 +214,34 @@ def pieces(extent: int, count: int) -> tuple[Range, ...]:
     """
     size = -(-extent // count)
     return tuple((start, min(start + size, extent)) for start in range(0, extent, size))
+
+
+def grid_of(shape: Sequence[int], tile: Sequence[int]) -> tuple[Region, ...]:
+    """Cut a value of ``shape`` into pieces of ``tile``, the last of each axis smaller; the last axis fastest.
+
+    >>> grid_of((3, 4), (2, 4))
+    (((0, 2), (0, 4)), ((2, 3), (0, 4)))
+    """
+    cut: list[list[Range]] = []
+    for extent, size in zip(shape, tile, strict=True):
+        starts = range(0, extent, size) if extent else (0,)
+        cut.append([(start, min(start + size, extent)) for start in starts])
+    return tuple(product(*cut))
+
+
+def contiguous_blocks(region: Region, itemsize: int, most_bytes: int = BLOCK_BYTES) -> Iterator[Region]:
+    """Cut a region into parts of at most ``most_bytes`` (or one element), each contiguous in C order.
+
+    >>> list(contiguous_blocks(((0, 3), (2, 4)), 8, 32))
+    [((0, 2), (2, 4)), ((2, 3), (2, 4))]
+    """
+    axis = next((n for n, (start, stop) in enumerate(region) if stop - start > 1), None)
+    nbytes = region_size(region) * itemsize
+    if nbytes <= most_bytes or axis is None:
+        yield region
+        return
+    start, stop = region[axis]
+    rows = max(most_bytes * (stop - start) // nbytes, 1)
+    for first in range(start, stop, rows):
+        part = (*region[:axis], (first, min(first + rows, stop)), *region[axis + 1 :])
+        yield from contiguous_blocks(part, itemsize, most_bytes)

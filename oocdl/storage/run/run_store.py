@@ -9,6 +9,7 @@ CURRENT names the committed manifest; what neither it nor its parent names is de
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import zarr
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.graph.ir.index import Region, intersect, region_shape
+from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import crc32c
 from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
 from oocdl.storage.run import manifest as manifests
@@ -178,9 +179,9 @@ class RunStore:
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
         """Read ``region`` of an array of the current version into ``out``, or into a new array.
 
-        Every chunk that it touches is verified. Takes memory for one chunk besides ``out``, unless chunks
-        fill ``out`` contiguously. Raises CorruptError, which names array, chunk and version; StoreError
-        if there is no such array; ValueError if ``out`` has another shape or dtype.
+        Every chunk that it touches is verified, all of it, whatever part is wanted. Takes memory for a block
+        of ``BLOCK_BYTES`` besides ``out``. Raises CorruptError, which names array, chunk and version;
+        StoreError if there is no such array; ValueError if ``out`` has another shape or dtype.
         """
         tensor = self._tensor(name)
         spec = tensor.spec
@@ -189,15 +190,8 @@ class RunStore:
         if out.shape != region_shape(region) or out.dtype != np.dtype(spec.dtype):
             raise ValueError(f"out is {out.dtype} {out.shape}, array {name!r} is {spec.dtype}")
         for index in touched(region, spec.chunks):
-            covered = chunk_region(index, spec.shape, spec.chunks)
-            part = intersect(covered, region)
-            target = part_of(out, part, region)
-            if target.shape == spec.chunks and target.flags.c_contiguous:
-                self._read_chunk(tensor, index, target)
-            else:
-                chunk = np.empty(spec.chunks, spec.dtype)
-                self._read_chunk(tensor, index, chunk)
-                target[...] = part_of(chunk, part, covered)
+            part = intersect(chunk_region(index, spec.shape, spec.chunks), region)
+            self._read_chunk(tensor, index, part, part_of(out, part, region))
         return out
 
     def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
@@ -247,20 +241,29 @@ class RunStore:
             raise StoreError(f"run {self.path} has no array {name!r}")
         return self._manifest.tensors[name]
 
-    def _read_chunk(self, tensor: Tensor, index: Index, target: Array) -> None:
-        record = tensor.records[index]
+    def _read_chunk(self, tensor: Tensor, index: Index, part: Region, target: Array) -> None:
+        """Read ``part`` of the tensor, which is in this chunk, into ``target``; verify the whole chunk."""
+        record, spec, crc = tensor.records[index], tensor.spec, 0
+        origin = [number * size for number, size in zip(index, spec.chunks, strict=True)]
+        stored = tuple((start, start + size) for start, size in zip(origin, spec.chunks, strict=True))
+        in_place = target.shape == spec.chunks and target.flags.c_contiguous
+        blocks = [stored] if in_place else contiguous_blocks(stored, target.itemsize)
         where = f"array {tensor.spec.name!r} chunk {index} of version {tensor.version} in {self.path}"
         try:
             with (self.path / tensor.folder / chunk_key(index)).open("rb", buffering=0) as file:
                 length = os.fstat(file.fileno()).st_size
                 if length != record.nbytes:
                     raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}")
-                view, done = as_bytes(target).data, 0
-                while done < length and (count := file.readinto(view[done:])):
-                    done += count
+                for block in blocks:
+                    read = target if in_place else np.empty(region_shape(block), spec.dtype)
+                    _read_exactly(file, read)
+                    crc = crc32c(read, crc)
+                    wanted = intersect(block, part)
+                    if not in_place and not is_empty(wanted):
+                        part_of(target, wanted, part)[...] = part_of(read, wanted, block)
         except OSError as error:
             raise CorruptError(f"{where} is lost: {error.strerror or error}") from error
-        if crc32c(target) != record.crc:
+        if crc != record.crc:
             raise CorruptError(f"{where} is not what was written; restore it from a backup")
 
     def _finished(self, made: Manifest | None) -> None:
@@ -268,6 +271,13 @@ class RunStore:
         if made is not None:
             self._manifest = made
             remove_unnamed(self.path, made)
+
+
+def _read_exactly(file: io.FileIO, array: Array) -> None:
+    """Fill an array; what a file that was cut off lacks stays as it is, and is found by its checksum."""
+    view, done = as_bytes(array).data, 0
+    while done < array.nbytes and (count := file.readinto(view[done:])):
+        done += count
 
 
 def _check_free(root: Path) -> None:
