@@ -136,9 +136,8 @@ def versioned_pieces(
     made: dict[str, dict[Region, None]] = {}
     largest: dict[str, Region] = {}
     for planned in plan.layers:
-        stores = planned.layer.stores
         for unit in planned.units:
-            for name, region in unit.makes[: len(stores)]:
+            for name, region in unit.makes[: len(planned.layer.stores)]:
                 made.setdefault(name, {})[region] = None
             for name, region in unit.reads:
                 if name in versioned and region_size(region) > region_size(largest.get(name, ((0, 0),))):
@@ -148,8 +147,7 @@ def versioned_pieces(
         stored = factored.stored(value.name)
         if stored not in factored.shapes:
             continue
-        new = graph.updates.get(value.name)
-        shape = factored.shapes[stored]
+        new, shape = graph.updates.get(value.name), factored.shapes[stored]
         regions = made.get(factored.stored(new)) if new else None
         tile = region_shape(largest.get(stored, whole(shape)))
         found[value.name] = tuple(sorted(regions)) if regions else grid_of(shape, tile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from oocdl.graph.ir.index import (
     region_shape,
     region_size,
     whole,
-    within,
 )
 from oocdl.graph.transforms.factorize import Factors
 from oocdl.planning.compiler import CompiledPass
@@ -27,6 +26,7 @@ from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
+from oocdl.storage.files import part_of
 from oocdl.storage.run.manifest import Kind, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 
@@ -46,7 +46,7 @@ def initial(compiled: CompiledPass) -> Read:
             out[...] = 0
             return
         for block in contiguous_blocks(region, out.itemsize):
-            out[(..., *within(block, region))] = weights[name].read(block)
+            part_of(out, block, region)[...] = weights[name].read(block)
 
     return read
 
@@ -64,7 +64,8 @@ def pieces(compiled: CompiledPass, read: Read) -> Iterator[tuple[TaskKey, Array,
 def _read_piece(compiled: CompiledPass, read: Read, name: str, region: Region, array: Array) -> None:
     """Fill ``array`` with a piece, box by box, where each belongs."""
     for box, place in own_regions(compiled.plan.factored.factors[name], region):
-        part = array[(..., *place)]
+        view: tuple[Any, ...] = (..., *place)  # also of a scalar
+        part = array[view]
         target = part.reshape(region_shape(box))
         read(name, box, target)
         if not np.may_share_memory(target, array):  # its axes lie apart: it was a copy
