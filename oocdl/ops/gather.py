@@ -1,7 +1,7 @@
-"""Embedding lookup: ``Gather(table, ids)`` takes rows of the table's axis 0.
+"""Embedding lookup: ``Gather(table, ids){padding_idx}`` takes rows of the table's axis 0.
 
 Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows}``; over cut ids the partial
-tables are summed.
+tables are summed. With ``padding_idx`` places of that id add nothing to it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,13 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
     if grads[0] is None:
         return [None, None]
     table, ids = node.inputs
-    return [build("GatherGrad", ids, grads[0], rows=build.shape(table)[0]), None]
+    dy = grads[0]
+    if "padding_idx" in node.attrs:
+        row = build.constant(node.attrs["padding_idx"], "int64")
+        outside = build("Cast", build("Not", build("Equal", ids, row)), to=build.dtype(dy))
+        ones = (1,) * (len(build.shape(table)) - 1)
+        dy = build("Mul", dy, build("Reshape", outside, shape=(*build.shape(ids), *ones)))
+    return [build("GatherGrad", ids, dy, rows=build.shape(table)[0]), None]
 
 
 def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:

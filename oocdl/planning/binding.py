@@ -119,7 +119,7 @@ def _check_names(
                 kind = "the dataset" if option == "scale" else "the model"
                 raise InputError(f"{option} names '{name}', {kind} has: {there}")
     for pattern in settings.freeze:
-        if not any(fnmatchcase(name, pattern) for name in model.initializers):
+        if not any(fnmatchcase(one, pattern) for name in model.initializers for one in model.names_of(name)):
             some = ", ".join(f"'{name}'" for name in list(model.initializers)[:5])
             raise InputError(
                 f"freeze pattern '{pattern}' matches no initializer of the model; it has {some}, ..."

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Shape
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode
 
 Operand = str | Array
@@ -31,6 +32,10 @@ class Context:
     opset: int
     frozen: Callable[[str], bool]
     """Whether ``freeze`` names this initializer."""
+    evaluated: frozenset[str]
+    """First outputs of the BatchNorms that use their running statistics in training, too."""
+    facts: Mapping[str, Fact]
+    """What the file's metadata says of its initializers."""
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None

@@ -178,19 +178,32 @@ def _layer_norm(ctx: Context) -> Sequence[Operand]:
 
 
 def _batch_norm(ctx: Context) -> Sequence[Operand]:
-    """Lower BatchNormalization as in training, whatever the file says, unless its statistics are frozen."""
+    """Lower BatchNormalization, by the statistics of the batch in training, else by those that it is given.
+
+    Statistics that are computed in the graph, or numbers of the model's code, belong to a norm that keeps
+    none: it takes them unless it says ``training_mode=1``, and then normalizes by the batch always.
+    """
     x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
     rank = len(shape)
     stats = [ctx.value(3), ctx.value(4)]
     if any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
         ctx.refuse("running statistics used elsewhere")
-    frozen = not ctx.training or any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
-    if frozen:
+    roles = {ctx.build.values[value].role for value in stats}
+    if Role.WEIGHT in roles:
+        ctx.refuse("running statistics that are trained, or read elsewhere")
+    if Role.STATE in roles:
+        frozen = any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
+        given = not ctx.training or frozen or ctx.node.outputs[0] in ctx.evaluated
+        updates = not given
+    else:
+        given, updates = not ctx.attr("training_mode", 0), False
+    if given:
         mean, var = (ctx.per_channel(value, rank) for value in stats)
         deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
         y = ctx.make("Mul", ctx.make("Sub", x, mean), ctx.make("Reciprocal", deviation))
     else:
         y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
+    if updates:
         _update(ctx, batch, shape)
     results: list[Operand] = [_affine(ctx, y, 1, 2, channels=True), *stats]
     return results[: len(ctx.node.outputs)]

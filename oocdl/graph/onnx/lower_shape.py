@@ -250,7 +250,9 @@ def _gather(ctx: Context) -> Sequence[Operand]:
     if index is None:
         if axis:
             ctx.refuse(f"axis {axis} and indices that are not constant")
-        return [ctx.make("Gather", x, ctx.value(1))]
+        fact = ctx.facts.get(ctx.node.inputs[0])
+        padding = {} if fact is None or fact.padding_idx is None else {"padding_idx": fact.padding_idx}
+        return [ctx.make("Gather", x, ctx.value(1), **padding)]
     where = np.where(index < 0, index + shape[axis], index).astype(np.int64)
     if where.size and (where.min() < 0 or where.max() >= shape[axis]):
         raise ModelError(f"index {int(where.max())} is outside axis {axis} of extent {shape[axis]}")

@@ -23,8 +23,9 @@ from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.lower_math import ARITHMETIC, of_rules
 from oocdl.graph.onnx.lower_nn import LAYERS
 from oocdl.graph.onnx.lower_shape import STRUCTURE
+from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import OnnxNode, Port, check, load, plain_nodes, port_of, shown, size_text
-from oocdl.graph.onnx.roles import merged, role_of
+from oocdl.graph.onnx.roles import evaluated, merged, role_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 
 __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "supported"]
@@ -55,7 +56,7 @@ class Imported:
     weights: Mapping[str, WeightSource]
     """Initial contents of every value of role WEIGHT or STATE."""
     frozen: tuple[str, ...]
-    """Weights that ``freeze`` names: never updated."""
+    """Weights that are never updated: ``freeze`` names them, or the file's metadata says so."""
     fixed: tuple[str, ...]
     """Float initializers that are taken for constants of the model, not weights."""
     names: Mapping[str, str]
@@ -66,6 +67,8 @@ class Imported:
     """Output -> the value before that."""
     notes: tuple[str, ...] = ()
     """Remarks on this file that the user should see."""
+    evaluation_norms: tuple[str, ...] = ()
+    """Nodes of BatchNorms that use their running statistics in training too, and do not update them."""
 
 
 def inspect_onnx(path: str | Path) -> OnnxModel:
@@ -83,15 +86,17 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         for entry in info.metadata_props
         if entry.key == _KIND
     }
+    nodes = plain_nodes(model)
     return OnnxModel(
         path=path,
         opset=opset,
         producer=model.producer_name,
         inputs=tuple(port_of(info) for info in model.graph.input if info.name not in initializers),
         outputs=tuple(port_of(info, True) for info in model.graph.output),
-        nodes=plain_nodes(model),
+        nodes=nodes,
         initializers=initializers,
         kinds=kinds,
+        metadata=read_metadata(model, initializers, nodes),
     )
 
 
@@ -108,6 +113,13 @@ class OnnxModel:
     initializers: Mapping[str, WeightSource]
     kinds: Mapping[str, str]
     """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
+    metadata: Metadata | None = None
+    """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
+
+    def names_of(self, initializer: str) -> tuple[str, ...]:
+        """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
+        fact = self.metadata.facts.get(initializer) if self.metadata is not None else None
+        return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
 
     def fingerprint(self) -> str:
         """Return a digest of the file and its external data."""
@@ -208,6 +220,8 @@ class _Reader:
             training=training,
             opset=model.opset,
             frozen=self._frozen,
+            evaluated=frozenset(evaluated(model.nodes, model.initializers.keys(), model.metadata)),
+            facts=model.metadata.facts if model.metadata is not None else {},
             traced={},
             batch=None,
             read=read,
@@ -309,13 +323,15 @@ class _Reader:
             if name not in uses and name not in read:
                 continue
             kind = self.model.kinds.get(name)
-            role = role_of(item, uses.get(name, []), kind, self.model.producer)
+            role = role_of(item, uses.get(name, []), kind, self.model.producer, self.model.metadata)
             if role is Role.CONSTANT and item.is_float and item.nbytes > LIMIT_BYTES:
                 role = Role.WEIGHT  # a large table: streamed like a weight, never updated
                 self.frozen.append(name)
             if role is not Role.CONSTANT:
                 self.weights[name] = item.astype(ctx.precision)
-                if self._frozen(name) and name not in self.frozen:
+                fact = ctx.facts.get(name)
+                untrained = fact is not None and fact.kind == "parameter" and not fact.requires_grad
+                if (untrained or self._frozen(name)) and name not in self.frozen:
                     self.frozen.append(name)
                 ctx.env[name] = build.value(name, item.shape, ctx.precision, role)
             else:
@@ -326,7 +342,8 @@ class _Reader:
                     self.fixed.append(name)
 
     def _frozen(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.freeze)
+        names = self.model.names_of(name)
+        return any(fnmatchcase(one, pattern) for one in names for pattern in self.freeze)
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of everything in the file that became a value."""
@@ -344,6 +361,8 @@ class _Reader:
         graph = needed(build.graph(), self.inputs)
         values = graph.values
         ends = self._ends()
+        untold = self.model.metadata is None  # which tensors are tied
+        guessed = merged(self.model.nodes, self.weights.keys() & values.keys()) if untold else ()
         return Imported(
             graph=graph,
             inputs=tuple(self.inputs),
@@ -354,7 +373,10 @@ class _Reader:
             names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
-            notes=(*ctx.notes, *merged(self.model.nodes, self.weights.keys() & values.keys())),
+            notes=(*ctx.notes, *guessed),
+            evaluation_norms=tuple(
+                node.name for node in self.model.nodes if node.outputs and node.outputs[0] in ctx.evaluated
+            ),
         )
 
     def _ends(self) -> dict[str, tuple[str, str]]:

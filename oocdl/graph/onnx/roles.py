@@ -1,20 +1,21 @@
-"""Tells which initializers of a file are weights, which ONNX does not say.
+"""Tells which initializers of a file are weights, and which norms use their running statistics.
 
-Exporters write the numbers of a model's code (the 0.5 of a GELU, a causal mask)
-as initializers too. Those are never trained: float scalars and settings, what the
-exporter marks as a buffer, and what has a generated name and cannot be a weight.
+A file of ``oocdl.from_torch`` says it in its metadata. Others do not: exporters write the numbers of a
+model's code (the 0.5 of a GELU, a causal mask) as initializers too. Those are never trained: float scalars
+and settings, what the exporter marks as a buffer, and what has a generated name and cannot be a weight.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 import numpy as np
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 from oocdl.graph.onnx.tensors import WeightSource
 
@@ -39,16 +40,27 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
 }
 
 
+ROLES = {"parameter": Role.WEIGHT, "statistic": Role.STATE, "buffer": Role.CONSTANT}
+"""By what the metadata says."""
+
+
 def role_of(
-    item: WeightSource, uses: Sequence[tuple[OnnxNode, int]], kind: str | None, producer: str
+    item: WeightSource,
+    uses: Sequence[tuple[OnnxNode, int]],
+    kind: str | None,
+    producer: str,
+    metadata: Metadata | None,
 ) -> Role:
-    """Tell whether an initializer is trained, a running statistic, or a constant.
+    """Tell whether an initializer is a weight, a running statistic, or a constant.
 
     ``uses``: the nodes that read it, and as which input. ``kind``: what the exporter
     says it is, if it says so; ``producer``: which exporter that was.
     """
     if not item.is_float:
         return Role.CONSTANT
+    if metadata is not None:
+        fact = metadata.facts.get(item.name)
+        return ROLES[fact.kind] if fact is not None else Role.CONSTANT
     if uses and all(node.op == "BatchNormalization" and index in (3, 4) for node, index in uses):
         return Role.STATE
     setting = bool(uses) and all(index in _UNTRAINED.get(node.op, ()) for node, index in uses)
@@ -79,3 +91,26 @@ def merged(nodes: Sequence[OnnxNode], weights: Collection[str]) -> tuple[str, ..
         for name, count in uses.items()
         if count > 1 and name in weights
     )
+
+
+def evaluated(nodes: Sequence[OnnxNode], initializers: Set[str], metadata: Metadata | None) -> set[str]:
+    """Return the BatchNorms that use their running statistics in training too, by their first output.
+
+    The metadata says it. Without it, a norm with ``training_mode=0`` beside others with 1 is one: that is how
+    the TorchScript exporter writes a norm in evaluation mode. A file in which no norm has 1 was exported for
+    inference, or by an exporter that never writes it, and tells nothing.
+    """
+    norms = [node for node in nodes if node.op == "BatchNormalization"]
+    if metadata is not None:
+        facts = metadata.facts
+        return {
+            node.outputs[0]
+            for node in norms
+            if any(name in facts and facts[name].kind != "statistic" for name in node.inputs[3:5])
+        }
+    mixed = any(node.attrs.get("training_mode", 0) for node in norms)
+    return {
+        node.outputs[0]
+        for node in norms
+        if mixed and not node.attrs.get("training_mode", 0) and initializers >= set(node.inputs[3:5])
+    }

@@ -236,9 +236,10 @@ def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item]
 
 
 def _infer_only(model: onnx.ModelProto) -> None:
-    """Switch BatchNorm to its running statistics, and Dropout off."""
+    """Switch BatchNorm to its running statistics, where it has any, and Dropout off."""
+    stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "BatchNormalization":
+        if node.op_type == "BatchNormalization" and stored.issuperset(node.input[3:5]):
             kept = [item for item in node.attribute if item.name != "training_mode"]
             del node.attribute[:]
             node.attribute.extend(kept)

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper
 
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import ModelError
@@ -16,6 +17,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.models import GPT, UNet3d, export
+from tests.kit.nets import save
 from tests.kit.onnx_kit import F, conv_model, error, external, run
 
 RANDOM = np.random.default_rng(0)
@@ -81,3 +83,14 @@ def test_zoo(norm: str, tmp_path: Path) -> None:
     assert "down1.conv1.weight" in imported.weights
     fixed = write_unet3d(tmp_path / "fixed.onnx", norm=norm, base=2, depth=2, size=(8, 8, 8), in_channels=2)
     assert inspect_onnx(fixed).inputs[0].dims == ("batch", 2, 8, 8, 8)
+
+
+def test_a_norm_that_keeps_no_statistics_stays_as_it_is(tmp_path: Path) -> None:
+    """Its statistics are no initializers: it normalizes by the batch when it predicts, too."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], "mean", axes=[0], keepdims=0),
+        helper.make_node("BatchNormalization", ["x", "g", "g", "m", "m"], ["y"], "norm", training_mode=1),
+    ]
+    path = save(tmp_path / "model.onnx", nodes, {"g": np.ones(3)}, ["n", 3], {"y": ["n", 3]})
+    written = onnx.load(str(export_onnx(path, tmp_path / "out.onnx", {})))
+    assert helper.get_node_attr_value(written.graph.node[1], "training_mode") == 1
