@@ -216,7 +216,7 @@ class Settings:
     dims: Mapping[str, int] | None = None
     scale: Mapping[str, float] | None = None
     logits: str = "strict"
-    allow_missing_chunks: bool = False
+    allow_missing_chunks: bool = True
     memory_bytes: int = field(default_factory=default_budget_bytes)
     spill: str | None = None
     spill_dtype: str | None = None

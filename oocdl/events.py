@@ -18,6 +18,8 @@ class RunStarted:
     """Steps of the whole run."""
     done: int
     """Steps that an earlier process has committed."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before the first step, such as chunks of the dataset that are not stored."""
 
 
 @dataclass(frozen=True)

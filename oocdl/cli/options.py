@@ -48,7 +48,7 @@ Targets = Annotated[list[str] | None, typer.Option(help="Model output=dataset ar
 Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may be repeated.")]
 Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may be repeated.")]
 Logits = Annotated[str, typer.Option(help="auto: train without a final Softmax or Sigmoid.")]
-Missing = Annotated[bool, typer.Option(help="Read missing chunks of the dataset as zeros.")]
+Missing = Annotated[bool, typer.Option(help="Chunks that a dataset does not store are its fill value.")]
 Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
 Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
 Engine = Annotated[
@@ -83,7 +83,7 @@ def training_options(
     dims: Dims = None,
     scale: Scale = None,
     logits: Logits = "strict",
-    allow_missing_chunks: Missing = False,
+    allow_missing_chunks: Missing = True,
     parallel: Parallel = "auto",
     threads: Threads = None,
     engine: Engine = "auto",

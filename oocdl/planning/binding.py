@@ -37,6 +37,11 @@ class Binding:
     arrays: Mapping[str, DataArray]
     """All arrays of the dataset, by name."""
 
+    @property
+    def used(self) -> frozenset[str]:
+        """Names of the arrays that are inputs or targets."""
+        return frozenset({*self.inputs.values(), *(target.array for target in self.targets)})
+
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
         """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.
 

@@ -300,6 +300,7 @@ class Plan:
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
+                *self.dataset.notes(),
             )
         )
 

@@ -83,6 +83,8 @@ class Progress:
         self.written_at = float("-inf")
         so_far = f", {event.done} of them done" if event.done else ""
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
+        for note in event.notes:
+            self._print(note)
         if self.console.is_terminal and event.done < event.steps:
             words = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")

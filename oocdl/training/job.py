@@ -49,4 +49,5 @@ def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: tu
     opened = inspect_onnx(model)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
+    data = data.only(binding.used)
     return Job(opened, data, settings, binding, machine_for(settings, data, *crew))

@@ -269,6 +269,7 @@ class _Inference:
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
+        self.dataset = self.dataset.only(self.binding.used)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
         check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(self.settings, self.dataset)

@@ -83,7 +83,8 @@ def fit(
         Path of the ONNX file. Its batch and spatial sizes are re-bound to the dataset.
     dataset
         A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first.
-        A missing channel axis of size one is added.
+        A missing channel axis of size one is added. Chunks that are not stored are their fill value;
+        ``allow_missing_chunks=False`` refuses them.
     workdir
         The run directory, made if it is not there; default ``<model>.run`` beside the model.
     resume, replan
@@ -231,7 +232,8 @@ class Trainer:
         done = int(manifest.meta["step"]) if manifest else 0
         total = max(done, self.course.total_steps)
         trace = StepTrace(self.trace, done, total)
-        self.emit(RunStarted(self.plan, str(self.store.path), total, done))
+        notes = tuple(self.job.dataset.notes())
+        self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
         if done < total or manifest is None:
             with self._session() as session:
                 main = self.compiled[MAIN]

@@ -1,15 +1,15 @@
 """The dataset: arrays with the sample axis first, read by region, from Zarr or HDF5.
 
 Whatever could go wrong later is refused at opening, before a chunk is read: types that can run code when
-decoded, codecs that are not plain compression, and missing chunks, which would silently be zeros.
+decoded, and codecs that are not plain compression. The chunks that are stored are listed then, and each read
+is of a chunk as it was: one that is gone or was changed since is an error, never the fill value.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from zarr.abc.store import Store
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
+from oocdl.storage.dataset.chunk_list import ChunkList
 from oocdl.storage.dataset.sampling import batches, permutation
 
 Array = npt.NDArray[Any]
@@ -29,10 +30,14 @@ Array = npt.NDArray[Any]
 __all__ = ["DataArray", "Dataset", "DatasetSpec", "batches", "open_dataset", "permutation"]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
+NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
 
 
 class Reader(Protocol):
-    """An array that is read by slices: a Zarr array, or an HDF5 dataset behind a lock."""
+    """An array that is read by slices: of a Zarr group, or of an HDF5 file behind a lock."""
+
+    @property
+    def label(self) -> str: ...
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -42,6 +47,21 @@ class Reader(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]: ...
+
+    @property
+    def stored_chunks(self) -> tuple[int, ...]:
+        """Shape of what is stored together: of a shard, where there are shards."""
+        ...
+
+    @property
+    def fill_value(self) -> Any:
+        """What a chunk that is not stored reads as; None if that is not defined."""
+        ...
+
+    @property
+    def known(self) -> ChunkList:
+        """The chunks that were stored when they were listed, which happens once."""
+        ...
 
     def __getitem__(self, where: tuple[slice, ...], /) -> Any: ...
 
@@ -57,6 +77,7 @@ class DataArray:
     reader: Reader
     where: str
     """Name of the dataset, for messages."""
+    allow_missing_chunks: bool = True
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -73,13 +94,48 @@ class DataArray:
         """Decoded bytes of one chunk."""
         return prod(self.chunks) * self.itemsize
 
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks that are stored, listed at the first use.
+
+        Raises DatasetError if some are not stored and that is not allowed, or nothing says what they are.
+        """
+        found, fill = self.reader.known, self.reader.fill_value
+        if not found.missing:
+            return found
+        label, counted = self.reader.label, f"{found.missing:,} of {prod(found.grid):,} chunks"
+        first = "/".join(str(int(at)) for at in np.unravel_index(found.first_missing, found.grid))
+        if fill is None or not np.isfinite(fill):
+            raise DatasetError(
+                f"{label}: {counted} are not stored, first {first}, and its fill value is "
+                f"{'not defined' if fill is None else fill}; write them"
+            )
+        if not self.allow_missing_chunks:
+            raise DatasetError(
+                f"{label}: {counted} are missing, first {first}; they would read as its fill value {fill}, "
+                "pass allow_missing_chunks=True to accept that"
+            )
+        return found
+
+    def note(self) -> str | None:
+        """Say how many chunks are not stored; None if all are."""
+        if not self.known.missing:
+            return None
+        return (
+            f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+            f"and read as their fill value {self.reader.fill_value}"
+        )
+
     def read(self, region: Region) -> Array:
         """Read ``region`` as a new array in native byte order; only chunks that it touches are decoded.
 
-        Raises DatasetError if a chunk cannot be decoded.
+        Raises DatasetError if a chunk cannot be decoded, or is not what it was when chunks were listed.
         """
+        _ = self.known
         try:
             found = self.reader[as_slices(region)]
+        except DatasetError:
+            raise
         except Exception as error:  # codecs raise what they like; all mean the same here
             raise DatasetError(
                 f"array {self.name!r} of {self.where} cannot be read at {region}: "
@@ -112,22 +168,32 @@ class Dataset:
         """Return what ``open_dataset`` takes in another process."""
         return self.reopen
 
-    def fingerprint(self) -> str:
-        """Return a digest of names, shapes and dtypes: cheap, and blind to changed values."""
-        facts = sorted((a.name, list(a.shape), a.dtype.str) for a in self.arrays.values())
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    def only(self, names: Collection[str]) -> Dataset:
+        """Return the dataset with these arrays alone, whose chunks are listed now.
+
+        Raises DatasetError as ``open_dataset`` does with names.
+        """
+        arrays = {name: array for name, array in self.arrays.items() if name in names}
+        for array in arrays.values():
+            _ = array.known
+        return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
+
+    def notes(self) -> list[str]:
+        """Return a line for each array of which some chunks are not stored."""
+        return [note for array in self.arrays.values() if (note := array.note()) is not None]
 
 
 def open_dataset(
     source: str | Path | Store | zarr.Group | DatasetSpec,
-    allow_missing_chunks: bool = False,
+    allow_missing_chunks: bool = True,
     names: Collection[str] | None = None,
 ) -> Dataset:
     """Open a Zarr group (path, store or group) or an HDF5 file, and check its arrays.
 
-    With ``names`` only those arrays are checked and opened; ``allow_missing_chunks`` accepts chunks that are
-    not stored, which read as the fill value. Raises DatasetError, in one line, if there is no dataset or
-    an array has no sample axis, a dtype that is no number, a refused codec, or missing chunks.
+    With ``names`` only those arrays are checked and opened, and their chunks listed; without, chunks of an
+    array are listed when it is first used. Chunks that are not stored are their fill value, as Zarr and HDF5
+    say; ``allow_missing_chunks=False`` refuses them. Raises DatasetError, in one line, if there is no dataset
+    or an array has no sample axis, a dtype that is no number, a refused codec, or chunks that are refused.
 
     >>> store = zarr.storage.MemoryStore()
     >>> _ = zarr.create_array(store, name="x", data=np.arange(6.0).reshape(3, 2))
@@ -144,17 +210,19 @@ def open_dataset(
     place = _existing(source) if isinstance(source, (str, Path)) else source
     readers: Mapping[str, Reader]
     if isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
-        readers = hdf5_source.open_arrays(place, allow_missing_chunks, names)
+        readers = hdf5_source.open_arrays(place, names)
     else:
-        readers = zarr_source.open_arrays(place, group, where, allow_missing_chunks, names)
+        readers = zarr_source.open_arrays(place, group, where, names)
     if not readers:
         raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
     arrays = {
-        name: DataArray(name, reader.shape, reader.dtype.newbyteorder("="), reader, where)
+        name: DataArray(
+            name, reader.shape, reader.dtype.newbyteorder("="), reader, where, allow_missing_chunks
+        )
         for name, reader in readers.items()
     }
-    spec = DatasetSpec(place, group, tuple(arrays), allow_missing_chunks)
-    return Dataset(arrays, where, spec)
+    made = Dataset(arrays, where, DatasetSpec(place, group, tuple(arrays), allow_missing_chunks))
+    return made if names is None else made.only(names)
 
 
 def _label(source: str | Path | Store, group: str) -> str:
@@ -169,8 +237,20 @@ def _existing(source: str | Path) -> str:
     if not path.exists():
         raise DatasetError(f"no such dataset: {source}")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):
-        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; try oocdl convert")
+        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {_way_out(path)}")
     return str(path)
+
+
+def _way_out(path: Path) -> str:
+    """What to do with a file of another format."""
+    read = "np.load" if path.suffix == ".npy" else "..."
+    if path.name.lower().endswith(NIFTI_ENDINGS):
+        read = "nibabel.load(path).get_fdata(dtype='float32')"
+    return (
+        "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
+        "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
+        f"x[0] = {read}"
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,27 +1,54 @@
-"""Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete."""
+"""Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete.
+
+A file is one thing: as long as its size and time are what they were, so are all chunks in it.
+"""
 
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
 from typing import Any
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.zarr_source import check_type
+from oocdl.storage.dataset.checked_store import file_mark
+from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
+from oocdl.storage.dataset.zarr_source import check_chunks, check_type
 from oocdl.storage.zarr_json import grid
 
 
 @dataclass(frozen=True)
+class Hdf5File:
+    """An open file, as it was when it was opened; the library is not made for threads."""
+
+    path: str
+    mark: tuple[int, int, int]
+    """Inode, size in bytes, time of change in nanoseconds."""
+    lock: threading.Lock
+
+    def check(self, label: str) -> None:
+        """Raise DatasetError if the file is not what was opened."""
+        found = file_mark(self.path)
+        if found != self.mark:
+            happened = "was changed or replaced" if any(found) else "is gone"
+            raise DatasetError(
+                f"{label}: {self.path} {happened} since the dataset was opened; nothing was read of it. "
+                "Restore it, and start again: a run goes on from its last commit"
+            )
+
+
+@dataclass(frozen=True)
 class Hdf5Array:
-    """Reads an HDF5 dataset under a lock: the library is not made for threads."""
+    """Reads an HDF5 dataset under a lock."""
 
     data: h5py.Dataset
-    lock: threading.Lock
+    file: Hdf5File
+    label: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,17 +66,55 @@ class Hdf5Array:
         """Shape of what is decoded together; for contiguous data one row of the last axis."""
         if self.data.chunks is None:
             return (1,) * (len(self.shape) - 1) + self.shape[-1:]
-        return tuple(int(extent) for extent in self.data.chunks)
+        return self.stored_chunks
+
+    @property
+    def stored_chunks(self) -> tuple[int, ...]:
+        """Shape of what is stored together; for contiguous data all of it."""
+        return tuple(int(extent) for extent in self.data.chunks or self.shape)
+
+    @property
+    def fill_value(self) -> Any:
+        """What a chunk that is not stored reads as; None if that is not defined."""
+        settings = self.data.id.get_create_plist()
+        undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
+        return (
+            None if undefined or settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER else self.data.fillvalue
+        )
+
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks that are stored; the mark of each is its place in the file, in bytes."""
+        found, stored = array("q"), self.data.id
+        extents = grid(self.shape, tuple(max(extent, 1) for extent in self.stored_chunks))
+        if self.data.chunks is None:
+            if stored.get_storage_size():
+                found.extend((0, stored.get_storage_size(), stored.get_offset() or 0))
+            return listed(extents, found)
+
+        def add(chunk: Any) -> None:
+            index = tuple(
+                at // extent for at, extent in zip(chunk.chunk_offset, self.stored_chunks, strict=True)
+            )
+            found.extend((number_of(index, extents), chunk.size, chunk.byte_offset))
+
+        with self.file.lock:
+            stored.chunk_iter(add)
+        return listed(extents, found)
 
     def __getitem__(self, where: tuple[slice, ...]) -> Any:
-        with self.lock:
-            return self.data[where]
+        with self.file.lock:
+            self.file.check(self.label)
+            found = self.data[where]
+            self.file.check(self.label)  # again: it may have been changed while it was read
+            return found
 
 
-def open_arrays(path: str, allow_missing: bool, names: Collection[str] | None) -> dict[str, Hdf5Array]:
+def open_arrays(path: str, names: Collection[str] | None) -> dict[str, Hdf5Array]:
     """Open and check the datasets of a file (those of ``names``, or all), by path. Raises DatasetError."""
+    mark = file_mark(path)
     try:
-        file = h5py.File(path, "r")
+        opened = h5py.File(path, "r")
     except OSError as error:
         reason = " ".join(str(error).split())
         raise DatasetError(f"{path} is not a readable HDF5 file ({reason})") from error
@@ -59,32 +124,27 @@ def open_arrays(path: str, allow_missing: bool, names: Collection[str] | None) -
         if isinstance(item, h5py.Dataset):
             found[name] = item
 
-    file.visititems(visit)  # follows no links, so nothing outside the file
+    opened.visititems(visit)  # follows no links, so nothing outside the file
     if names is not None:
         lost = sorted(set(names) - set(found))
         if lost:
             raise DatasetError(f"{path} has no dataset {lost[0]!r}; it has {sorted(found)}")
         found = {name: found[name] for name in names}
-    for name, data in found.items():
-        _check(f"dataset {name!r} of {path}", data, allow_missing)
-    lock = threading.Lock()
-    return {name: Hdf5Array(data, lock) for name, data in sorted(found.items())}
+    file = Hdf5File(path, mark, threading.Lock())
+    arrays = {
+        name: Hdf5Array(data, file, f"dataset {name!r} of {path}") for name, data in sorted(found.items())
+    }
+    for opened_array in arrays.values():
+        _check(opened_array)
+    return arrays
 
 
-def _check(label: str, data: h5py.Dataset, allow_missing: bool) -> None:
+def _check(array: Hdf5Array) -> None:
+    data, label = array.data, array.label
     if data.shape is None:
         raise DatasetError(f"{label} is empty; arrays have the sample axis first")
     check_type(label, data.dtype, data.ndim)
     if data.external or data.is_virtual:
         raise DatasetError(f"{label} has its data in other files, which is refused; copy it in")
-    if allow_missing or data.size == 0:
-        return
-    if data.chunks is None:
-        wanted, stored = 1, int(data.id.get_storage_size() > 0)
-    else:
-        wanted, stored = prod(grid(data.shape, data.chunks)), data.id.get_num_chunks()
-    if stored < wanted:
-        raise DatasetError(
-            f"{label}: {wanted - stored} of {wanted} chunks are missing; they would read as "
-            "its fill value, pass allow_missing_chunks=True to accept that"
-        )
+    if data.chunks is not None:
+        check_chunks(label, array.shape, array.stored_chunks, array.stored_chunks)

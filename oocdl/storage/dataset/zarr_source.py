@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.abc.store import Store
-from zarr.core.sync import sync
+from zarr.core.array import AsyncArray
+from zarr.storage import StorePath, ZipStore
 
 from oocdl.errors import DatasetError
+from oocdl.storage.dataset.bounded_codecs import bounded_v2, bounded_v3, most_bytes
+from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, chunks_of
+from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkKeys, ChunkList, listed
 from oocdl.storage.zarr_json import grid
 
 CODECS_V3 = frozenset({"bytes", "transpose", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"})
@@ -19,13 +26,103 @@ CODECS_V2 = frozenset({"blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "crc32
 
 NUMBER_KINDS = "biuf"
 """NumPy kinds that a dataset may have: bool, integers, floats."""
+INNER_BYTES = 128
+"""What a shard takes at most for each chunk in it, beside its content: in its index, and for headers."""
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """Reads a Zarr array, each chunk of which has to be as it was when they were listed."""
+
+    array: zarr.Array[Any]
+    """As the library opens it: what it knows of itself is used, its chunks are not."""
+    label: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.array.dtype
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Shape of what is decoded together; in a shard, that of a chunk in it."""
+        return self.array.chunks
+
+    @property
+    def fill_value(self) -> Any:
+        """What a chunk that is not stored reads as; None if that is not defined."""
+        return self.array.metadata.fill_value
+
+    @property
+    def stored_chunks(self) -> tuple[int, ...]:
+        """Shape of what is stored together."""
+        return self.array.shards or self.array.chunks
+
+    @cached_property
+    def keys(self) -> ChunkKeys:
+        """How its chunks are called."""
+        document: Mapping[str, Any] = self.array.metadata.to_dict()
+        extents = grid(self.shape, self.stored_chunks)
+        if self.array.metadata.zarr_format == 2:
+            return ChunkKeys(extents, "", document["dimension_separator"])
+        encoding = document["chunk_key_encoding"]
+        separator = encoding["configuration"]["separator"]
+        return ChunkKeys(extents, f"c{separator}" if encoding["name"] == "default" else "", separator)
+
+    @cached_property
+    def stored(self) -> Chunks:
+        """Where its chunks are."""
+        return chunks_of(self.array.store, self.array.path, self.keys)
+
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks that are stored, listed once. Raises DatasetError if one is larger than it can be."""
+        try:
+            found = listed(self.keys.grid, self.stored.entries())
+        except OSError as error:
+            raise DatasetError(f"{self.label}: its chunks cannot be listed ({error})") from error
+        inside = prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
+        most = most_bytes(prod(self.stored_chunks) * self.dtype.itemsize) + inside
+        if len(found.sizes) and int(found.sizes.max()) > most:
+            worst = int(found.numbers[int(np.argmax(found.sizes))])
+            raise DatasetError(
+                f"{self.label}: {self.stored.place(worst)} has {int(found.sizes.max()):,} bytes, a chunk "
+                f"of its shape {list(self.stored_chunks)} takes at most {most:,}; write it again"
+            )
+        return found
+
+    @cached_property
+    def checked(self) -> zarr.Array[Any]:
+        """The array that is read: from a store that checks chunks, by compressors with bounds."""
+        array = self.array
+        store = CheckedStore(array.store, array.path, self.label, self.stored, self.known, self.keys)
+        metadata: Any = array.metadata
+        if metadata.zarr_format == 2:
+            nbytes = prod(self.chunks) * self.dtype.itemsize
+            filters = metadata.filters and [bounded_v2(codec, nbytes) for codec in metadata.filters]
+            metadata = replace(metadata, compressor=bounded_v2(metadata.compressor, nbytes), filters=filters)
+        else:
+            codecs = bounded_v3(metadata.codecs, metadata.to_dict()["codecs"])
+            metadata = replace(metadata, codecs=codecs)
+        path = StorePath(store, array.path)
+        return zarr.Array(AsyncArray(metadata=metadata, store_path=path, config=array.async_array.config))
+
+    def __getitem__(self, where: tuple[slice, ...]) -> Any:
+        return self.checked[where]
 
 
 def open_arrays(
-    source: str | Store, group: str, where: str, allow_missing: bool, names: Collection[str] | None
-) -> dict[str, zarr.Array[Any]]:
+    source: str | Store, group: str, where: str, names: Collection[str] | None
+) -> dict[str, ZarrArray]:
     """Open and check the arrays of a group (those of ``names``, or all), by path. Raises DatasetError."""
     try:
+        if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
+            source = ZipStore(source)
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         found = dict(opened.members(max_depth=None)) if names is None else {}
@@ -40,13 +137,12 @@ def open_arrays(
     lost = sorted(set(names or ()) - set(arrays))
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
-    for name, array in arrays.items():
-        label = f"array {name!r} of {where}"
-        check_type(label, array.dtype, array.ndim)
-        _check_codecs(label, array)
-        if not allow_missing:
-            _check_chunks(label, array)
-    return arrays
+    made = {name: ZarrArray(array, f"array {name!r} of {where}") for name, array in arrays.items()}
+    for one in made.values():
+        check_type(one.label, one.dtype, one.array.ndim)
+        _check_codecs(one.label, one.array)
+        _check_grid(one)
+    return made
 
 
 def check_type(label: str, dtype: Any, rank: int) -> None:
@@ -90,24 +186,24 @@ def _name(entry: Any, key: str) -> str:
     return str(getattr(entry, "codec_id", entry))
 
 
-def _check_chunks(label: str, array: zarr.Array[Any]) -> None:
-    """Raise DatasetError if the grid has chunks that are not stored: they would read as the fill value."""
-    stored_chunks = array.shards or array.chunks
-    extents = grid(array.shape, stored_chunks)
-    stored = sync(_keys(array.store, array.path))
-    missing, first = 0, ""
-    for index in product(*(range(count) for count in extents)):
-        key = array.metadata.encode_chunk_key(index)
-        if key not in stored:
-            missing += 1
-            first = first or key
-    if missing:
+def _check_grid(one: ZarrArray) -> None:
+    """Raise DatasetError for chunks that are none, and for keys of a kind that is not known."""
+    array, label = one.array, one.label
+    document: Mapping[str, Any] = array.metadata.to_dict()
+    kind = document.get("chunk_grid", {}).get("name", "regular")
+    encoding = document.get("chunk_key_encoding", {}).get("name", "default")
+    if kind != "regular" or encoding not in ("default", "v2"):
         raise DatasetError(
-            f"{label}: {missing} of {prod(extents)} chunks are missing, first {first}; they "
-            "would read as its fill value, pass allow_missing_chunks=True to accept that"
+            f"{label} has a chunk grid {kind!r} with keys {encoding!r}; write it with regular chunks"
         )
+    check_chunks(label, array.shape, (*one.stored_chunks, *array.chunks), one.stored_chunks)
 
 
-async def _keys(store: Store, path: str) -> set[str]:
-    prefix = f"{path}/" if path else ""
-    return {key[len(prefix) :] async for key in store.list_prefix(prefix)}
+def check_chunks(
+    label: str, shape: tuple[int, ...], extents: tuple[int, ...], stored: tuple[int, ...]
+) -> None:
+    """Raise DatasetError if extents of chunks are not positive, or if the grid of an array is absurd."""
+    if any(extent < 1 for extent in extents):
+        raise DatasetError(f"{label} has chunks of shape {list(stored)}; extents of chunks are at least 1")
+    if prod(grid(shape, stored)) > MOST_CHUNKS:
+        raise DatasetError(f"{label} of shape {list(shape)} has more chunks than there are numbers for them")

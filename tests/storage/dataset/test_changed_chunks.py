@@ -1,0 +1,215 @@
+"""Chunks that vanish, change or appear after a dataset was opened: found before a number of them is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import MemoryStore, ZipStore
+
+from oocdl.errors import DatasetError
+from oocdl.storage.dataset.dataset import DataArray, open_dataset
+
+X = np.arange(5 * 4 * 6, dtype=np.float32).reshape(5, 4, 6) + 1
+CHUNKS = (2, 2, 6)
+
+
+def folder(**options: Any) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        zarr_format = options.pop("zarr_format", 3)
+        group = zarr.open_group(path / "a.zarr", mode="w", zarr_format=zarr_format)
+        group.create_array("x", data=X, **{"chunks": CHUNKS, **options})
+        return path / "a.zarr"
+
+    return make
+
+
+FOLDERS: dict[str, dict[str, Any]] = {
+    "v2": {"zarr_format": 2},
+    "v2-nested": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "v2-zlib": {"zarr_format": 2, "compressors": {"id": "zlib", "level": 1}},
+    "v3": {},
+    "v3-raw": {"compressors": None},
+    "v3-dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v3-old-keys": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "sharded": {"chunks": (1, 2, 3), "shards": CHUNKS},
+    "sharded-raw": {"chunks": (1, 2, 3), "shards": CHUNKS, "compressors": None},
+}
+
+
+def blocks() -> Iterator[tuple[tuple[int, int], ...]]:
+    """The region of each chunk."""
+    for index in np.ndindex(3, 2, 1):
+        yield tuple(
+            (at * size, min((at + 1) * size, extent))
+            for at, size, extent in zip(index, CHUNKS, X.shape, strict=True)
+        )
+
+
+def chunk_files(path: Path) -> list[Path]:
+    """Files of the chunks in C order: all indices have one digit."""
+    return sorted(file for file in (path / "x").rglob("*") if file.is_file() and file.name[-1].isdigit())
+
+
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def halved(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def older(file: Path) -> None:
+    os.utime(file, ns=(1, 1))
+
+
+def replaced(file: Path) -> None:
+    """By a file of the same size, as editors and rsync do."""
+    beside = file.with_name("new")
+    beside.write_bytes(bytes(file.stat().st_size))
+    beside.replace(file)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "emptied": lambda file: file.write_bytes(b""),
+    "halved": halved,
+    "one-less": lambda file: os.truncate(file, file.stat().st_size - 1),
+    "flipped": flipped,
+    "older": older,
+    "replaced": replaced,
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
+}
+
+
+def opened(path: Any) -> DataArray:
+    return open_dataset(path, names=["x"]).arrays["x"]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_changed_chunk_of_a_folder_is_found(tmp_path: Path, kind: str) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    files = chunk_files(path)
+    assert len(files) == 6
+    kept = tmp_path / "kept"
+    for (change, apply), (file, block) in product(CHANGES.items(), zip(files, blocks(), strict=True)):
+        x = opened(path)
+        shutil.copy2(file, kept)
+        apply(file)
+        with pytest.raises(DatasetError) as caught:
+            x.read(block)
+        key = str(file.relative_to(path / "x"))
+        happened = "is gone" if change == "deleted" else "was changed"
+        assert f"array 'x' of {path}: chunk {key} {happened}" in str(caught.value)
+        assert str(file) in str(caught.value)
+        for other in blocks():
+            if other != block:
+                assert np.array_equal(x.read(other), X[tuple(slice(*r) for r in other)])
+        shutil.copy2(kept, file)
+        assert np.array_equal(x.read(block), X[tuple(slice(*r) for r in block)])
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_that_is_renamed_is_found(tmp_path: Path, kind: str) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    x = opened(path)
+    path.rename(tmp_path / "elsewhere.zarr")
+    for block in blocks():
+        with pytest.raises(DatasetError, match="chunk .* is gone"):
+            x.read(block)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_chunk_that_appears_is_found(tmp_path: Path, kind: str) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    file = chunk_files(path)[3]
+    content = file.read_bytes()
+    file.unlink()
+    x = opened(path)
+    block = list(blocks())[3]
+    assert (x.read(block) == 0).all()
+    file.write_bytes(content)
+    with pytest.raises(DatasetError, match="chunk .* is new"):
+        x.read(block)
+
+
+HDF5: dict[str, dict[str, Any]] = {
+    "chunked": {"chunks": CHUNKS},
+    "gzip": {"chunks": CHUNKS, "compression": "gzip", "shuffle": True},
+    "contiguous": {},
+}
+
+
+HDF5_CHANGES: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "renamed": lambda path: path.rename(path.with_name("b.h5")),
+    "halved": halved,
+    "flipped": flipped,
+    "replaced": replaced,
+    "older": older,
+}
+
+
+@pytest.mark.parametrize("kind", HDF5)
+@pytest.mark.parametrize("change", HDF5_CHANGES)
+def test_every_change_of_a_file_is_found(
+    tmp_path: Path, kind: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "FALSE")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=X, **HDF5[kind])
+    x = opened(tmp_path / "a.h5")
+    assert np.array_equal(x.read(((0, 5), (0, 4), (0, 6))), X)
+    HDF5_CHANGES[change](tmp_path / "a.h5")
+    for block in blocks():
+        with pytest.raises(DatasetError, match="'x' of .*a.h5: .* (is gone|was changed or replaced) since"):
+            x.read(block)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("change", ["deleted", "halved", "flipped", "replaced"])
+def test_every_change_of_a_zip_file_is_found(
+    tmp_path: Path, compression: int, sharded: bool, change: str
+) -> None:
+    options: dict[str, Any] = {"chunks": (1, 2, 3), "shards": CHUNKS} if sharded else {"chunks": CHUNKS}
+    with ZipStore(tmp_path / "a.zip", mode="w", compression=compression) as store:
+        zarr.group(store).create_array("x", data=X, **options)
+    x = opened(str(tmp_path / "a.zip"))
+    assert np.array_equal(x.read(((0, 5), (0, 4), (0, 6))), X)
+    assert np.array_equal(x.read(((1, 2), (1, 3), (2, 4))), X[1:2, 1:3, 2:4])
+    CHANGES[change](tmp_path / "a.zip")
+    for block in blocks():
+        with pytest.raises(DatasetError, match="chunk .* was changed"):
+            x.read(block)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_change_in_memory_is_found(sharded: bool) -> None:
+    content: dict[str, Any] = {}
+    options: dict[str, Any] = {"chunks": (1, 2, 3), "shards": CHUNKS} if sharded else {"chunks": CHUNKS}
+    array = zarr.create_array(MemoryStore(content), name="x", data=X, **options)
+    keys = sorted(key for key in content if "/c/" in key)
+    for key, block in zip(keys, blocks(), strict=True):
+        x = opened(array.store)
+        was = content.pop(key)
+        with pytest.raises(DatasetError, match=f"chunk {key[2:]} is gone"):
+            x.read(block)
+        data = bytearray(was.to_bytes())
+        data[len(data) // 2] ^= 1
+        content[key] = type(was).from_bytes(bytes(data))
+        with pytest.raises(DatasetError, match=f"chunk {key[2:]} was changed"):
+            x.read(block)
+        content[key] = was
+        assert np.array_equal(x.read(block), X[tuple(slice(*r) for r in block)])
