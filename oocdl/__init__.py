@@ -6,9 +6,11 @@
 
 from oocdl import errors, events, losses, optim
 from oocdl.report.plan_view import Plan
+from oocdl.storage.run.repair import repair
+from oocdl.storage.run.verify import verify
 from oocdl.training.run import Run
 from oocdl.training.trainer import fit, open, plan
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Run", "errors", "events", "fit", "losses", "open", "optim", "plan"]
+__all__ = ["Plan", "Run", "errors", "events", "fit", "losses", "open", "optim", "plan", "repair", "verify"]

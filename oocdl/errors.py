@@ -5,14 +5,23 @@ what the command line ends with: 2 for input, 3 for a store, 4 for resources.
 """
 
 
+def printable(text: str) -> str:
+    """Return a text of which no character commands a terminal: names come from files that others wrote.
+
+    >>> printable("layer\\x1b[2J")
+    'layer\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class OocdlError(Exception):
     """Base of all errors of oocdl."""
 
     exit_code = 1
 
     def __init__(self, message: object = "") -> None:
-        # Names from files may hold anything, also line breaks.
-        super().__init__(" ".join(str(message).splitlines()))
+        # Names from files may hold anything, also line breaks and what a terminal obeys.
+        super().__init__(printable(" ".join(str(message).splitlines())))
 
 
 class InputError(OocdlError):

@@ -40,7 +40,7 @@ PACKAGES = (
 
 INNER = {
     "graph": ("ir", "onnx", "transforms", "partition"),
-    "storage": ("files", "checksums", "zarr_json", "cache", "run", "dataset"),
+    "storage": ("files", "checksums", "sealed_store", "zarr_json", "cache", "run", "dataset"),
     "engines": ("registry", "engine", "convolution", "torch", "ort", "numpy"),
 }
 """The same inside packages that have packages."""

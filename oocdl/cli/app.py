@@ -33,10 +33,12 @@ from oocdl.cli.options import (
     with_training_options,
 )
 from oocdl.config import parse_bytes
-from oocdl.errors import InputError, OocdlError
+from oocdl.errors import CorruptError, InputError, OocdlError, printable
 from oocdl.host.limits import default_budget_bytes
 from oocdl.report.printer.show import What
 from oocdl.report.progress import counted, show_progress
+from oocdl.storage.run.repair import repair as repair_run
+from oocdl.storage.run.verify import verify as verify_run
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import open as open_run
 from oocdl.training.trainer import plan as plan_run
@@ -112,7 +114,7 @@ def predict(
         dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs)
     )
     for name, array in sorted(group.arrays()):
-        say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
+        say(f"{out}/{printable(name)}: {shape_text(array.shape)} {array.dtype}")
 
 
 @app.command()
@@ -141,6 +143,26 @@ def export(run: RunDir, out: Out) -> None:
     """Write the model with its trained weights as an ONNX file."""
     written = open_run(run).export(out)
     say(f"{written}: {size_text(written.stat().st_size)}")
+
+
+@app.command()
+def verify(run: RunDir) -> None:
+    """Read every byte of a run and name what is damaged; ends with 3 if anything is."""
+    found = verify_run(run)
+    say(str(found))
+    if not found.sound:
+        raise typer.Exit(CorruptError.exit_code)
+
+
+@app.command()
+def repair(
+    run: RunDir,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="From an owner on another host, which is dead.")
+    ] = False,
+) -> None:
+    """Go back to the newest sound version of a run, leave out what is damaged, and say what is lost."""
+    say(str(repair_run(run, take_over)))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.engines.engine import resolve
+from oocdl.errors import printable
 from oocdl.graph.onnx.reader import inspect_onnx, supported
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
@@ -125,7 +126,7 @@ def table(title: str, *columns: str) -> Table:
 
 def cell(value: object) -> Text:
     """Make a cell of a table. Control characters of a name in a file do not reach the terminal."""
-    return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)))
+    return Text(printable(str(value)))
 
 
 def shape_text(shape: Sequence[int | str]) -> str:

@@ -8,7 +8,6 @@ there are others.
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +22,7 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.task_key import TaskKind
 from oocdl.planning.timeline import Simulated
 from oocdl.runtime.measured import KindTotals, Measured, Spent
+from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
 REPORT_FILE = "report.json"
@@ -190,7 +190,7 @@ def make_report(
 
 def write_report(folder: Path, report: Report) -> None:
     """Write the report to a run directory, in place of an earlier one."""
-    write_text(folder / REPORT_FILE, json.dumps(asdict(report), indent=1))
+    write_text(folder / REPORT_FILE, sealed("report", asdict(report)))
 
 
 def read_report(folder: Path) -> Report:
@@ -202,7 +202,7 @@ def read_report(folder: Path) -> Report:
             "client's workers; train a step without client="
         )
     try:
-        stored: Mapping[str, Any] = json.loads(path.read_text())
+        stored: Mapping[str, Any] = unsealed("report", path.read_text())
         # Reports of older versions have more facts of a layer.
         names = [known.name for known in fields(LayerReport)]
         layers = tuple(LayerReport(**{name: layer[name] for name in names}) for layer in stored["layers"])

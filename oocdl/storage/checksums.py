@@ -1,12 +1,15 @@
-"""Checksums of what is stored: crc32c of arrays, whole or block by block.
+"""Checksums of what is stored: crc32c of arrays, whole or block by block, and texts that hold their digest.
 
-Both are taken from the memory that is written, and compared with the memory that was read into: what is
+They are taken from the memory that is written, and compared with the memory that was read into: what is
 used is what was verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +26,19 @@ Bytes = npt.NDArray[np.uint8]
 LEAST_BLOCK_BYTES = 16 << 10
 MOST_BLOCK_BYTES = 256 << 10
 USUAL_BLOCK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """Length in bytes and crc32c that a stored file must have."""
+
+    nbytes: int
+    crc: int
+
+
+def record_of(data: bytes) -> Record:
+    """Return the record of these bytes."""
+    return Record(len(data), int(google_crc32c.value(data)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,31 @@ def block_bytes_for(row_bytes: int) -> int:
 def crc32c(array: Array, before: int = 0) -> int:
     """Return the crc32c of a C-contiguous array's memory, after bytes whose crc32c is ``before``."""
     return int(google_crc32c.extend(before, _read_only(array)))
+
+
+def sealed(kind: str, body: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Write plain data as JSON that holds its own SHA-256: ``{"digest": ..., kind: body}``.
+
+    >>> unsealed("run", sealed("run", {"steps": 3}))
+    {'steps': 3}
+    """
+    text = json.dumps(body, default=default)
+    return f'{{"digest": "{hashlib.sha256(text.encode()).hexdigest()}", "{kind}": {text}}}\n'
+
+
+def unsealed(kind: str, text: str) -> Any:
+    """Return the data of what ``sealed`` wrote; ValueError if a single character of it is another."""
+    found = re.fullmatch(rf'\{{"digest": "([0-9a-f]{{64}})", "{kind}": (.*)\}}\n', text, re.DOTALL)
+    if found is None:
+        raise ValueError("it is not in the form in which it was written")
+    if hashlib.sha256(found[2].encode()).hexdigest() != found[1]:
+        raise ValueError("its digest does not match")
+    return json.loads(found[2])
+
+
+def digest_of(text: str) -> str:
+    """Return the digest that a sealed text holds."""
+    return text[len('{"digest": "') :][:64]
 
 
 def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:

@@ -7,7 +7,6 @@ Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import Any
 
 from oocdl.config import Settings, differences, plain
 from oocdl.engines.engine import model_of, runtime_of
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.planning.binding import Binding
 from oocdl.storage.dataset.dataset import DataArray
-from oocdl.storage.files import sync_path, write_text
 from oocdl.storage.run.run_store import RunStore
 
-RUN_FORMAT = 1
+RUN_FORMAT = 2
 SAMPLED_EXTENT = 8
 """Extent along each axis of the boxes whose values tell one dataset from another of equal shapes."""
 
@@ -103,18 +101,14 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
     made under other ``facts``. Warns if the run goes on with another processor, device or engine version.
     """
     path = store.path / "plan.json"
-    way_out = "restore it, or pass replan=True (which changes rounding)"
-    if not path.is_file():
+    try:
+        body = store.read_sealed(path.name)
+    except CorruptError as error:
+        raise CorruptError(f"{error}, or pass replan=True (which changes rounding)") from error
+    if body is None:
         if store.current() is None:
             return None
-        raise StoreError(f"{path} is lost; {way_out}")
-    try:
-        stored = json.loads(path.read_text())
-        sealed, body = stored["digest"], stored["plan"]
-        if sealed != _digest(body):
-            raise ValueError("its digest does not match")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is damaged ({' '.join(str(error).split())}); {way_out}") from error
+        raise StoreError(f"{path} is lost; restore it, or pass replan=True (which changes rounding)")
     refuse_if(
         f"the run in {store.path} was planned differently",
         differences(body["facts"], dict(facts)),
@@ -127,18 +121,13 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
             f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}",
             stacklevel=2,
         )
-    return dict(body)
+    return body
 
 
 def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
     """Write a plan durably: ``plans`` holds what is needed to make it again, by plan id."""
     body = {"facts": dict(facts), "machine": _machine(str(facts["engine"])), **plans}
-    write_text(store.path / "plan.json", json.dumps({"digest": _digest(body), "plan": body}, indent=1))
-    sync_path(store.path)
-
-
-def _digest(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    store.write_sealed("plan.json", body)
 
 
 def _machine(engine: str) -> dict[str, str]:

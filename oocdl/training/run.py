@@ -13,7 +13,7 @@ import zarr
 
 from oocdl.config import Settings, make_settings, restored
 from oocdl.engines.engine import resolve
-from oocdl.errors import CorruptError, InputError, StoreError
+from oocdl.errors import CorruptError, InputError, StoreError, printable
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -59,7 +59,7 @@ class _Arrays(Mapping[str, "zarr.Array[Any]"]):
         return len(self._names())
 
     def __repr__(self) -> str:
-        return f"<{len(self)} arrays: {', '.join(self)}>"
+        return printable(f"<{len(self)} arrays: {', '.join(self)}>")
 
 
 @dataclass(eq=False)

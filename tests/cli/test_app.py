@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,24 @@ def test_fit_goes_on_or_refuses_or_starts_anew(folder: Path, capsys: pytest.Capt
     assert code == StoreError.exit_code and "already" in line
     code, out, _ = run(capsys, *fit, "--steps", 1, "--restart")
     assert code == 0 and ": 1 step, loss" in out
+
+
+def test_verify_and_repair(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = tmp_path / "copy.run"
+    shutil.copytree(folder / "net.run", work)
+    code, out, _ = run(capsys, "verify", work)
+    assert code == 0 and re.fullmatch(
+        rf"{work}: sound \(step 3; \d+ arrays, \d+ chunks, .* MiB read\)\n", out
+    )
+    chunk = next((work / "weights").glob("t00000/e*-v3/c*"))
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    code, out, _ = run(capsys, "verify", work)
+    assert code == StoreError.exit_code and "of step 3: " in out and "damaged in 1 place" in out
+    code, out, _ = run(capsys, "repair", work)
+    assert code == 0 and "are lost: array" in out and out.endswith("(step 0)\n")
+    assert run(capsys, "verify", work)[0] == 0
+    code, line = refused(capsys, "repair", tmp_path)
+    assert code == StoreError.exit_code and "is not a run" in line
 
 
 def test_fit_and_plan_accumulate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

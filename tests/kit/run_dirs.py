@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from oocdl.graph.ir.index import whole
+from oocdl.storage.checksums import digest_of, sealed, unsealed
 from oocdl.storage.run.commit import Commit
-from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.fencing import next_epoch
+from oocdl.storage.run.manifest import Manifest, TensorSpec
+from oocdl.storage.run.pointer import load_current, publish
 from oocdl.storage.run.run_store import RunStore
 
 W = TensorSpec("model/../w\n", "weights", (5, 6), "float32", (2, 3))
@@ -33,3 +41,18 @@ def check(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) 
     assert current.version == version
     for spec in specs:
         assert np.array_equal(store.read(spec.name, whole(spec.shape)), content(spec, version))
+
+
+def rewrite(root: Path, change: Callable[[Manifest], Manifest]) -> None:
+    """Make another manifest current, with sound digests, as its writer could have made it."""
+    manifest, pointer = load_current(root)
+    assert manifest is not None
+    publish(root, replace(change(manifest), epoch=next_epoch(root)), pointer)
+
+
+def rewrite_meta(root: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Put other facts into ``run.json``, with sound digests, as another version of oocdl could have."""
+    path = root / "run.json"
+    text = sealed("run", change(unsealed("run", path.read_text())))
+    path.write_text(text)
+    rewrite(root, lambda manifest: replace(manifest, seals={**manifest.seals, "run.json": digest_of(text)}))

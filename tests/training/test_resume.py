@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
 from tests.kit import machine, nets
 from tests.kit.machine import Small
+from tests.kit.run_dirs import rewrite_meta
 from tests.kit.settings import QUICK
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -205,8 +205,7 @@ def test_a_run_that_had_an_engine_for_each_layer(fit: Fit, tmp_path: Path) -> No
         engines = ["torch"] * len(frozen["main"]["grids"])
         plans = {"main": {**frozen["main"], "engines": engines}, "numerics": frozen["numerics"]}
         write_plan(store, {**facts, "engine": "measured"}, plans)
-    path = run.path / "run.json"
-    path.write_text(path.read_text().replace('"engine": "onnxruntime"', '"engine": "measured"'))
+    rewrite_meta(run.path, lambda meta: {**meta, "settings": {**meta["settings"], "engine": "measured"}})
     refused(InputError, "there is no engine 'measured'; choose one of", lambda: fit(engine="measured"))
     refused(InputError, "engine was measured, is onnxruntime; pass replan=True", lambda: fit(steps=2))
     old, data = oocdl.open(run.path), tmp_path / "data.zarr"
@@ -234,6 +233,36 @@ def test_a_plan_of_another_machine_warns(fit: Fit, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("oocdl.host.limits.metadata.version", lambda package: "0.0")
     with pytest.warns(UserWarning, match="results are close but not equal: onnxruntime was .*, is 0.0"):
         assert fit(steps=2).steps == 2
+
+
+def test_a_damaged_run_is_repaired_and_goes_on_to_the_same_bits(fit: Fit) -> None:
+    whole = fit("whole", steps=6)
+    for steps in (2, 4):
+        run = fit(steps=steps)
+    assert oocdl.verify(run.path).sound
+    (chunk,) = (run.path / "weights").glob("t00000/e*-v4/c*")
+    data = bytearray(chunk.read_bytes())
+    data[3] ^= 1
+    chunk.write_bytes(data)
+    refused(CorruptError, "chunk .* of version 4 .*'oocdl repair' goes back", lambda: fit(steps=6))
+    refused(CorruptError, "is not what was written", lambda: run.weights["w1"][...])
+    assert str(oocdl.verify(run.path)).count("\n") == 1
+    done = oocdl.repair(run.path)
+    assert done.step == 2 and "steps 3 to 4 are lost: array 'w1' chunk c.0.0 of step 4" in str(done)
+    again = fit(steps=6)
+    assert nets.files_of(again) == nets.files_of(whole) and oocdl.verify(run.path).sound
+    assert [row["loss"] for row in again.history] == [row["loss"] for row in whole.history]
+
+
+def test_settings_and_plan_are_bound_to_the_version(fit: Fit) -> None:
+    run, other = fit(steps=1), fit("other", steps=1, parallel={"batch": 2}, scale={"x": 2.0})
+    for file in ("plan.json", "run.json"):
+        text = (run.path / file).read_text()
+        (run.path / file).write_text((other.path / file).read_text())
+        said = rf"{file} is damaged \(it is not the one that the last commit was made with\)"
+        refused(CorruptError, said, lambda: fit(steps=2))
+        (run.path / file).write_text(text)
+    assert fit(steps=2).steps == 2
 
 
 def test_refuse_and_restart(fit: Fit) -> None:
@@ -288,10 +317,9 @@ def test_open(fit: Fit, tmp_path: Path) -> None:
         f"Run('{run.path}', steps=10)",
     )
     assert repr(other.weights) == "<4 arrays: w1, b1, w2, b2>"
-    document = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps({**document, "format": 99}))
+    rewrite_meta(run.path, lambda meta: {**meta, "format": 99})
     refused(StoreError, "another version of oocdl", lambda: fit(epochs=2))
-    (run.path / "run.json").write_text(json.dumps({**document, "settings": {"loss": {"type": "Unheard"}}}))
+    rewrite_meta(run.path, lambda meta: {**meta, "settings": {"loss": {"type": "Unheard"}}})
     refused(CorruptError, "settings", lambda: oocdl.open(run.path))
 
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -21,15 +20,13 @@ import numpy.typing as npt
 
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region, region_shape
-from oocdl.storage.checksums import crc32c
+from oocdl.storage.checksums import Record, crc32c
 from oocdl.storage.files import io_error, part_of, sync_path, write_array
-from oocdl.storage.run.manifest import Index, Manifest, Record, Tensor, TensorSpec, publish
-from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
+from oocdl.storage.run.chunks import metadata_of
+from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
+from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
-
-SYNC_THREADS = 32
-"""More than cores: these threads only wait for the disk."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,12 @@ class Commit:
         self,
         root: Path,
         draft: Manifest,
-        history: Path,
-        done: Callable[[Manifest | None], None],
+        publish: Callable[[Manifest, Sequence[Path]], Manifest],
+        done: Callable[[], None],
     ) -> None:
         self._root = root
         self._draft = draft
-        self._history = history
+        self._publish = publish
         self._done = done
         # What this version writes; the rest is carried over from the one before.
         mine = (draft.version, draft.epoch)
@@ -144,14 +141,10 @@ class Commit:
             tensors[name] = replace(tensors[name], records=records)
         manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
         try:
-            self._sync([tensors[name] for name in self._fresh])
-            publish(self._root, manifest)
-        except BaseException:
-            # Nothing is deleted: CURRENT may name it already. The next writer clears up.
-            self._done(None)
-            raise
-        self._done(manifest)
-        return manifest
+            return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
+        finally:
+            # If it failed, nothing is deleted: CURRENT may name it already. The next writer clears up.
+            self._done()
 
     def abort(self) -> None:
         """Delete the chunks that were written. Does nothing after ``finish``."""
@@ -162,7 +155,7 @@ class Commit:
             self._lock.wait_for(lambda: not self._running)
         for name in self._fresh:
             shutil.rmtree(self._root / self._draft.tensors[name].folder, ignore_errors=True)
-        self._done(None)
+        self._done()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -177,16 +170,6 @@ class Commit:
                     f"{len(records)} of {wanted} chunks"
                 )
 
-    def _sync(self, tensors: Sequence[Tensor]) -> None:
-        folders = {self._root / tensor.folder for tensor in tensors}
-        paths = [path for folder in folders for path in folder.iterdir()]
-        paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
-        if self._history.exists():
-            paths += [self._history, self._history.parent]
-        # Side by side the file system syncs many files in one journal commit: 27 times as fast.
-        with ThreadPoolExecutor(SYNC_THREADS) as pool:
-            list(pool.map(sync_path, paths))
-
 
 def _make(root: Path, tensor: Tensor) -> None:
     folder = root / tensor.folder
@@ -198,9 +181,7 @@ def _make(root: Path, tensor: Tensor) -> None:
             group.write_text(group_json({"name": spec.name}))
             sync_path(group)
         folder.mkdir()
-        names = {"name": spec.name, "version": tensor.version}
-        text = array_json(spec.shape, spec.chunks, np.dtype(spec.dtype), names)
-        (folder / "zarr.json").write_text(text)
+        (folder / "zarr.json").write_text(metadata_of(tensor))
     except OSError as error:
         raise io_error(error, folder, spec.chunk_bytes) from error
 

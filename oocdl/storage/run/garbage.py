@@ -1,43 +1,22 @@
-"""Numbers the writers of a run, and deletes what dead ones left and what later versions replaced."""
+"""Deletes what dead writers of a run left, and what later versions replaced."""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from oocdl.errors import StoreError
-from oocdl.storage.files import io_error, sync_path
-from oocdl.storage.run.manifest import Manifest, load_parent
+from oocdl.storage.checksums import unsealed
+from oocdl.storage.files import sync_path
+from oocdl.storage.run.manifest import Manifest
+from oocdl.storage.run.pointer import load_parent
 
 DELETE_THREADS = 16
 _FACTS = ("plan.json", "report.json", "zarr.json")
 """Files that a run has beside its manifests, ``CURRENT`` and ``run.json``."""
-
-
-def next_epoch(root: Path, committed: int) -> int:
-    """Take the next number of a writer by making its file, so that no two writers have the same.
-
-    This holds where locks do not (on some network disks). Raises StoreError if another was faster.
-    """
-    known = {
-        int(path.name[len("epoch-") :]): path
-        for path in root.glob("epoch-*")
-        if path.name[len("epoch-") :].isdigit()
-    }
-    epoch = max([committed, *known]) + 1
-    try:
-        (root / f"epoch-{epoch}").touch(exist_ok=False)
-        sync_path(root)
-    except FileExistsError as error:
-        raise StoreError(f"run {root} was opened by another process just now") from error
-    except OSError as error:
-        raise io_error(error, root, 0) from error
-    for path in known.values():
-        path.unlink(missing_ok=True)
-    return epoch
 
 
 def remove_unnamed(root: Path, current: Manifest | None) -> None:
@@ -45,6 +24,7 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
     parent = None if current is None else load_parent(root, current)
     named = [manifest for manifest in (current, parent) if manifest is not None]
     files = {manifest.file for manifest in named}
+    values = set() if current is None else {value.id for value in current.kept.values()}
     folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
     arrays = {folder.parent for folder in folders}
     for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
@@ -61,9 +41,23 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
             else:
                 for unfinished in folder.glob("*.partial"):
                     unfinished.unlink(missing_ok=True)
+    dead += [path for path in root.glob("kept/k*") if path.name not in values]
     # Side by side: deleting what has just been synced takes milliseconds a file.
     with ThreadPoolExecutor(DELETE_THREADS) as pool:
         list(pool.map(partial(shutil.rmtree, ignore_errors=True), dead))
+
+
+def refuse_links(root: Path) -> None:
+    """Raise StoreError if a link stands where a run has folders and files: writing would leave the run."""
+    folders = ("weights", "state", "kept", "history", "spill")
+    inner = (f"{name}/*" for name in folders)
+    for pattern in (*folders, "LOCK", "epoch-*", *inner, "weights/*/*", "state/*/*"):
+        for path in root.glob(pattern):
+            if path.is_symlink():
+                raise StoreError(
+                    f"{path} is a link, which a run does not follow when it writes; put what it names in its "
+                    "place, or copy the run"
+                )
 
 
 def clear(root: Path) -> None:
@@ -72,6 +66,8 @@ def clear(root: Path) -> None:
     A crash at any point leaves a run without a version, or none. The epoch stays: a late write of an old
     writer must not find a folder of the new one.
     """
+    for path in root.glob("epoch-*"):
+        os.truncate(path, 0)
     manifests = sorted(root.glob("manifest-*.json"))
     named = _named(root / "CURRENT")
     for path in [path for path in manifests if path.name != named]:
@@ -89,6 +85,6 @@ def clear(root: Path) -> None:
 def _named(current: Path) -> str:
     """Return the file name of the manifest that CURRENT names; empty if CURRENT cannot be read."""
     try:
-        return str(json.loads(current.read_text())["manifest"])
+        return str(unsealed("current", current.read_text())["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,43 +1,131 @@
-"""The history of a run: one row of plain data for each step, as lines of JSON."""
+"""The history of a run: one row of plain data for each step, as lines of JSON.
+
+Each line ends with the crc32c of its row, so that what is damaged can be told from what is not; the manifest
+of a version has the length and the crc32c of all lines that were committed with it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oocdl.errors import StoreError
-from oocdl.storage.files import io_error, write_text
+import google_crc32c
+
+from oocdl.errors import CorruptError, StoreError
+from oocdl.storage.files import io_error, write_bytes
+from oocdl.storage.run.manifest import HistorySeal
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What is left of a history: sound rows, and what is not, in words; empty if nothing is lost."""
+
+    rows: tuple[Row, ...]
+    lost: str
 
 
 class History:
-    """Reads and appends to ``history/steps.jsonl``. Rows have a ``step``, which only grows."""
+    """Reads and appends to ``history/steps.jsonl``. Rows have a ``step``, which only grows.
 
-    def __init__(self, path: Path) -> None:
+    ``seal`` says what the file's sound part is: that of the committed version at first.
+    """
+
+    def __init__(self, path: Path, seal: HistorySeal) -> None:
         self.path = path
+        self.seal = seal
+        self._last_step = -1
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows in one write; they are durable with the next commit."""
+        """Add rows in one write; they are durable with the next commit. Rows that are there are left out."""
         if any("step" not in row for row in rows):
             raise StoreError("a row of the history needs a step")
-        text = "".join(json.dumps(dict(row)) + "\n" for row in rows)
+        new = [row for row in rows if row["step"] > self._last_step]
+        data = b"".join(_line(row) for row in new)
         try:
-            with self.path.open("a") as stream:
-                stream.write(text)
+            with self.path.open("r+b" if self.path.exists() else "w+b") as stream:
+                stream.seek(self.seal.nbytes)
+                stream.write(data)
+                stream.truncate()
         except OSError as error:
-            raise io_error(error, self.path, len(text)) from error
+            raise io_error(error, self.path, len(data)) from error
+        if new:
+            self._last_step = new[-1]["step"]
+        crc = int(google_crc32c.extend(self.seal.crc, data))
+        self.seal = HistorySeal(self.seal.rows + len(new), self.seal.nbytes + len(data), crc)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return all rows; a last line that a crash cut short is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+    def rows(self) -> list[Row]:
+        """Return all rows that the seal covers. Raises CorruptError, which names what is damaged."""
+        data = self._sealed()
+        if data is None:
+            raise CorruptError(
+                f"{self.path} is damaged: {self.recovered().lost}; going on with the run, or 'oocdl repair', "
+                "leaves that out"
+            )
+        rows: list[Row] = [json.loads(line) for line in data.splitlines()]
+        for row in rows:
+            del row["crc"]
+        return rows
 
-    def cut(self, step: int) -> None:
-        """Remove rows after ``step``, and a last line that was cut short."""
-        if not self.path.exists():
-            return
-        kept = [row for row in self.rows() if row["step"] <= step]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+    def start(self) -> str:
+        """Cut what was not committed, for a writer; returns what is damaged, and left out from now on."""
+        data, kept = self._sealed(), Recovered((), "")
+        if data is None:
+            kept = self.recovered()
+            data = b"".join(_line(row) for row in kept.rows)
+            if self.path.exists():
+                self.path.replace(self.path.with_name("steps-damaged.jsonl"))
+            write_bytes(self.path, data)
+            self.seal = HistorySeal(len(kept.rows), len(data), int(google_crc32c.value(data)))
+        elif self.path.exists() and self.path.stat().st_size != len(data):
+            write_bytes(self.path, data)
+        lines = data.splitlines()
+        self._last_step = json.loads(lines[-1])["step"] if lines else -1
+        return kept.lost
+
+    def recovered(self) -> Recovered:
+        """Return the sound rows of a damaged history."""
+        lines = self._data().split(b"\n")[: self.seal.rows]
+        rows: list[Row] = []
+        wrong: list[int] = []
+        for number, line in enumerate(lines, 1):
+            row = _row(line)
+            if row is None or (rows and row["step"] <= rows[-1]["step"]):
+                wrong.append(number)
+            else:
+                rows.append(row)
+        lost = f"{self.seal.rows - len(rows)} of {self.seal.rows} rows are lost"
+        if wrong:
+            lost += f" (line {', '.join(map(str, wrong[:8]))}{', ..' if len(wrong) > 8 else ''})"
+        return Recovered(tuple(rows), lost)
+
+    def _data(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return b""  # lost: the seal tells
+
+    def _sealed(self) -> bytes | None:
+        """Return the lines that the seal covers; None if they are not what was written."""
+        data = self._data()[: self.seal.nbytes]
+        sound = len(data) == self.seal.nbytes and google_crc32c.value(data) == self.seal.crc
+        return data if sound else None
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps({name: value for name, value in row.items() if name != "crc"})
+    crc = int(google_crc32c.value(text.encode()))
+    return f'{text[:-1]}, "crc": "{crc:08x}"}}\n'.encode()
+
+
+def _row(line: bytes) -> Row | None:
+    """Return the row of a line; None if it is not what was written."""
+    head, _, tail = line.rpartition(b', "crc": "')
+    if tail != b'%08x"}' % google_crc32c.value(head + b"}"):
+        return None
+    found: Row = json.loads(head + b"}")
+    return found

@@ -1,11 +1,11 @@
-"""Activations and gradients that the user asked to keep, as plain Zarr arrays under ids.
+"""Activations and gradients that the user asked to keep, as Zarr arrays under ids.
 
-Unlike weights they are not versioned: a value that is kept again replaces the one before.
+Each is made anew in a folder of its step, and becomes the run's with the next commit; only those of the
+committed version stay.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,54 +13,73 @@ from typing import Any
 
 import zarr
 
+from oocdl.storage.run.manifest import KeptSeal
+from oocdl.storage.sealed_store import SealedStore
+
 
 class Kept:
     """The folder ``kept/`` of a run; names are in the attributes, never in paths."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._made: dict[str, tuple[str, int, SealedStore]] = {}
+        """Not committed yet, by name: id, step, and the store that has recorded what was written."""
 
     def make(
-        self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        chunks: tuple[int, ...],
+        step: int,
+        committed: Mapping[str, KeptSeal],
     ) -> zarr.Array[Any]:
-        """Make a writable array for ``name``, in place of an earlier one."""
-        taken = {str(attributes["name"]): at for at, attributes in self._found().items()}
-        path = taken.get(name)
-        if path is None:
-            numbers = [int(at.name[1:]) for at in taken.values()]
-            path = self._folder / f"k{max(numbers, default=-1) + 1:05d}"
-        return zarr.create_array(
-            store=path,
+        """Make a writable array for ``name``, in place of one that was not committed."""
+        if name in self._made:
+            shutil.rmtree(self._folder / self._made.pop(name)[0])
+        taken = {int(path.name[1:].partition("-")[0]) for path in self._folder.glob("k*-s*")}
+        taken |= {int(value.id[1:].partition("-")[0]) for value in committed.values()}
+        ident = f"k{max(taken, default=-1) + 1:05d}-s{step}"
+        store = SealedStore(self._folder / ident, what(name, step), {}, read_only=False)
+        made = zarr.create_array(
+            store=store,
             shape=shape,
             dtype=dtype,
             chunks=chunks,
             compressors=None,
             attributes={"name": name, "step": step},
-            overwrite=True,
             config={"write_empty_chunks": True},  # a missing chunk is a loss, never zeros
         )
+        self._made[name] = ident, step, store
+        return made
 
-    def arrays(self) -> Mapping[str, zarr.Array[Any]]:
-        """Open all kept arrays, by name, read-only."""
+    def arrays(self, committed: Mapping[str, KeptSeal]) -> Mapping[str, zarr.Array[Any]]:
+        """Open kept arrays, by name, read-only; what is read from them is verified."""
         return {
-            str(attributes["name"]): zarr.open_array(path, mode="r")
-            for path, attributes in self._found().items()
+            name: zarr.open_array(
+                store=SealedStore(self._folder / value.id, what(name, value.step), dict(value.records)),
+                mode="r",
+            )
+            for name, value in committed.items()
         }
 
-    def cut(self, step: int) -> None:
-        """Remove arrays of steps after ``step``, and those whose making was cut off."""
-        found = self._found()
-        for path in self._folder.glob("k*"):
-            if path not in found or int(found[path]["step"]) > step:
-                shutil.rmtree(path)
+    def seals(self) -> dict[str, KeptSeal]:
+        """Return what was made since the last commit, by name, for the manifest of the next."""
+        return {
+            name: KeptSeal(ident, step, dict(store.records))
+            for name, (ident, step, store) in self._made.items()
+        }
 
-    def _found(self) -> dict[Path, Mapping[str, Any]]:
-        found = {}
-        for path in sorted(self._folder.glob("k*")):
-            try:
-                attributes = json.loads((path / "zarr.json").read_text())["attributes"]
-            except (OSError, ValueError):
-                continue  # its making was cut off; cut() removes it
-            if {"name", "step"} <= set(attributes):
-                found[path] = attributes
-        return found
+    def files(self) -> list[Path]:
+        """Return the files and folders of what was made since the last commit."""
+        made = [self._folder / ident for ident, _, _ in self._made.values()]
+        return [path for folder in made for path in (folder, *folder.rglob("*"))]
+
+    def committed(self) -> None:
+        """Note that everything is committed."""
+        self._made.clear()
+
+
+def what(name: str, step: int) -> str:
+    """Name a kept value in an error."""
+    return f"kept value {name!r} of step {step}"

@@ -21,13 +21,15 @@ class RunLock:
 
     Raises StoreError naming the owner if another has it. Where the file system has no
     locks the record decides: an owner on this host that is dead is taken over.
+
+    With ``take_over`` an owner on another host is evicted, as nobody here can see that it is dead; should
+    it live, its next commit is refused (see ``fencing``). One that lives on this host is not.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+    def __init__(self, path: Path, take_over: bool = False) -> None:
+        if take_over:
+            _evict(path)
+        self._handle: int | None = _opened(path)
         owner = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -65,9 +67,31 @@ class RunLock:
             self._handle = None
 
 
+def _opened(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+
+
+def _evict(path: Path) -> None:
+    """Remove the lock of an owner on another host: a new file is a new lock."""
+    handle = _opened(path)
+    try:
+        owner = _owner(handle)
+        if owner and owner.get("host") != socket.gethostname():
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
 def _in_use(path: Path, owner: dict[str, object]) -> StoreError:
     who = "pid {pid} on {host} since {start}".format(**{"pid": "?", "host": "?", "start": "?", **owner})
-    return StoreError(f"run {path.parent} is in use by {who}; wait for it, or stop it")
+    way_out = "wait for it, or stop it"
+    if owner.get("host") not in (None, socket.gethostname()):
+        way_out += "; if it is dead, 'oocdl repair --take-over' takes the run from it"
+    return StoreError(f"run {path.parent} is in use by {who}; {way_out}")
 
 
 def _owner(handle: int) -> dict[str, object]:

@@ -1,27 +1,32 @@
 """The manifest of a version names every array and every chunk, with its length and crc32c.
 
 A checksum inside a chunk cannot tell a stale or swapped chunk, which is intact. So the checksums stand
-here, at (array, chunk) of one version and epoch, and the manifest's own digest stands in ``CURRENT``.
+here, at (array, chunk) of one version and epoch, beside those of history and kept values and the digests of
+``run.json`` and ``plan.json``; the manifest's own digest stands in it and in ``CURRENT``.
+
+A run directory may come from anywhere: what is read from a manifest is checked against patterns before a
+path is made of it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from oocdl.errors import CorruptError, StoreError
-from oocdl.storage.files import sync_path, write_text
+from oocdl.errors import StoreError
+from oocdl.storage.checksums import Record, sealed, unsealed
 from oocdl.storage.zarr_json import chunk_key, grid
 
 Kind = Literal["weights", "state"]
 Index = tuple[int, ...]
+GROUPS = ("", "weights", "state", "kept")
+"""Folders of a run that are Zarr groups."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,6 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Record:
-    """Length in bytes and crc32c that one stored chunk must have."""
-
-    nbytes: int
-    crc: int
-
-
-@dataclass(frozen=True)
 class Tensor:
     """A stored array: its folder, and the record of each of its chunks."""
 
@@ -80,6 +77,25 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class HistorySeal:
+    """What the committed part of the history is."""
+
+    rows: int = 0
+    nbytes: int = 0
+    crc: int = 0
+
+
+@dataclass(frozen=True)
+class KeptSeal:
+    """A kept value: its folder, and the record of each of its files."""
+
+    id: str
+    step: int
+    records: Mapping[str, Record]
+    """By key of the Zarr array, its metadata included."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Describes a committed version: all arrays, and what the caller stored with them."""
 
@@ -93,17 +109,27 @@ class Manifest:
     """By name."""
     next_id: int
     """Number of the next new array."""
+    seals: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the run's other files, by file name."""
+    history: HistorySeal = HistorySeal()
+    kept: Mapping[str, KeptSeal] = field(default_factory=dict)
+    """By name of the value."""
 
     @property
     def file(self) -> str:
         """Its file name."""
         return f"manifest-{self.version}-e{self.epoch}.json"
 
+    @property
+    def step(self) -> int:
+        """The last step that it contains; -1 if its writer did not say."""
+        return int(self.meta.get("step", -1))
+
     def dumps(self) -> str:
-        """Write the manifest as JSON."""
+        """Write the manifest as JSON, with its digest."""
         tensors = [
             {
-                **{key: value for key, value in vars(tensor.spec).items()},
+                **vars(tensor.spec),
                 "id": tensor.id,
                 "epoch": tensor.epoch,
                 "version": tensor.version,
@@ -111,15 +137,32 @@ class Manifest:
             }
             for tensor in self.tensors.values()
         ]
-        head = {**vars(replace(self, tensors={})), "meta": dict(self.meta), "tensors": tensors}
-        return json.dumps(head, default=_plain)
+        kept = {
+            name: {**vars(value), "records": {k: [r.nbytes, r.crc] for k, r in value.records.items()}}
+            for name, value in self.kept.items()
+        }
+        plain = {"meta": dict(self.meta), "seals": dict(self.seals), "history": asdict(self.history)}
+        return sealed("manifest", {**vars(self), **plain, "tensors": tensors, "kept": kept}, _plain)
 
     @classmethod
     def loads(cls, text: str) -> Manifest:
-        """Read a manifest from JSON; raises ValueError, KeyError or TypeError if it is none."""
-        head = json.loads(text)
+        """Read a manifest. Raises ValueError, KeyError, TypeError, AttributeError or StoreError if
+        it is none, or leaves the run."""
+        head = unsealed("manifest", text)
         tensors = [_tensor(item) for item in head.pop("tensors")]
-        return cls(tensors={tensor.spec.name: tensor for tensor in tensors}, **head)
+        by_name = {tensor.spec.name: tensor for tensor in tensors}
+        kept = {name: _kept(item) for name, item in head.pop("kept").items()}
+        made = cls(**{**head, "history": HistorySeal(**head["history"])}, tensors=by_name, kept=kept)
+        numbers = (made.version, made.epoch, made.next_id, *vars(made.history).values())
+        _match(made.parent is None or re.fullmatch(MANIFEST_NAME, made.parent), "parent", made.parent)
+        _match(all(type(number) is int and number >= 0 for number in numbers), "number", numbers)
+        _match(type(made.meta.get("step", 0)) is int, "step", made.meta)
+        _match(all(isinstance(digest, str) for digest in made.seals.values()), "seals", made.seals)
+        _match(len(by_name) == len(tensors) and len({t.id for t in tensors}) == len(tensors), "arrays", "ids")
+        return made
+
+
+MANIFEST_NAME = r"manifest-\d{1,18}-e\d{1,18}\.json"
 
 
 def _plain(value: object) -> object:
@@ -128,61 +171,33 @@ def _plain(value: object) -> object:
     raise StoreError(f"a run stores plain JSON values only, not {value!r}")
 
 
+def _match(right: object, what: str, value: object) -> None:
+    """Raise ValueError unless ``right``: a path, a shape or a number would be made of ``value``."""
+    if not right:
+        raise ValueError(f"its {what} cannot be {value!r}")
+
+
 def _tensor(item: Mapping[str, Any]) -> Tensor:
-    return Tensor(
-        spec=TensorSpec(
-            name=item["name"],
-            kind=item["kind"],
-            shape=tuple(item["shape"]),
-            dtype=item["dtype"],
-            chunks=tuple(item["chunks"]),
-        ),
-        id=item["id"],
-        epoch=item["epoch"],
-        version=item["version"],
-        records={
-            tuple(int(part) for part in key.split(".")[1:]): Record(*record)
-            for key, record in item["records"].items()
-        },
+    spec = TensorSpec(
+        name=item["name"],
+        kind=item["kind"],
+        shape=tuple(item["shape"]),
+        dtype=item["dtype"],
+        chunks=tuple(item["chunks"]),
     )
+    numbers = (*spec.shape, *spec.chunks, item["epoch"], item["version"])
+    _match(all(type(number) is int and number >= 0 for number in numbers), "number", numbers)
+    _match(isinstance(spec.name, str) and re.fullmatch(r"t\d{5,18}", item["id"]), "id", item["id"])
+    _match(np.dtype(spec.dtype).kind in "fiubV", "dtype", spec.dtype)
+    records = {key: Record(*record) for key, record in item["records"].items()}
+    _match(len(records) == prod(spec.grid), "number of chunks", len(records))
+    _match(all(record.nbytes == spec.chunk_bytes for record in records.values()), "chunk", spec.name)
+    at = {index: records[chunk_key(index)] for index in product(*map(range, spec.grid))}
+    return Tensor(spec=spec, id=item["id"], epoch=item["epoch"], version=item["version"], records=at)
 
 
-def publish(root: Path, manifest: Manifest) -> None:
-    """Make ``manifest`` the current version, durably: CURRENT is replaced last."""
-    text = manifest.dumps()
-    write_text(root / manifest.file, text)
-    sync_path(root)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    write_text(root / "CURRENT", json.dumps({"manifest": manifest.file, "sha256": digest}))
-    sync_path(root)
-
-
-def load_current(root: Path) -> Manifest | None:
-    """Read the manifest of the committed version; None before the first commit.
-
-    Raises CorruptError if CURRENT or its manifest is damaged or lost.
-    """
-    path = root / "CURRENT"
-    if not path.exists():
-        # Before the first commit there is at most its own manifest, not yet acknowledged.
-        if len(list(root.glob("manifest-*.json"))) > 1:
-            raise CorruptError(f"{path} is missing, but versions are there; restore it")
-        return None
-    try:
-        pointer = json.loads(path.read_text())
-        text = (root / Path(pointer["manifest"]).name).read_text()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{path} is damaged ({error}); restore it from a backup") from error
-    if hashlib.sha256(text.encode()).hexdigest() != pointer.get("sha256"):
-        raise CorruptError(f"{root / pointer['manifest']} is damaged; restore it from a backup")
-    return Manifest.loads(text)
-
-
-def load_parent(root: Path, manifest: Manifest) -> Manifest | None:
-    """Read the version before ``manifest``; None if it is gone or damaged, as it is only a spare."""
-    if manifest.parent is None:
-        return None
-    try:
-        return Manifest.loads((root / manifest.parent).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # nothing depends on it
+def _kept(item: Mapping[str, Any]) -> KeptSeal:
+    _match(re.fullmatch(r"k\d{5,18}-s\d{1,18}", item["id"]) and type(item["step"]) is int, "id", item["id"])
+    for key in item["records"]:
+        _match(re.fullmatch(r"zarr\.json|c(/\d{1,18})*", key), "chunk", key)
+    return KeptSeal(item["id"], item["step"], {k: Record(*record) for k, record in item["records"].items()})

@@ -9,10 +9,9 @@ CURRENT names the committed manifest; what neither it nor its parent names is de
 
 from __future__ import annotations
 
-import io
-import json
-import os
+import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,24 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from oocdl.errors import CorruptError, StoreError
-from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
-from oocdl.storage.checksums import crc32c
-from oocdl.storage.files import as_bytes, io_error, part_of, sync_path, write_text
-from oocdl.storage.run import manifest as manifests
+from oocdl.errors import StoreError
+from oocdl.graph.ir.index import Region, intersect, region_shape
+from oocdl.storage.checksums import digest_of, sealed
+from oocdl.storage.files import io_error, part_of, sync_all, sync_path, write_text
+from oocdl.storage.run.chunks import files_of, read_chunk
 from oocdl.storage.run.commit import Commit
-from oocdl.storage.run.garbage import clear, next_epoch, remove_unnamed
+from oocdl.storage.run.fencing import check_owner, next_epoch
+from oocdl.storage.run.garbage import clear, refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
-from oocdl.storage.run.manifest import Index, Kind, Manifest, Tensor, TensorSpec
-from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
+from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec
+from oocdl.storage.run.pointer import load_current, publish
+from oocdl.storage.run.sealed_files import SEALED_FILES, read_sealed
+from oocdl.storage.sealed_store import SealedStore
+from oocdl.storage.zarr_json import chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
-
-_GROUPS = ("", "weights", "state", "kept")
 
 
 class RunStore:
@@ -57,19 +58,36 @@ class RunStore:
         self.path = path
         self._lock = lock
         self._writing: Commit | None = None
-        self.meta: Mapping[str, Any] = _read_meta(path)
+        self._seals: dict[str, str] = {}
+        self.epoch = 0 if lock is None else next_epoch(path)
+        """The number of writers that the run has had; 0 for a reader."""
+        self._manifest, self._pointer = load_current(path)
+        meta = self.read_sealed("run.json")
+        if meta is None:
+            raise StoreError(f"{path} is not a run: no run.json in it")
+        self.meta: Mapping[str, Any] = meta
         """The settings stored at creation; they never change."""
-        self._manifest = manifests.load_current(path)
         self._kept = Kept(path / "kept")
-        self._history = History(path / "history" / "steps.jsonl")
-        self.epoch = self._manifest.epoch if self._manifest else 0
-        """The number of writers that the run has had."""
+        self._history = self._history_of(self._manifest)
         if lock is not None:
-            self.epoch = next_epoch(path, self.epoch)
-            done = self._manifest.meta.get("step", -1) if self._manifest else -1
-            self._history.cut(done)
-            self._kept.cut(done)
-            remove_unnamed(path, self._manifest)
+            self._start()
+
+    def _start(self) -> None:
+        """Remove what was not committed, and leave out what is damaged of the history."""
+        manifest = self._manifest
+        lost = self._history.start()
+        if lost:
+            warnings.warn(
+                f"the history of the run in {self.path} is damaged: {lost}; it is kept as "
+                "steps-damaged.jsonl, and the run goes on without these rows",
+                stacklevel=2,
+            )
+        if manifest is not None and manifest.history != self._history.seal:
+            # The same version, with the history that is left.
+            manifest = replace(manifest, epoch=self.epoch, history=self._history.seal)
+            self._pointer = publish(self.path, manifest, self._pointer)
+            self._manifest = manifest
+        remove_unnamed(self.path, manifest)
 
     @classmethod
     def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
@@ -80,12 +98,13 @@ class RunStore:
         ResourceError if the disk is full.
         """
         root = Path(path).absolute()
-        text = json.dumps(dict(meta))
+        text = sealed("run", dict(meta))
         try:
             root.mkdir(parents=True, exist_ok=True)
             restart = restart and (root / "run.json").is_file()
             if not restart:
                 _check_free(root)
+            refuse_links(root)
             lock = RunLock(root / "LOCK")
             try:
                 if restart:
@@ -93,7 +112,7 @@ class RunStore:
                 elif (root / "run.json").exists():
                     raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
                 (root / "history").mkdir(exist_ok=True)
-                for name in _GROUPS:
+                for name in GROUPS:
                     (root / name).mkdir(exist_ok=True)
                     write_text(root / name / "zarr.json", group_json())
                 write_text(root / "run.json", text)
@@ -110,6 +129,7 @@ class RunStore:
     def open(cls, path: str | Path, writable: bool = False) -> RunStore:
         """Open a run; for writing, lock it and remove whatever was not committed.
 
+        A damaged history does not keep a writer from going on: what is damaged is left out, with a warning.
         Raises StoreError if there is no run or another process writes it, CorruptError if it is damaged.
         """
         root = Path(path).absolute()
@@ -117,6 +137,7 @@ class RunStore:
             raise StoreError(f"{root} is not a run: no run.json in it")
         if not writable:
             return cls(root, None)
+        refuse_links(root)
         lock = RunLock(root / "LOCK")
         try:
             return cls(root, lock)
@@ -143,7 +164,7 @@ class RunStore:
     def current(self) -> Manifest | None:
         """Return the committed version, None before the first; readers see later commits of the writer."""
         if self._lock is None:
-            self._manifest = manifests.load_current(self.path)
+            self._manifest, self._pointer = load_current(self.path)
         return self._manifest
 
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
@@ -173,7 +194,7 @@ class RunStore:
             made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
         parent = None if old is None else old.file
         draft = Manifest(version, self.epoch, parent, {}, made, next_id)
-        self._writing = Commit(self.path, draft, self._history.path, self._finished)
+        self._writing = Commit(self.path, draft, self._publish, self._finished)
         return self._writing
 
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
@@ -191,42 +212,73 @@ class RunStore:
             raise ValueError(f"out is {out.dtype} {out.shape}, array {name!r} is {spec.dtype}")
         for index in touched(region, spec.chunks):
             part = intersect(chunk_region(index, spec.shape, spec.chunks), region)
-            self._read_chunk(tensor, index, part, part_of(out, part, region))
+            read_chunk(self.path, tensor, index, part, part_of(out, part, region))
         return out
 
     def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
-        """Open a weight or state array of the current version as a read-only Zarr array, unverified."""
+        """Open a weight or state array of the current version as a read-only Zarr array.
+
+        Everything that is read from it is verified: raises CorruptError for a chunk, or metadata, that is
+        lost or is not what was written.
+        """
         tensor = self._tensor(name)
         if tensor.spec.kind != kind:
             raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
-        return zarr.open_array(self.path / tensor.folder, mode="r")
+        what = f"array {name!r} of version {tensor.version}"
+        return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, files_of(tensor)), mode="r")
 
-    # --- history and kept values ---------------------------------------------------------
+    # --- history, kept values, other files -----------------------------------------------
 
     def append_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows of plain data, each with a ``step``; they are durable with the next commit."""
+        """Add rows of plain data, each with a ``step``; they are durable with the next commit.
+
+        Rows of steps that are there already are left out, so that a commit that failed can be tried again.
+        """
         self._check_writable()
+        check_owner(self.path, self.epoch)
         self._history.append(rows)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return all rows. Only the writer sees those that are not committed yet: they may still be lost."""
-        rows = self._history.rows()
-        if self._lock is not None:
-            return rows
-        manifest = self.current()
-        done = -1 if manifest is None else manifest.meta.get("step", -1)
-        return [row for row in rows if row["step"] <= done]
+        """Return all rows. Only the writer sees those that are not committed yet: they may still be lost.
+
+        Raises CorruptError, which names the damaged lines.
+        """
+        history = self._history if self._lock is not None else self._history_of(self.current())
+        return history.rows()
 
     def keep(
         self, name: str, shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], step: int
     ) -> zarr.Array[Any]:
-        """Make a writable array for a value to keep, in place of an earlier one of the same name."""
+        """Make a writable array for a value to keep; it is the run's from the next commit on."""
         self._check_writable()
-        return self._kept.make(name, shape, dtype, chunks, step)
+        kept = {} if self._manifest is None else self._manifest.kept
+        return self._kept.make(name, shape, dtype, chunks, step, kept)
 
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
-        """Open the kept arrays, by name, read-only."""
-        return self._kept.arrays()
+        """Open the kept arrays of the current version, by name, read-only; what is read is verified."""
+        manifest = self.current()
+        return {} if manifest is None else self._kept.arrays(manifest.kept)
+
+    def read_sealed(self, file: str) -> dict[str, Any] | None:
+        """Read a file of the run that holds its own digest; None if it is not there.
+
+        Raises CorruptError if it is damaged, or is not the one that the current version was made with.
+        """
+        known = None if self._manifest is None else self._manifest.seals.get(file)
+        found = read_sealed(self.path / file, known)
+        if found is None:
+            return None
+        body, self._seals[file] = found
+        return body
+
+    def write_sealed(self, file: str, body: Mapping[str, Any]) -> None:
+        """Write a file of the run durably; the next commit is bound to it."""
+        self._check_writable()
+        known = {} if self._manifest is None else self._manifest.seals
+        text = sealed(SEALED_FILES[file], {**body, "replaces": known.get(file)})
+        write_text(self.path / file, text)
+        sync_path(self.path)
+        self._seals[file] = digest_of(text)
 
     # --- inside --------------------------------------------------------------------------
 
@@ -241,43 +293,26 @@ class RunStore:
             raise StoreError(f"run {self.path} has no array {name!r}")
         return self._manifest.tensors[name]
 
-    def _read_chunk(self, tensor: Tensor, index: Index, part: Region, target: Array) -> None:
-        """Read ``part`` of the tensor, which is in this chunk, into ``target``; verify the whole chunk."""
-        record, spec, crc = tensor.records[index], tensor.spec, 0
-        origin = [number * size for number, size in zip(index, spec.chunks, strict=True)]
-        stored = tuple((start, start + size) for start, size in zip(origin, spec.chunks, strict=True))
-        in_place = target.shape == spec.chunks and target.flags.c_contiguous
-        blocks = [stored] if in_place else contiguous_blocks(stored, target.itemsize)
-        where = f"array {tensor.spec.name!r} chunk {index} of version {tensor.version} in {self.path}"
-        try:
-            with (self.path / tensor.folder / chunk_key(index)).open("rb", buffering=0) as file:
-                length = os.fstat(file.fileno()).st_size
-                if length != record.nbytes:
-                    raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}")
-                for block in blocks:
-                    read = target if in_place else np.empty(region_shape(block), spec.dtype)
-                    _read_exactly(file, read)
-                    crc = crc32c(read, crc)
-                    wanted = intersect(block, part)
-                    if not in_place and not is_empty(wanted):
-                        part_of(target, wanted, part)[...] = part_of(read, wanted, block)
-        except OSError as error:
-            raise CorruptError(f"{where} is lost: {error.strerror or error}") from error
-        if crc != record.crc:
-            raise CorruptError(f"{where} is not what was written; restore it from a backup")
+    def _history_of(self, manifest: Manifest | None) -> History:
+        path = self.path / "history" / "steps.jsonl"
+        return History(path, HistorySeal() if manifest is None else manifest.history)
 
-    def _finished(self, made: Manifest | None) -> None:
+    def _publish(self, manifest: Manifest, folders: Sequence[Path]) -> Manifest:
+        """Make a version current whose chunks are in ``folders``; history and kept values go with it."""
+        check_owner(self.path, self.epoch)  # another that has taken over deletes what is about to be synced
+        history = self._history.path
+        paths = [path for path in (history, history.parent) if path.exists()] + self._kept.files()
+        paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
+        sync_all(paths + [path for folder in folders for path in folder.iterdir()])
+        made = replace(manifest, seals=dict(self._seals), history=self._history.seal, kept=self._kept.seals())
+        self._pointer = publish(self.path, made, self._pointer)
+        self._manifest = made
+        self._kept.committed()
+        remove_unnamed(self.path, made)
+        return made
+
+    def _finished(self) -> None:
         self._writing = None
-        if made is not None:
-            self._manifest = made
-            remove_unnamed(self.path, made)
-
-
-def _read_exactly(file: io.FileIO, array: Array) -> None:
-    """Fill an array; what a file that was cut off lacks stays as it is, and is found by its checksum."""
-    view, done = as_bytes(array).data, 0
-    while done < array.nbytes and (count := file.readinto(view[done:])):
-        done += count
 
 
 def _check_free(root: Path) -> None:
@@ -286,15 +321,5 @@ def _check_free(root: Path) -> None:
     if "run.json" in left:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
     # run.json is written last.
-    if left - {"history", "zarr.json", *_GROUPS} - {p.name for p in root.glob("*.partial")}:
+    if left - {"history", "zarr.json", *GROUPS} - {p.name for p in root.glob("*.partial")}:
         raise StoreError(f"{root} is not empty and not a run; choose another folder")
-
-
-def _read_meta(path: Path) -> Mapping[str, Any]:
-    try:
-        meta = json.loads((path / "run.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CorruptError(f"{path / 'run.json'} is damaged ({error}); restore it") from error
-    if not isinstance(meta, dict):
-        raise CorruptError(f"{path / 'run.json'} is damaged (not an object); restore it")
-    return meta

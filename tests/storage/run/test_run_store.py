@@ -218,7 +218,7 @@ def test_intact_but_wrong_chunks_are_found(path: Path, damage: str) -> None:
 
 def test_damaged_pointers_are_found(path: Path) -> None:
     current = path / "CURRENT"
-    manifest = path / json.loads(current.read_text())["manifest"]
+    manifest = path / json.loads(current.read_text())["current"]["manifest"]
     for file, text in (
         (manifest, manifest.read_text().replace('"step": 20', '"step": 21')),
         (current, current.read_text()[:-5]),
@@ -289,7 +289,8 @@ def test_create_refuses_folders_that_are_not_ours(path: Path, tmp_path: Path) ->
 def test_history_is_cut_to_the_committed_step(path: Path) -> None:
     with RunStore.open(path, writable=True) as store:
         store.append_history([{"step": step, "loss": 1 / step} for step in (19, 20)])
-        store.append_history([{"step": 21, "loss": 0.5}])
+        commit(store, 3).finish({"step": 20})
+        store.append_history([{"step": 20, "loss": 7.0}, {"step": 21, "loss": 0.5}])  # 20 is there already
         assert [row["step"] for row in store.history()] == [19, 20, 21]
         with pytest.raises(StoreError, match="step"):
             store.append_history([{"loss": 1.0}])
@@ -305,13 +306,20 @@ def test_kept_values(path: Path) -> None:
     with RunStore.open(path, writable=True) as store:
         for step in (19, 20):
             array = store.keep("a/../b", (4, 4), "float32", (2, 4), step)
+            array[:1] = -1.0
             array[...] = step * (np.arange(16).reshape(4, 4) > 7)
+        assert store.kept() == {}  # not committed yet
+        commit(store, 3).finish({"step": 20})
+        store.keep("a/../b", (4, 4), "float32", (2, 4), 21)[...] = 0.0
         store.keep("later", (2,), "float32", (2,), 21)
-        assert set(store.kept()) == {"a/../b", "later"}
-    assert len(list(path.glob("kept/k00000/**/c/*/*"))) == 2  # zeros are stored
-    with RunStore.open(path, writable=True) as store:
         assert set(store.kept()) == {"a/../b"}
-        assert store.kept()["a/../b"][3, 0] == 20
+    assert len(list(path.glob("kept/k*-s20/c/*/*"))) == 2  # zeros are stored
+    for writable in (False, True):
+        with RunStore.open(path, writable) as store:
+            kept = store.kept()["a/../b"]
+            assert np.array_equal(kept[...], 20.0 * (np.arange(16).reshape(4, 4) > 7))
+            assert kept.attrs["name"] == "a/../b"
+    assert [found.name[-4:] for found in path.glob("kept/k*")] == ["-s20"]
 
 
 FORKING = multiprocessing.get_context("forkserver")

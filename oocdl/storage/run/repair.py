@@ -1,0 +1,168 @@
+"""Makes a damaged run sound again, as far as what is on the disk allows, and says what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.storage.files import sync_path, write_text
+from oocdl.storage.run.chunks import metadata_of
+from oocdl.storage.run.fencing import next_epoch
+from oocdl.storage.run.garbage import refuse_links, remove_unnamed
+from oocdl.storage.run.history import History
+from oocdl.storage.run.lock import RunLock
+from oocdl.storage.run.manifest import Manifest
+from oocdl.storage.run.pointer import load_current, load_manifest, publish
+from oocdl.storage.run.sealed_files import read_sealed
+from oocdl.storage.run.verify import array_damages, groups_of, kept_damages
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What ``repair`` did. ``str(...)`` has a line for each thing that is lost or was mended."""
+
+    path: Path
+    step: int
+    """The step from which the run goes on."""
+    changes: tuple[str, ...]
+    """What is lost, and what was mended; empty if the run was sound."""
+
+    def __str__(self) -> str:
+        verdict = "repaired" if self.changes else "sound, nothing to repair"
+        return "\n".join(
+            printable(line) for line in (*self.changes, f"{self.path}: {verdict} (step {self.step})")
+        )
+
+
+def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
+    """Go back to the newest version of a run whose every chunk is sound, and leave out what is damaged.
+
+    A run keeps its current version and the one before. Damaged rows of the history and damaged kept values
+    are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on another host is
+    evicted, which cannot be seen from here and has to be dead; if it lives, its next commit is refused.
+
+    Raises StoreError if the run is in use, CorruptError if no version is sound or ``run.json`` is damaged,
+    as nothing else has what it says.
+
+    >>> print(oocdl.repair("unet.run"))  # doctest: +SKIP
+    steps 101 to 120 are lost: array 'w' chunk (0,) of step 120: ...
+    unet.run: repaired (step 100)
+    """
+    root = Path(workdir).absolute()
+    if not any((root / name).exists() for name in ("run.json", "CURRENT")):
+        raise StoreError(f"{root} is not a run: no run.json in it")
+    refuse_links(root)
+    lock = RunLock(root / "LOCK", take_over)
+    try:
+        return _repaired(root)
+    finally:
+        lock.release()
+
+
+def _repaired(root: Path) -> Repaired:
+    if read_sealed(root / "run.json") is None:
+        raise CorruptError(f"{root / 'run.json'} is lost; restore it from a backup")
+    epoch = next_epoch(root)
+    changes: list[str] = []
+    try:
+        newest, pointer = load_current(root)
+        if newest is None:
+            return Repaired(root, 0, ())  # nothing was committed; fit begins
+        candidates = chain([newest], _manifests(root, [newest.parent] if newest.parent else []))
+    except CorruptError as error:
+        changes.append(f"CURRENT was written anew: {error}")
+        newest, pointer = None, _replaceable(root)
+        names = sorted(root.glob("manifest-*.json"), key=_age, reverse=True)
+        candidates = chain(_manifests(root, [path.name for path in names]))
+    chosen, reasons = _first_sound(root, candidates)
+    if chosen is None:
+        raise CorruptError(
+            f"no version of the run in {root} is sound: {'; '.join(reasons)}; restore a backup"
+        )
+    if reasons:
+        last = "an unknown step" if newest is None else newest.step
+        changes.append(f"steps {chosen.step + 1} to {last} are lost: {'; '.join(reasons)}")
+    changes += _metadata(root, chosen)
+    mended, lost = _mended(root, chosen, newest)
+    changes += lost
+    try:
+        read_sealed(root / "plan.json", chosen.seals.get("plan.json"))
+    except CorruptError as error:
+        changes.append(f"{error}, or go on with replan=True (which changes rounding)")
+    if mended != chosen or chosen is not newest:
+        parent = chosen.parent if chosen is newest else None
+        made = replace(mended, epoch=epoch, parent=parent)
+        publish(root, made, pointer)
+        remove_unnamed(root, made)
+    return Repaired(root, chosen.step, tuple(changes))
+
+
+def _age(path: Path) -> tuple[int, ...]:
+    """Return version and epoch of a manifest by its name."""
+    parts = path.stem.split("-")[1:]
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+
+
+def _replaceable(root: Path) -> str | None:
+    """Return the text of a CURRENT that is replaced, whatever it is."""
+    path = root / "CURRENT"
+    if path.exists():
+        path.replace(root / "CURRENT-damaged")
+    return None
+
+
+def _manifests(root: Path, names: list[str]) -> Iterator[Manifest | str]:
+    """Yield manifests, or why one cannot be read."""
+    for name in names:
+        try:
+            yield load_manifest(root, name)
+        except CorruptError as error:
+            yield str(error)
+
+
+def _first_sound(root: Path, found: Iterator[Manifest | str]) -> tuple[Manifest | None, list[str]]:
+    """Return the first version whose chunks are all sound, and what is wrong with those before it."""
+    reasons: list[str] = []
+    for manifest in found:
+        if isinstance(manifest, str):
+            reasons.append(manifest)
+            continue
+        wrong = [
+            damage
+            for tensor in manifest.tensors.values()
+            for damage in array_damages(root, manifest.step, tensor)
+            if damage.chunk
+        ]
+        if not wrong:
+            return manifest, reasons
+        reasons.append(f"{wrong[0]}" + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+    return None, reasons
+
+
+def _metadata(root: Path, manifest: Manifest) -> Iterator[str]:
+    """Write metadata of Zarr groups and arrays anew where it is damaged: it follows from the manifest."""
+    wanted = groups_of(manifest)
+    wanted |= {Path(t.folder) / "zarr.json": metadata_of(t) for t in manifest.tensors.values()}
+    for file, text in wanted.items():
+        path = root / file
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_text(path, text)
+            sync_path(path.parent)
+            yield f"{path} was written anew"
+
+
+def _mended(root: Path, chosen: Manifest, newest: Manifest | None) -> tuple[Manifest, list[str]]:
+    """Return a version without damaged rows of the history and kept values, and what that leaves out."""
+    lost: list[str] = []
+    history = History(root / "history" / "steps.jsonl", chosen.history)
+    if wrong := history.start():
+        lost.append(f"history: {wrong}; what it was is in steps-damaged.jsonl")
+    kept = dict(chosen.kept)
+    for name in chosen.kept:
+        for damage in kept_damages(root, chosen, name):
+            lost.append(f"{damage}; this kept value is left out")
+            kept.pop(name, None)
+    return replace(chosen, history=history.seal, kept=kept), lost

@@ -1,0 +1,34 @@
+"""Reads the files of a run that hold their own digest: settings, plan, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oocdl.errors import CorruptError
+from oocdl.storage.checksums import digest_of, unsealed
+
+SEALED_FILES = {"run.json": "run", "plan.json": "plan", "report.json": "report"}
+"""By name, the kind of what ``sealed`` made of them."""
+
+
+def read_sealed(path: Path, known: str | None = None) -> tuple[dict[str, Any], str] | None:
+    """Return the plain data of such a file, and its digest; None if it is not there.
+
+    ``known`` is the digest that the current version was made with, where it has one. Raises CorruptError if
+    the file is damaged, or another.
+    """
+    try:
+        text = path.read_text()
+        body = unsealed(SEALED_FILES[path.name], text)
+        if not isinstance(body, dict):
+            raise ValueError("it is not an object")
+        # A new plan is written before the first commit that is made with it.
+        if known not in (None, digest_of(text), body.get("replaces")):
+            raise ValueError("it is not the one that the last commit was made with")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise CorruptError(f"{path} is damaged ({reason}); restore it") from error
+    return body, digest_of(text)

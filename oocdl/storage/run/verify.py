@@ -1,0 +1,169 @@
+"""Reads every byte of a run, and names what is not what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.storage.run.chunks import files_of, read_chunk
+from oocdl.storage.run.history import History
+from oocdl.storage.run.kept_values import what
+from oocdl.storage.run.manifest import GROUPS, Manifest, Tensor
+from oocdl.storage.run.pointer import load_current, load_manifest
+from oocdl.storage.run.sealed_files import SEALED_FILES, read_sealed
+from oocdl.storage.sealed_store import SealedStore
+from oocdl.storage.zarr_json import chunk_key, group_json
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something in a run that is lost, or is not what was written."""
+
+    what: str
+    """The file, array or kept value."""
+    reason: str
+    chunk: str = ""
+    """The file of the chunk, if it is one."""
+    step: int | None = None
+    """Of the version that it belongs to; None for what no version has."""
+
+    @classmethod
+    def of(cls, what: str, error: CorruptError, chunk: str = "", step: int | None = None) -> Damage:
+        """Return what an error tells, without the way out, which is the same for all."""
+        return cls(what, str(error).partition("; ")[0], chunk, step)
+
+    def __str__(self) -> str:
+        chunk = f" chunk {self.chunk}" if self.chunk else ""
+        step = "" if self.step is None else f" of step {self.step}"
+        return printable(f"{self.what}{chunk}{step}: {self.reason}")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` found. ``str(...)`` has a line for each damage, and one that sums up."""
+
+    path: Path
+    step: int | None
+    """Of the current version; None if there is none, or it cannot be read."""
+    arrays: int
+    chunks: int
+    nbytes: int
+    """Read and verified."""
+    damages: tuple[Damage, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything is as it was written."""
+        return not self.damages
+
+    def __str__(self) -> str:
+        read = f"{self.arrays} arrays, {self.chunks} chunks, {self.nbytes / 2**20:.1f} MiB read"
+        count = len(self.damages)
+        verdict = "sound" if self.sound else f"damaged in {count} place{'' if count == 1 else 's'}"
+        step = "no committed step" if self.step is None else f"step {self.step}"
+        return "\n".join([*map(str, self.damages), printable(f"{self.path}: {verdict} ({step}; {read})")])
+
+
+def verify(workdir: str | Path) -> Verification:
+    """Read all that is stored in a run, and compare it with what was written; nothing is changed.
+
+    That is: weights and state of the current version and of the one before, kept values, history, settings,
+    plan, report and the metadata of all Zarr arrays. Takes memory for a block of a chunk. Raises StoreError
+    if there is no run in ``workdir``.
+
+    >>> print(oocdl.verify("unet.run"))  # doctest: +SKIP
+    unet.run: sound (step 120; 186 arrays, 186 chunks, 73.1 MiB read)
+    """
+    root = Path(workdir).absolute()
+    if not any((root / name).exists() for name in ("run.json", "CURRENT")):
+        raise StoreError(f"{root} is not a run: no run.json in it")
+    damages: list[Damage] = []
+    manifest = None
+    try:
+        manifest, _ = load_current(root)
+    except CorruptError as error:
+        damages.append(Damage.of("CURRENT", error))
+    damages += _files(root, manifest)
+    versions = [] if manifest is None else [manifest]
+    if manifest is not None and manifest.parent is not None:
+        try:
+            versions.append(load_manifest(root, manifest.parent))
+        except CorruptError as error:
+            damages.append(Damage.of(manifest.parent, error))
+    tensors: dict[str, tuple[int, Tensor]] = {}
+    for version in versions:
+        damages += _groups(root, version)
+        for tensor in version.tensors.values():
+            tensors.setdefault(tensor.folder, (version.step, tensor))
+    for step, tensor in tensors.values():
+        damages += array_damages(root, step, tensor)
+    chunks = [record for _, tensor in tensors.values() for record in tensor.records.values()]
+    if manifest is not None:
+        damages += _history(root, manifest)
+        for name in manifest.kept:
+            damages += kept_damages(root, manifest, name)
+            chunks += [r for key, r in manifest.kept[name].records.items() if key != "zarr.json"]
+    step_now = None if manifest is None else manifest.step
+    arrays = len(tensors) + (0 if manifest is None else len(manifest.kept))
+    nbytes = sum(record.nbytes for record in chunks)
+    return Verification(root, step_now, arrays, len(chunks), nbytes, tuple(dict.fromkeys(damages)))
+
+
+def array_damages(root: Path, step: int, tensor: Tensor) -> Iterator[Damage]:
+    """Yield what is wrong with a stored array: its metadata, and each chunk."""
+    name = f"array {tensor.spec.name!r}"
+    metadata = SealedStore(root / tensor.folder, name, files_of(tensor))
+    try:
+        metadata.read("zarr.json")
+    except CorruptError as error:
+        yield Damage.of(f"{name} metadata", error, step=step)
+    for index in tensor.records:
+        try:
+            read_chunk(root, tensor, index)
+        except CorruptError as error:
+            yield Damage.of(name, error, chunk_key(index), step)
+
+
+def kept_damages(root: Path, manifest: Manifest, name: str) -> Iterator[Damage]:
+    """Yield what is wrong with a kept value."""
+    value = manifest.kept[name]
+    store = SealedStore(root / "kept" / value.id, what(name, value.step), dict(value.records))
+    for key in value.records:
+        try:
+            store.read(key)
+        except CorruptError as error:
+            yield Damage.of(f"kept value {name!r}", error, key, value.step)
+
+
+def _history(root: Path, manifest: Manifest) -> Iterator[Damage]:
+    try:
+        History(root / "history" / "steps.jsonl", manifest.history).rows()
+    except CorruptError as error:
+        yield Damage.of("history", error, step=manifest.step)
+
+
+def _files(root: Path, manifest: Manifest | None) -> Iterator[Damage]:
+    """Yield what is wrong with files that hold their own digest."""
+    seals = {} if manifest is None else manifest.seals
+    for file in SEALED_FILES:
+        try:
+            if read_sealed(root / file, seals.get(file)) is None and file in ("run.json", *seals):
+                yield Damage(file, f"{root / file} is lost")
+        except CorruptError as error:
+            yield Damage.of(file, error)
+
+
+def groups_of(manifest: Manifest) -> dict[Path, str]:
+    """Return the metadata of the Zarr groups of a run, by file in the run: other readers need them."""
+    wanted = {Path(name) / "zarr.json": group_json() for name in GROUPS}
+    for tensor in manifest.tensors.values():
+        wanted[Path(tensor.folder).parent / "zarr.json"] = group_json({"name": tensor.spec.name})
+    return wanted
+
+
+def _groups(root: Path, manifest: Manifest) -> Iterator[Damage]:
+    for file, text in groups_of(manifest).items():
+        if not (root / file).is_file() or (root / file).read_bytes() != text.encode():
+            yield Damage(str(file), f"{root / file} is lost or is not what was written")

@@ -1,0 +1,129 @@
+"""A folder as a Zarr store whose every read is verified: what zarr itself reads and writes goes here."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from oocdl.errors import CorruptError
+from oocdl.storage.checksums import Record, record_of
+from oocdl.storage.files import reporting
+
+
+class SealedStore(Store):
+    """Reads what ``records`` say, by key, and nothing else; records what it writes.
+
+    ``what`` names the array in errors. Raises CorruptError for a file that is lost or is not what was
+    written, and, open for reading only, for a chunk that has no record: it is never the fill value.
+    """
+
+    supports_writes = True
+    supports_deletes = True
+    supports_listing = True
+
+    def __init__(self, root: Path, what: str, records: dict[str, Record], read_only: bool = True) -> None:
+        super().__init__(read_only=read_only)
+        self.root, self.what, self.records = root, what, records
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SealedStore) and (self.root, self.records) == (other.root, other.records)
+
+    def with_read_only(self, read_only: bool = False) -> SealedStore:
+        """Return a store of the same folder and records."""
+        return SealedStore(self.root, self.what, self.records, read_only)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return the bytes of a key, or a part of them, once all of them are verified."""
+        data = await asyncio.to_thread(self.read, key)
+        if data is None:
+            return None
+        match byte_range:
+            case RangeByteRequest(start, end):
+                data = data[start:end]
+            case OffsetByteRequest(offset):
+                data = data[offset:]
+            case SuffixByteRequest(suffix):
+                data = data[max(0, len(data) - suffix) :]
+        return prototype.buffer.from_bytes(data)
+
+    def read(self, key: str) -> bytes | None:
+        """Return the verified bytes of a key; None if the array has no such key."""
+        record = self.records.get(key)
+        if record is None:
+            if self.read_only and key.split("/")[0].split(".")[0] == "c":
+                raise CorruptError(f"{self.what} has no chunk {key} in {self.root}")
+            return None
+        try:
+            data = (self.root / key).read_bytes()
+        except OSError as error:
+            reason = error.strerror or error
+            raise CorruptError(f"{key} of {self.what} in {self.root} is lost: {reason}") from error
+        if record_of(data) != record:
+            raise CorruptError(f"{key} of {self.what} in {self.root} is not what was written")
+        return data
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return parts of several keys."""
+        return [await self.get(key, prototype, part) for key, part in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        """Whether something was written under a key."""
+        return key in self.records
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write and record a key. Raises ResourceError if the disk is full, StoreError if it fails."""
+        self._check_writable()
+        await asyncio.to_thread(self._write, key, value.to_bytes())
+
+    def _write(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        with reporting(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self.records[key] = record_of(data)
+
+    async def delete(self, key: str) -> None:
+        """Delete a key."""
+        self._check_writable()
+        self.records.pop(key, None)
+        (self.root / key).unlink(missing_ok=True)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Delete everything below a prefix."""
+        self._check_writable()
+        for key in [key for key in self.records if key.startswith(prefix)]:
+            del self.records[key]
+        shutil.rmtree(self.root / prefix, ignore_errors=True)
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield all keys."""
+        for key in sorted(self.records):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the keys that begin with a prefix."""
+        for key in sorted(self.records):
+            if key.startswith(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield what stands directly below a folder."""
+        start = f"{prefix.rstrip('/')}/" if prefix else ""
+        below = {key[len(start) :].split("/")[0] for key in self.records if key.startswith(start)}
+        for name in sorted(below):
+            yield name
