@@ -217,6 +217,7 @@ class Settings:
     scale: Mapping[str, float] | None = None
     logits: str = "strict"
     allow_missing_chunks: bool = True
+    strict: bool = False
     memory_bytes: int = field(default_factory=default_budget_bytes)
     spill: str | None = None
     spill_dtype: str | None = None
@@ -271,6 +272,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "dims": _mapping(_whole),
     "scale": _mapping(_finite),
     "logits": _one_of("strict", "auto"),
+    "strict": _flag,
     "allow_missing_chunks": _flag,
     "spill": lambda name, value: str(value) if isinstance(value, Path) else value,
     "spill_dtype": lambda name, value: None if value is None else _one_of("bfloat16")(name, value),

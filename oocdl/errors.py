@@ -4,6 +4,11 @@ Each message is one line: what is wrong, where, what to do. ``exit_code`` is
 what the command line ends with: 2 for input, 3 for a store, 4 for resources.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 def printable(text: str) -> str:
     """Return a text of which no character commands a terminal: names come from files that others wrote.
@@ -34,8 +39,26 @@ class ModelError(InputError):
     """The ONNX file cannot be read, or is not a valid model."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A node of a model that cannot be read."""
+
+    node: str
+    op: str
+    reason: str
+    """The operator, and what of it is not supported."""
+
+
 class UnsupportedError(ModelError):
-    """The model needs something that oocdl does not have; names every such node."""
+    """The model needs something that oocdl does not have; names every such node, by what it needs."""
+
+    def __init__(self, message: object = "", refusals: Sequence[Refusal] = ()) -> None:
+        super().__init__(message)
+        self.refusals = tuple(refusals)
+
+
+class ModelWarning(UserWarning):
+    """Something in a model looks wrong: it may train another network than its author means."""
 
 
 class DatasetError(InputError):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import machine_tables, shape_text, size_text, tables_of
@@ -21,6 +23,7 @@ from oocdl.cli.options import (
     BatchSize,
     Commit,
     Data,
+    Dims,
     Engine,
     Inputs,
     Memory,
@@ -28,6 +31,7 @@ from oocdl.cli.options import (
     RunDir,
     Targets,
     Workdir,
+    numbers,
     pairs,
     settings,
     with_training_options,
@@ -173,15 +177,23 @@ def info(
     ] = False,
     engine: Engine = "auto",
     again: Annotated[bool, typer.Option("--again", help="With --machine: measure anew.")] = False,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Of a model: each initializer, and why it is trained or not."),
+    ] = False,
+    dims: Dims = None,
 ) -> None:
     """Show what is in a run, a model or a dataset, or what this machine can do."""
     if (what is None) != machine:
         raise InputError("info takes either a path or --machine")
     if again and not machine:
         raise InputError("--again goes with --machine")
+    if (weights or dims) and not str(what).lower().endswith(".onnx"):
+        raise InputError("--weights and --dims go with a model")
     console = Console(highlight=False)
-    for table in machine_tables(engine, again) if what is None else tables_of(what):
-        console.print(table)
+    sizes = numbers("dims", dims, int)
+    for part in machine_tables(engine, again) if what is None else tables_of(what, sizes, weights):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 @app.command()
@@ -203,6 +215,7 @@ def say(text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    warnings.formatwarning = lambda message, *_, **__: f"oocdl: {message}\n"
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]

@@ -17,24 +17,35 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.engines.engine import resolve
-from oocdl.errors import printable
-from oocdl.graph.onnx.reader import inspect_onnx, supported
+from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.model_file import shown
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
+from oocdl.graph.onnx.refusals import grouped
+from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
 from oocdl.report.progress import counted, duration
+from oocdl.report.trained_view import trained_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
 
+ASSUMED_SIZES = (64, 32, 16, 8)
+"""Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""
 
-def tables_of(what: str) -> list[Table]:
-    """Make the tables of a path: a run directory, an ONNX file or a dataset."""
+
+def tables_of(what: str, dims: Mapping[str, int] | None = None, weights: bool = False) -> list[Table | Text]:
+    """Make the tables of a path: a run directory, an ONNX file or a dataset.
+
+    Of an ONNX file, ``dims`` are sizes of open dimensions; ``weights`` asks for a row of each initializer.
+    """
     path = Path(what)
     if (path / "run.json").is_file():
-        return run_tables(open_run(path))
+        return [*run_tables(open_run(path))]
     if path.suffix.lower() == ".onnx":
-        return model_tables(path)
+        return model_tables(path, dims or {}, weights)
     return [array_table(what, open_dataset(what).arrays)]
 
 
@@ -90,9 +101,13 @@ def run_tables(run: Run) -> list[Table]:
     return [state, array_table("weights", weights), *([array_table("kept", run.kept)] if run.kept else [])]
 
 
-def model_tables(path: Path) -> list[Table]:
-    """Make the tables of a model: inputs and outputs, weights, operators."""
+def model_tables(path: Path, dims: Mapping[str, int], weights: bool) -> list[Table | Text]:
+    """Make the tables of a model: inputs, outputs, operators; what is trained, or why ``fit`` refuses it.
+
+    The model is read as ``fit`` reads it, for the sizes in the file, ``dims``, and sizes that are assumed.
+    """
     model = inspect_onnx(path)
+    shapes, assumed, found = read_model(model, dims)
     title = f"{path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
     ends = table(title, "", "name", "shape", "type")
     for kind, ports in (("input", model.inputs), ("output", model.outputs)):
@@ -101,10 +116,60 @@ def model_tables(path: Path) -> list[Table]:
     total_bytes = sum(item.nbytes for item in model.initializers.values())
     title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
     operators = table(title, "operator", "nodes", "supported")
-    readable = supported(RULES)
+    refused: dict[str, list[Refusal]] = {}
+    for refusal in found.refusals if isinstance(found, UnsupportedError) else ():
+        refused.setdefault(refusal.op, []).append(refusal)
     for op, count in sorted(Counter(node.op for node in model.nodes).items()):
-        operators.add_row(cell(op), cell(count), cell("yes" if op in readable else "no"))
-    return [ends, operators]
+        operators.add_row(
+            cell(op), cell(count), cell(f"no: {grouped(refused[op])}" if op in refused else "yes")
+        )
+    sizes = ", ".join(f"{cell(name)}: {shape_text(shape)}" for name, shape in shapes.items())
+    guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""
+    read = f"read for {sizes}{guess}"
+    if not isinstance(found, Trained):
+        return [ends, operators, Text(f"{read}\nfit refuses this model: {cell(found)}")]
+    parts: list[Table | Text] = [ends, operators, Text(f"{read}\n{trained_text(found)}")]
+    return [*parts, weight_table(found)] if weights else parts
+
+
+def read_model(
+    model: OnnxModel, dims: Mapping[str, int]
+) -> tuple[Mapping[str, Shape], frozenset[str], Trained | ModelError]:
+    """Read a model as ``fit`` does; returns input shapes, what of them is assumed, and record or error.
+
+    Open dimensions that ``dims`` does not name are assumed: 2 on the first axis, and on others the first of
+    ``ASSUMED_SIZES`` with which the model can be read.
+    """
+    unknown = sorted(dims.keys() - {dim for port in model.inputs for dim in port.dims})
+    if unknown:
+        raise InputError(f"--dims names '{unknown[0]}', which is no open dimension of the model")
+    tried: list[tuple[Mapping[str, Shape], frozenset[str], Trained | ModelError]] = []
+    for size in ASSUMED_SIZES:
+        shapes, assumed = {}, {}
+        known: dict[str, int] = dict(dims)
+        for port in model.inputs:
+            for axis, dim in enumerate(port.dims):
+                if isinstance(dim, str) and dim not in known:
+                    known[dim] = assumed[dim] = size if axis else 2
+            shapes[port.name] = tuple(dim if isinstance(dim, int) else known[dim] for dim in port.dims)
+        guesses = frozenset(f"{cell(dim)}={extent}" for dim, extent in assumed.items())
+        try:
+            return shapes, guesses, model.bind(RULES, shapes).trained
+        except ModelError as error:
+            tried.append((shapes, guesses, error))
+            if isinstance(error, UnsupportedError) or not assumed:
+                break
+    return tried[-1 if isinstance(tried[-1][2], UnsupportedError) else 0]
+
+
+def weight_table(trained: Trained) -> Table:
+    """Make a table of initializers: name, shape, what each is for, and why."""
+    found = table("initializers", "name", "shape", "role", "why")
+    for record in trained.tensors:
+        tie = f"; tied: {', '.join(map(shown, record.modules))}" if record.modules else ""
+        row = (record.name, shape_text(record.shape), record.part.value, record.why + tie)
+        found.add_row(*map(cell, row))
+    return found
 
 
 def array_table(title: str, arrays: Mapping[str, Any]) -> Table:

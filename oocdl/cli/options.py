@@ -49,6 +49,7 @@ Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may b
 Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may be repeated.")]
 Logits = Annotated[str, typer.Option(help="auto: train without a final Softmax or Sigmoid.")]
 Missing = Annotated[bool, typer.Option(help="Chunks that a dataset does not store are its fill value.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a model in which something looks wrong.")]
 Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
 Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
 Engine = Annotated[
@@ -84,6 +85,7 @@ def training_options(
     scale: Scale = None,
     logits: Logits = "strict",
     allow_missing_chunks: Missing = True,
+    strict: Strict = False,
     parallel: Parallel = "auto",
     threads: Threads = None,
     engine: Engine = "auto",
@@ -128,6 +130,7 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
         "disk",
         "spill_dtype",
         "logits",
+        "strict",
         "allow_missing_chunks",
         "threads",
         "engine",

@@ -119,6 +119,8 @@ def import_model(request: Request) -> Network:
         training=request.kind is not PassKind.FORWARD,
         freeze=settings.freeze,
     )
+    if request.settings.strict and request.kind is not PassKind.FORWARD:
+        imported.trained.refuse()
     network = Network(
         imported=imported, graph=imported.graph, feeds=dict(binding.inputs), outputs=dict(imported.outputs)
     )

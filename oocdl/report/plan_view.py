@@ -15,6 +15,7 @@ from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.trained import Trained
 from oocdl.planning.budget import predict_pass, rates_of
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
@@ -25,6 +26,7 @@ from oocdl.planning.timeline import Simulated
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of
+from oocdl.report.trained_view import trained_text
 from oocdl.runtime.session import Session, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -42,10 +44,10 @@ PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
 class Plan:
     """Tells what one step will do and need. Made by ``oocdl.plan``, which runs nothing.
 
-    ``str(plan)`` is a table of the layers, with ``accumulate`` of those of a step's last pass, and of the
-    memory. Numbers of a step are sums over its passes. ``read_bytes`` and ``written_bytes`` are what units
-    would move if nothing stayed in RAM; ``spill_read_bytes`` and ``spill_written_bytes`` are what the disk
-    moves, as simulated.
+    ``str(plan)`` says what is trained, and has a table of the layers, with ``accumulate`` of those of the
+    last pass of a step, and of the memory. Numbers of a step are sums over its passes. ``read_bytes`` and
+    ``written_bytes`` are what units would move if nothing stayed in RAM; ``spill_read_bytes`` and
+    ``spill_written_bytes`` are what the disk moves, as simulated.
     """
 
     kinds: Mapping[str, CompiledPass]
@@ -61,6 +63,11 @@ class Plan:
     def compiled(self) -> CompiledPass:
         """The pass that ends a step with its update."""
         return self.kinds[MAIN]
+
+    @property
+    def trained(self) -> Trained:
+        """What of the model is trained and why, with remarks on what looks wrong."""
+        return self.compiled.imported.trained
 
     @property
     def ragged(self) -> CompiledPass | None:
@@ -305,4 +312,4 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return text_of(self.table(), self.budget_table(), self.summary())
+        return text_of(trained_text(self.trained), self.table(), self.budget_table(), self.summary())

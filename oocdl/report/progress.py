@@ -25,6 +25,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
+from oocdl.report.trained_view import trained_text
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""
@@ -85,6 +86,8 @@ class Progress:
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
         for note in event.notes:
             self._print(note)
+        if event.plan is not None and event.done < event.steps:
+            self._print(trained_text(event.plan.trained))
         if self.console.is_terminal and event.done < event.steps:
             words = TextColumn(
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")

@@ -7,6 +7,7 @@ import importlib
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import InputError, NonFiniteError, StoreError
+from oocdl.errors import InputError, ModelWarning, NonFiniteError, StoreError
 from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
@@ -25,7 +26,7 @@ from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.passes import MAIN, PassInfo, Step, own_plans
 from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
-from oocdl.report.progress import show_progress
+from oocdl.report.progress import Progress, show_progress
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
@@ -104,7 +105,8 @@ def fit(
         ``lr`` for one given by name. ``epochs``, ``steps`` (totals), ``batch_size``, ``shuffle``, ``seed``.
         ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
         ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
-        ``logits="auto"`` strips a final Softmax. ``memory``: budget of the process ("2GiB" or bytes).
+        ``logits="auto"`` strips a final Softmax. ``strict=True``: a model that looks wrong is refused.
+        ``memory``: budget of the process ("2GiB" or bytes).
         ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit of
         spill and run directory together, at most what is free. ``spill_dtype="bfloat16"``: activations may be
         rounded to 16 bits between layers if that is faster. ``parallel``: at least these cuts,
@@ -116,6 +118,9 @@ def fit(
     Returns
     -------
     The run, with all steps committed; ``Run.plan`` is the plan that it was trained by.
+
+    What of the model is trained, frozen, tied or constant stands in the first lines of progress and in
+    ``oocdl.plan``. What looks wrong there, with its cure, is a ``ModelWarning`` where no progress is shown.
 
     Raises
     ------
@@ -151,6 +156,8 @@ def train(
         store, made = _open_store(stack, folder, job, resume, replan, spills=client is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
+        elif not any(isinstance(listener, Progress) for listener in callbacks):
+            _warn(made)
         Trainer(job, store, made, callbacks, client, scheduler, trace).run()
     return Run(folder.absolute(), made)
 
@@ -196,6 +203,12 @@ def _open_store(
     elif frozen["numerics"] != numerics:
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
+
+
+def _warn(plan: Plan) -> None:
+    """Warn of what looks wrong in the model, where no progress is shown that would say it."""
+    for remark in plan.trained.remarks:
+        warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=4)
 
 
 @dataclass(eq=False)

@@ -20,7 +20,8 @@ import oocdl
 from oocdl.cli import app, options
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.zoo import write_unet3d
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import InputError, ModelWarning, StoreError
+from tests.kit import nets
 
 SIZE = 16
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
@@ -84,7 +85,8 @@ def test_fit_prints_plain_lines_and_the_result(folder: Path, capsys: pytest.Capt
     assert re.fullmatch(rf"{re.escape(str(work))}: 4 steps, loss \d\.\d+\n", out)
     lines = err.splitlines()
     assert lines[0] == f"4 steps in {work}"
-    assert lines[1].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[1]
+    assert lines[1].startswith("trained: 28 tensors, 1,260 parameters (float initializer × 28)")
+    assert lines[3].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[3]
     assert lines[-2].startswith("step 4/4, epoch 2, loss ")
     assert lines[-1].startswith("finished 4 steps in ")
     assert "\x1b" not in err
@@ -194,6 +196,54 @@ def test_info_tells_runs_models_and_datasets_apart(folder: Path, capsys: pytest.
     assert code == 0 and "InstanceNormalization" in out and "opset 17" in out
     code, out, _ = run(capsys, "info", folder / "data.zarr")
     assert code == 0 and "image" in out and "labels" in out and "uint8" in out
+
+
+def test_info_of_a_model_says_what_fit_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["a"], "/pad", mode="wrap"),
+        helper.make_node("PRelu", ["a", "slope"], ["b"], "/one/act"),
+        helper.make_node("PRelu", ["b", "slope"], ["c"], "/two/act"),
+        helper.make_node("Relu", ["c"], ["y"], "/relu"),
+    ]
+    weights = {"slope": np.ones(1, "f4"), "pads": np.array([0, 1, 0, 1])}
+    path = nets.save(tmp_path / "no.onnx", nodes, weights, ["batch", "wide"], {"y": ["batch", "w"]})
+    code, out, _ = run(capsys, "info", path, "--dims", "wide=5")
+    assert code == 0 and "read for x: 2 × 5 (assumed: batch=2; --dims gives others)" in out
+    assert "fit refuses this model: 3 nodes are not supported: '/pad' (Pad with mode wrap" in out
+    assert "); PRelu × 2, first '/one/act'; see" in out
+    assert re.search(r"PRelu .* no: PRelu × 2, first", out) and re.search(r"Pad .* no: '/pad'", out)
+    assert re.search(r"Relu +│ 1 +│ yes", out)
+    code, line = refused(capsys, "info", path, "--dims", "long=5")
+    assert code == InputError.exit_code and "'long'" in line
+    assert "go with a model" in refused(capsys, "info", tmp_path, "--weights")[1]
+
+
+def test_info_lists_the_weights_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", folder / "net.onnx", "--weights")
+    assert code == 0 and "trained: 28 tensors, 1,260 parameters" in out
+    assert re.search(r"down1.conv1.weight +│ 2 × 1 × 3 × 3 × 3 +│ trained +│ float initializer", out)
+    assert "down1.conv1.weight" not in run(capsys, "info", folder / "net.onnx")[1]
+
+
+def test_what_looks_wrong_is_said_and_refused_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [helper.make_node("Add", ["x", "pe"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"])]
+    weights = {"pe": np.ones(6, "f4"), "w": np.ones((6, 3), "f4")}
+    model = nets.save(tmp_path / "m.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    given = (model, data, "--memory", "4GiB", "--threads", 1, "--engine", "onnxruntime", "--steps", 1)
+    said = "1 tensor is trained that may be a buffer of the module ('pe')"
+    code, out, _ = run(capsys, "plan", *given)
+    assert code == 0 and "trained: 2 tensors, 24 parameters" in out and f"LOOKS WRONG: {said}" in out
+    code, line = refused(capsys, "plan", *given, "--strict")
+    assert code == InputError.exit_code and said in line and "freeze=['pe']" in line
+    code, _, err = run(capsys, "fit", *given)
+    assert code == 0 and err.index(said) < err.index("step 1/1")
+    with pytest.warns(ModelWarning, match=r"may be a buffer .* freeze=\['pe'\]"):
+        assert run(capsys, "fit", *given, "--restart", "--no-progress")[0] == 0
+    code, out, _ = run(capsys, "plan", *given, "--strict", "--freeze", "pe")
+    assert code == 0 and "frozen: 1 tensor, 6 parameters (freeze pattern 'pe' × 1)" in out
 
 
 def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ what is left; weights are read later, by region, straight from the file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,12 @@ class OnnxNode:
     """Names; an empty one is an input left out."""
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    scopes: tuple[str, ...] = ()
+    """Names of the modules that it is of, outermost first, and its own; empty where the file has none."""
+    origin: str = ""
+    """What PyTorch's dynamo exporter made it of: classes of modules, and the operator."""
+    rule: str = ""
+    """Rewritings of an exporter's optimizer that made it."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,15 @@ def shown(name: str) -> str:
     """Return a name from a file made harmless for a message: one line, no markup, at most 80 characters."""
     text = name.encode("unicode_escape").decode("ascii").replace("<", "\\x3c")
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
+
+
+def printable(text: str) -> str:
+    """Return a text from a file without line breaks and control characters, which are written as escapes.
+
+    >>> printable("Foo\x1b[31m")
+    'Foo\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
@@ -240,8 +256,20 @@ def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
         op = node.op_type if standard else f"{node.domain}::{node.op_type}"
         name = label(node, index)
         attrs = {item.name: _attribute(item, name) for item in node.attribute}
-        found.append(OnnxNode(name, op, tuple(node.input), tuple(node.output), attrs))
+        said = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
+        scopes, origin = words(said.get("name_scopes", "")), said.get("class_hierarchy", "")
+        ends = tuple(node.input), tuple(node.output)
+        found.append(OnnxNode(name, op, *ends, attrs, scopes, origin, said.get("rule_name", "")))
     return tuple(found)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the texts of a list that an exporter has written as Python does.
+
+    >>> words("['', 'blocks.0']")
+    ('', 'blocks.0')
+    """
+    return tuple(re.findall(r"'([^']*)'", text))
 
 
 def _attribute(item: onnx.AttributeProto, node: str) -> Any:

@@ -8,25 +8,39 @@ of sizes is a default for its inputs and nothing else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 
-from oocdl.errors import ModelError, UnsupportedError
+from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
+from oocdl.graph.onnx.input_sizes import sizes_of
 from oocdl.graph.onnx.lower_math import ARITHMETIC, of_rules
 from oocdl.graph.onnx.lower_nn import LAYERS
 from oocdl.graph.onnx.lower_shape import STRUCTURE
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
-from oocdl.graph.onnx.model_file import OnnxNode, Port, check, load, plain_nodes, port_of, shown, size_text
-from oocdl.graph.onnx.roles import evaluated, merged, role_of
+from oocdl.graph.onnx.model_file import (
+    OnnxNode,
+    Port,
+    check,
+    load,
+    plain_nodes,
+    port_of,
+    shown,
+    size_text,
+    words,
+)
+from oocdl.graph.onnx.refusals import grouped
+from oocdl.graph.onnx.remarks import TracedFile
+from oocdl.graph.onnx.roles import evaluated, role_of
 from oocdl.graph.onnx.tensors import WeightSource, source
+from oocdl.graph.onnx.trained import Trained, record_of
 
 __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "supported"]
 
@@ -43,6 +57,7 @@ def supported(rules: Rules) -> frozenset[str]:
 
 FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,8 +80,8 @@ class Imported:
     """Output -> the Softmax, LogSoftmax or Sigmoid it ends in."""
     logits: Mapping[str, str]
     """Output -> the value before that."""
-    notes: tuple[str, ...] = ()
-    """Remarks on this file that the user should see."""
+    trained: Trained
+    """What is trained and why, with remarks that the user should see."""
     evaluation_norms: tuple[str, ...] = ()
     """Nodes of BatchNorms that use their running statistics in training too, and do not update them."""
 
@@ -80,11 +95,14 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         tensor.name: source(tensor, path, spans.get(index))
         for index, tensor in enumerate(model.graph.initializer)
     }
-    kinds = {
-        info.name: entry.value
-        for info in model.graph.value_info
-        for entry in info.metadata_props
-        if entry.key == _KIND
+    said = {
+        key: {
+            info.name: entry.value
+            for info in model.graph.value_info
+            for entry in info.metadata_props
+            if entry.key == key
+        }
+        for key in (_KIND, _FOLDED)
     }
     nodes = plain_nodes(model)
     return OnnxModel(
@@ -95,7 +113,8 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         outputs=tuple(port_of(info, True) for info in model.graph.output),
         nodes=nodes,
         initializers=initializers,
-        kinds=kinds,
+        kinds=said[_KIND],
+        folded={name: words(text) for name, text in said[_FOLDED].items() if name in initializers},
         metadata=read_metadata(model, initializers, nodes),
     )
 
@@ -113,6 +132,8 @@ class OnnxModel:
     initializers: Mapping[str, WeightSource]
     kinds: Mapping[str, str]
     """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
+    folded: Mapping[str, tuple[str, ...]]
+    """Initializer -> what the exporter's optimizer has computed it from, where that said so."""
     metadata: Metadata | None = None
     """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
 
@@ -146,9 +167,10 @@ class OnnxModel:
         """Make the graph of this model for inputs of the given shapes.
 
         ``freeze`` holds glob patterns of initializers. A BatchNorm whose running
-        statistics it names uses them; all others normalize by the batch.
+        statistics it names uses them, and so does one that the file has in evaluation mode beside others in
+        training mode; all others normalize by the batch.
         """
-        bound, traced = self._sizes(shapes or {})
+        bound, traced = sizes_of(self.inputs, shapes or {})
         reader = _Reader(self, rules, precision, training, tuple(freeze))
         before: Mapping[str, Shape] = {}
         if traced != bound:
@@ -159,42 +181,6 @@ class OnnxModel:
             ((old, new),) = heads
             batch = (old[0], new[0]) if old != new else None
         return reader.run(bound, before, batch).imported()
-
-    def _sizes(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, Shape], dict[str, Shape]]:
-        """Return the shapes to bind the inputs to, and the same with the extents that the file fixes."""
-        unknown = sorted(set(shapes) - {port.name for port in self.inputs})
-        if unknown:
-            known = ", ".join(shown(port.name) for port in self.inputs)
-            raise ModelError(f"the model has no input {shown(unknown[0])}; its inputs are {known}")
-        bound, traced, sizes = {}, {}, dict[str, int]()
-        for port in self.inputs:
-            shape = tuple(shapes.get(port.name, port.dims))
-            if len(shape) != len(port.dims):
-                raise ModelError(
-                    f"input {shown(port.name)} has {len(port.dims)} axes {list(port.dims)}, "
-                    f"but is given {list(shape)}"
-                )
-            extents = []
-            for dim, extent in zip(port.dims, shape, strict=True):
-                if not isinstance(extent, int | np.integer):
-                    extent = sizes.get(str(dim), 0)
-                    if not extent:
-                        raise ModelError(
-                            f"dim '{dim}' of input {shown(port.name)} has no size; pass dims={{'{dim}': ...}}"
-                        )
-                if extent < 1:
-                    raise ModelError(
-                        f"input {shown(port.name)} is given the extent {extent}; it has to be positive"
-                    )
-                if isinstance(dim, str) and sizes.setdefault(dim, int(extent)) != extent:
-                    raise ModelError(f"dim '{dim}' is {sizes[dim]}, but {extent} in input {shown(port.name)}")
-                extents.append(int(extent))
-            bound[port.name] = tuple(extents)
-            traced[port.name] = tuple(
-                dim if isinstance(dim, int) else extent
-                for dim, extent in zip(port.dims, extents, strict=True)
-            )
-        return bound, traced
 
 
 class _Reader:
@@ -211,6 +197,7 @@ class _Reader:
         if precision not in ("float32", "float64"):
             raise ModelError(f"precision '{precision}' is not float32 or float64")
         self.model, self.training, self.freeze = model, training, freeze
+        norms = evaluated(model.nodes, model.initializers.keys(), model.metadata, model.opset)
         read = frozenset(name for node in model.nodes for name in node.inputs)
         read |= {port.name for port in model.outputs}
         self._lowerings = lowerings(rules)
@@ -220,7 +207,7 @@ class _Reader:
             training=training,
             opset=model.opset,
             frozen=self._frozen,
-            evaluated=frozenset(evaluated(model.nodes, model.initializers.keys(), model.metadata)),
+            evaluated=frozenset(norms),
             facts=model.metadata.facts if model.metadata is not None else {},
             traced={},
             batch=None,
@@ -229,6 +216,7 @@ class _Reader:
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
         self.fixed: list[str] = []
+        self.roles: dict[str, Role] = {}
         self.inputs: list[str] = []
 
     def run(
@@ -241,21 +229,22 @@ class _Reader:
         ctx = self.ctx
         ctx.traced, ctx.batch = traced, batch
         self._declare(shapes)
-        refused: list[str] = []
+        refused: list[Refusal] = []
         broken: set[str] = set()
         for node in self.model.nodes:
             if broken.intersection(node.inputs):
                 broken.update(node.outputs)
                 if node.op not in supported(self.ctx.build.rules):
-                    refused.append(f"{shown(node.name)} ({node.op})")
+                    refused.append(Refusal(node.name, node.op, node.op))
                 elif node.attrs.get("group", 1) != 1:
-                    refused.append(f"{shown(node.name)} ({node.op} with group {node.attrs['group']})")
+                    what = f"{node.op} with group {node.attrs['group']}"
+                    refused.append(Refusal(node.name, node.op, what))
                 continue
             ctx.node, ctx.build.scope = node, node.name.strip("/") + "/"
             try:
                 outputs = self._lower(node)
             except UnsupportedError as error:
-                refused.append(f"{shown(node.name)} ({error})")
+                refused.append(Refusal(node.name, node.op, str(error)))
                 broken.update(name for name in node.outputs if name)
             except ModelError as error:
                 if refused:
@@ -269,10 +258,8 @@ class _Reader:
                 )
         if refused:
             count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
-            rest = f" and {len(refused) - 50} more" if len(refused) > 50 else ""
             raise UnsupportedError(
-                f"{count} not supported: {', '.join(refused[:50])}{rest}; "
-                "see the list of operators in the README"
+                f"{count} not supported: {grouped(refused)}; see the list of operators in the README", refused
             )
         ctx.build.scope = ""
         return self
@@ -327,6 +314,7 @@ class _Reader:
             if role is Role.CONSTANT and item.is_float and item.nbytes > LIMIT_BYTES:
                 role = Role.WEIGHT  # a large table: streamed like a weight, never updated
                 self.frozen.append(name)
+            self.roles[name] = role
             if role is not Role.CONSTANT:
                 self.weights[name] = item.astype(ctx.precision)
                 fact = ctx.facts.get(name)
@@ -361,8 +349,6 @@ class _Reader:
         graph = needed(build.graph(), self.inputs)
         values = graph.values
         ends = self._ends()
-        untold = self.model.metadata is None  # which tensors are tied
-        guessed = merged(self.model.nodes, self.weights.keys() & values.keys()) if untold else ()
         return Imported(
             graph=graph,
             inputs=tuple(self.inputs),
@@ -373,11 +359,29 @@ class _Reader:
             names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
-            notes=(*ctx.notes, *guessed),
+            trained=self._trained(values.keys()),
             evaluation_norms=tuple(
                 node.name for node in self.model.nodes if node.outputs and node.outputs[0] in ctx.evaluated
             ),
         )
+
+    def _trained(self, needed: Collection[str]) -> Trained:
+        model = self.model
+        file = TracedFile(
+            nodes=model.nodes,
+            initializers=model.initializers,
+            producer=model.producer,
+            opset=model.opset,
+            kinds=model.kinds,
+            folded=model.folded,
+            roles={
+                name: role for name, role in self.roles.items() if role is Role.CONSTANT or name in needed
+            },
+            frozen=frozenset(self.frozen),
+            evaluated=self.ctx.evaluated,
+            metadata=model.metadata,
+        )
+        return record_of(file, self.freeze, self.ctx.notes)
 
     def _ends(self) -> dict[str, tuple[str, str]]:
         """Return output -> the activation it ends in, and output -> the value before that."""

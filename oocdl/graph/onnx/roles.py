@@ -8,15 +8,14 @@ and settings, what the exporter marks as a buffer, and what has a generated name
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
 from oocdl.graph.onnx.metadata import Metadata
-from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
@@ -77,40 +76,38 @@ def role_of(
     return Role.WEIGHT
 
 
-def merged(nodes: Sequence[OnnxNode], weights: Collection[str]) -> tuple[str, ...]:
-    """Return notes on norms that share a weight: exporters merge tensors that are equal at the start."""
-    uses = Counter(
-        name
-        for node in nodes
-        if node.op.endswith("Normalization")
-        for name in dict.fromkeys(node.inputs[1:3])
-    )
-    return tuple(
-        f"{count} norms share the weight {shown(name)}: the exporter has merged equal tensors, "
-        "which ties them; export in training mode without optimisation to keep them apart"
-        for name, count in uses.items()
-        if count > 1 and name in weights
-    )
+def batch_norm_modes(
+    nodes: Sequence[OnnxNode], initializers: Set[str], opset: int
+) -> Mapping[OnnxNode, bool]:
+    """Return each BatchNormalization that keeps statistics, and whether the file has it in training mode.
+
+    PyTorch's dynamo exporter never writes ``training_mode``, but names the operator that it exported.
+    """
+    found = {}
+    for node in nodes:
+        if node.op == "BatchNormalization" and initializers >= set(node.inputs[3:5]):
+            attribute = node.attrs.get("training_mode", 0) if opset >= 14 else len(node.outputs) > 1
+            named = "batch_norm_legit_functional" in node.origin
+            found[node] = "_no_training" not in node.origin and bool(named or attribute)
+    return found
 
 
-def evaluated(nodes: Sequence[OnnxNode], initializers: Set[str], metadata: Metadata | None) -> set[str]:
+def evaluated(
+    nodes: Sequence[OnnxNode], initializers: Set[str], metadata: Metadata | None, opset: int
+) -> set[str]:
     """Return the BatchNorms that use their running statistics in training too, by their first output.
 
-    The metadata says it. Without it, a norm with ``training_mode=0`` beside others with 1 is one: that is how
-    the TorchScript exporter writes a norm in evaluation mode. A file in which no norm has 1 was exported for
-    inference, or by an exporter that never writes it, and tells nothing.
+    The metadata says it. Without it, a norm in evaluation mode beside others in training mode is one. A file
+    in which no norm is in training mode was exported for inference, or by an exporter that never says it.
     """
-    norms = [node for node in nodes if node.op == "BatchNormalization"]
     if metadata is not None:
         facts = metadata.facts
         return {
             node.outputs[0]
-            for node in norms
-            if any(name in facts and facts[name].kind != "statistic" for name in node.inputs[3:5])
+            for node in nodes
+            if node.op == "BatchNormalization"
+            and any(name in facts and facts[name].kind != "statistic" for name in node.inputs[3:5])
         }
-    mixed = any(node.attrs.get("training_mode", 0) for node in norms)
-    return {
-        node.outputs[0]
-        for node in norms
-        if mixed and not node.attrs.get("training_mode", 0) and initializers >= set(node.inputs[3:5])
-    }
+    modes = batch_norm_modes(nodes, initializers, opset)
+    mixed = any(modes.values())
+    return {node.outputs[0] for node, training in modes.items() if mixed and not training}

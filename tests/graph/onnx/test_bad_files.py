@@ -137,8 +137,8 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[str, ...], type[ModelE
             ]
         ),
         (
-            "3 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp), "
-            "'n10' (Conv with group 2), 'n9' (Loop); see",
+            "3 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); "
+            "'n10' (Conv with group 2); 'n9' (Loop); see",
         ),
         UnsupportedError,
     ),

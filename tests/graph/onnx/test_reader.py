@@ -147,7 +147,9 @@ def test_exported_for_inference(exporter: str, tmp_path: Path) -> None:
     imported = inspect_onnx(path).bind(RULES, precision="float64")
     assert error(run(imported, ids)[imported.outputs[0][1]], exact(model, ids)[0]) < 1e-7
     assert all(value.shape for value in imported.graph.of_role(Role.WEIGHT))
-    assert bool(imported.notes) == (exporter == "dynamo")  # all its LayerNorms share one weight
+    text = " ".join(remark.text for remark in imported.trained.remarks)
+    assert ("feed several layers" in text) == (exporter == "dynamo")  # all its LayerNorms share one weight
+    assert "computed by the exporter" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,136 @@
+"""What of a file is trained, and why: a record of each initializer, and remarks on what looks wrong.
+
+The reader makes it, before anything runs. ``fit``, ``plan`` and ``oocdl info`` show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from math import prod
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.onnx.remarks import Remark, TracedFile
+
+
+class Part(Enum):
+    """What an initializer is for; the value is its name in print."""
+
+    TRAINED = "trained"
+    FROZEN = "frozen"
+    STATISTICS = "running statistics"
+    CONSTANT = "constant"
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord:
+    """One initializer of a file."""
+
+    name: str
+    shape: Shape
+    part: Part
+    why: str
+    """The reason for its part: whose word or which sign decided."""
+    modules: tuple[str, ...] = ()
+    """The modules that read it, or its names in the module, where these are several: it is tied."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What of a model is trained, frozen, tied, constant or a running statistic, and why.
+
+    >>> record = TensorRecord(name="w", shape=(2, 3), part=Part.TRAINED, why="float initializer")
+    >>> Trained(tensors=(record,)).count(Part.TRAINED)
+    (1, 6)
+    """
+
+    tensors: tuple[TensorRecord, ...]
+    """Every initializer of the file, in its order."""
+    remarks: tuple[Remark, ...] = ()
+    """What looks wrong, with its cure."""
+    told: bool = False
+    """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
+
+    def of(self, part: Part) -> tuple[TensorRecord, ...]:
+        """Return the initializers of one part."""
+        return tuple(record for record in self.tensors if record.part is part)
+
+    def count(self, part: Part) -> tuple[int, int]:
+        """Return how many tensors and how many numbers a part has."""
+        found = self.of(part)
+        return len(found), sum(record.elements for record in found)
+
+    @property
+    def tied(self) -> tuple[TensorRecord, ...]:
+        """The trained tensors that several modules read."""
+        return tuple(record for record in self.of(Part.TRAINED) if record.modules)
+
+    def refuse(self) -> None:
+        """Raise ModelError that lists all remarks, if there are any: what ``strict=True`` asks for."""
+        if self.remarks:
+            count = "1 remark" if len(self.remarks) == 1 else f"{len(self.remarks)} remarks"
+            listed = "; ".join(f"({n}) {item.text}: {item.cure}" for n, item in enumerate(self.remarks, 1))
+            raise ModelError(f"strict=True refuses the model for {count} on what is trained: {listed}")
+
+
+def record_of(file: TracedFile, patterns: Collection[str], guesses: Collection[str]) -> Trained:
+    """Make the record of a file whose roles are decided.
+
+    ``patterns`` are those of ``freeze``; ``guesses`` are what the lowering of single nodes had to guess.
+    """
+    tensors = []
+    for name, item in file.initializers.items():
+        part, why = _part(file, name, patterns)
+        fact = file.fact(name)
+        modules = file.modules(name) if fact is None else fact.names
+        tied = modules if part is Part.TRAINED and len(modules) > 1 else ()
+        tensors.append(TensorRecord(name=name, shape=item.shape, part=part, why=why, modules=tied))
+    dynamic = "export it with dynamic sizes"
+    return Trained(
+        tensors=tuple(tensors),
+        remarks=(*file.remarks(), *(Remark(guess, dynamic) for guess in guesses)),
+        told=file.metadata is not None,
+    )
+
+
+def _part(file: TracedFile, name: str, patterns: Collection[str]) -> tuple[Part, str]:
+    role, fact = file.roles.get(name), file.fact(name)
+    said = _SAID.get(file.kinds.get(name, "")) if fact is None else f"{fact.kind}, as the file says"
+    if role is None:
+        return Part.UNUSED, "no output needs it"
+    if role is Role.CONSTANT:
+        return Part.CONSTANT, said or (
+            "number of the model's code" if file.is_float(name) else "whole numbers"
+        )
+    names = (name, *(fact.names if fact is not None else ()))
+    pattern = next((pattern for pattern in patterns for one in names if fnmatchcase(one, pattern)), None)
+    if pattern is not None:
+        return Part.FROZEN, f"freeze pattern '{pattern}'"
+    if name in file.frozen and fact is not None:
+        return Part.FROZEN, "requires_grad=False, as the file says"
+    if name in file.frozen:
+        return Part.FROZEN, "table without a name of its own, too large for a constant"
+    if role is Role.STATE:
+        evaluated = any(reader.node.outputs[0] in file.evaluated for reader in file.readers[name])
+        return (
+            (Part.FROZEN, "its norm is in evaluation mode in the file")
+            if evaluated
+            else (Part.STATISTICS, "updated by each batch")
+        )
+    return Part.TRAINED, said or "float initializer"
+
+
+_SAID: Mapping[str, str] = {
+    "PARAMETER": "parameter, as the exporter says",
+    "BUFFER": "buffer, as the exporter says",
+    "CONSTANT_TENSOR": "constant, as the exporter says",
+}

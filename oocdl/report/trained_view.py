@@ -1,0 +1,49 @@
+"""Writes what of a model is trained: a block of lines for ``plan``, ``fit`` and ``oocdl info``."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from oocdl.graph.onnx.model_file import shown
+from oocdl.graph.onnx.trained import Part, Trained
+
+TIES = 3
+"""So many tied tensors are named; of the others, the number."""
+UNSAID = (
+    'ONNX does not hold requires_grad, padding_idx and detach(): freeze=["pattern"] says what stays as it is'
+)
+
+
+def trained_text(trained: Trained) -> str:
+    """Write how many tensors and parameters are trained, what else there is and why, and all remarks.
+
+    Names from the file are escaped: every line is one line.
+    """
+    lines = [_line(trained, part) for part in Part if part is Part.TRAINED or trained.of(part)]
+    lines += [
+        f"tied: {shown(record.name)} is one tensor of {', '.join(map(shown, record.modules))}"
+        for record in trained.tied[:TIES]
+    ]
+    if len(trained.tied) > TIES:
+        lines.append(f"tied: {len(trained.tied) - TIES} more")
+    unsaid = [] if trained.told else [UNSAID]
+    return "\n".join([*lines, *unsaid, *remark_lines(trained)])
+
+
+def remark_lines(trained: Trained) -> list[str]:
+    """Write what looks wrong and its cure, a line each; nothing if all is well."""
+    return [
+        line
+        for remark in trained.remarks
+        for line in (f"LOOKS WRONG: {remark.text}", f"             {remark.cure}")
+    ]
+
+
+def _line(trained: Trained, part: Part) -> str:
+    tensors, elements = trained.count(part)
+    reasons = Counter(record.why for record in trained.of(part))
+    why = ", ".join(f"{reason} × {count}" for reason, count in reasons.items())
+    counted = f"{tensors:,} tensor{'' if tensors == 1 else 's'}"
+    if part in (Part.TRAINED, Part.FROZEN):
+        counted += f", {elements:,} parameters"
+    return f"{part.value}: {counted}" + (f" ({why})" if why else "")

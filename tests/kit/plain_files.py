@@ -1,0 +1,230 @@
+"""Modules that plain ONNX files say too little of, exported in each way, trained by PyTorch and as read."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.reader import Imported
+from tests.kit.interpret import evaluate
+from tests.kit.models import GPT, UNet3d
+
+STEPS, RATE = 3, 0.1
+WAYS = ("torchscript", "dynamo", "plain")
+"""TorchScript as the module is; dynamo as it comes; dynamo with ``optimize=False``."""
+
+
+class AddedBuffer(nn.Module):
+    """A buffer, added to activations."""
+
+    def __init__(self, name: str = "pe") -> None:
+        super().__init__()
+        self.fc, self.out, self.name = nn.Linear(8, 8), nn.Linear(8, 3), name
+        self.register_buffer(name, torch.randn(8) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(F.relu(self.fc(x) + self.get_buffer(self.name)))
+        return result
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """torchvision's: four buffers, and arithmetic."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, start in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            self.register_buffer(name, start + 0.2 * torch.rand(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, mean, var = (
+            self.get_buffer(name).reshape(1, -1, 1, 1)
+            for name in ("weight", "bias", "running_mean", "running_var")
+        )
+        scale = weight * (var + 1e-5).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
+class Detached(nn.Module):
+    """A layer whose output is detached, beside one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.b(F.relu(self.a(x)).detach()) + self.b(x)
+        return result
+
+
+class EqualNorms(nn.Module):
+    """Two LayerNorms, which start equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n1, self.b, self.n2 = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.c = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(self.n2(self.b(F.relu(self.n1(self.a(x))))))
+        return result
+
+
+class Lookup(nn.Module):
+    """An embedding whose row 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.c = nn.Embedding(5, 8, padding_idx=0), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.c(self.table(x))
+        return result
+
+
+class Encoder(nn.Module):
+    """Layers that ``nn.TransformerEncoder`` has copied, so that they start equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.layers(x))
+        return result
+
+
+def zero_biases() -> nn.Module:
+    """Four linear layers; every second has a bias of zeros."""
+    layers = [nn.Linear(8, 8) for _ in range(4)]
+    for layer in layers[1::2]:
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(8, 3))
+
+
+def zero_convolution() -> nn.Module:
+    """Two convolutions; the bias of the first is of zeros."""
+    first = nn.Conv2d(1, 4, 3, padding=1)
+    assert first.bias is not None
+    nn.init.zeros_(first.bias)
+    return nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 3, 1))
+
+
+def batch_norms(*asleep: int) -> nn.Module:
+    """Two convolutions with BatchNorm; those in ``asleep`` (layers 1 and 4) are in evaluation mode."""
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1)),
+    )
+    for number, norm in enumerate((net[1], net[4])):
+        assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
+        norm.running_mean += 0.1 * (number + 1)  # else an exporter merges them with biases
+        norm.bias.data += 0.3 * (number + 1)
+        norm.weight.data += 0.1 * (number + 1)
+    for index in asleep:
+        net[index].eval()
+    return net
+
+
+def partly_frozen() -> nn.Module:
+    """The first of two layers does not require gradients."""
+    return nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3))
+
+
+def vectors() -> Tensor:
+    """A batch of vectors."""
+    return torch.randn(4, 8)
+
+
+def images() -> Tensor:
+    """A batch of images."""
+    return torch.randn(2, 1, 6, 6)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "buffer": (AddedBuffer, vectors),
+    "odd-buffer": (lambda: AddedBuffer("offset"), vectors),
+    "frozen-norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), FrozenBatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1)),
+        images,
+    ),
+    "norms": (batch_norms, images),
+    "norm-asleep": (lambda: batch_norms(1), images),
+    "norms-asleep": (lambda: batch_norms(1, 4), images),
+    "requires-grad": (partly_frozen, vectors),
+    "detach": (Detached, vectors),
+    "padding": (Lookup, lambda: torch.tensor([0, 1, 4, 0])),
+    "equal-norms": (EqualNorms, vectors),
+    "zero-biases": (zero_biases, vectors),
+    "zero-convolution": (zero_convolution, images),
+    "copied-layers": (Encoder, lambda: torch.randn(2, 3, 8)),
+    "gpt-tied": (lambda: GPT(tied=True, layers=1), lambda: torch.randint(0, 50, (2, 6))),
+    "unet": (lambda: UNet3d(base=2, depth=1), lambda: torch.randn(1, 1, 8, 8, 8)),
+}
+
+
+def export_as(module: nn.Module, x: Tensor, path: Path, way: str) -> Path:
+    """Write a module as it is: its modes are kept. ``way``: one of ``WAYS``."""
+    options: dict[str, Any] = {"dynamo": True, "optimize": way == "dynamo", "verbose": False}
+    options |= {"external_data": False}
+    if way == "torchscript":
+        mode = torch.onnx.TrainingMode.PRESERVE
+        options = {"dynamo": False, "opset_version": 17, "training": mode, "do_constant_folding": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.onnx.export(module, (x,), str(path), input_names=["x"], output_names=["y"], **options)
+    return path
+
+
+def losses_of_module(module: nn.Module, x: Tensor) -> list[float]:
+    """Mean squares of the output in three steps of SGD by PyTorch in float64."""
+    module = copy.deepcopy(module).double()
+    x = x.double() if x.is_floating_point() else x
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    optimizer, losses = torch.optim.SGD(weights, lr=RATE), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_of_file(imported: Imported, x: Tensor) -> list[float]:
+    """The same of what was read, with its own word on what is trained and on running statistics."""
+    graph = imported.graph
+    values: dict[str, Tensor] = {
+        name: torch.as_tensor(np.array(item.read())) for name, item in imported.weights.items()
+    }
+    trained = [value.name for value in graph.of_role(Role.WEIGHT) if value.name not in imported.frozen]
+    losses = []
+    for _ in range(STEPS):
+        for name in trained:
+            values[name] = values[name].detach().requires_grad_()
+        found = evaluate(graph, {**values, imported.inputs[0]: x.double() if x.is_floating_point() else x})
+        loss = found[imported.outputs[0][1]].square().mean()
+        gradients = torch.autograd.grad(loss, [values[name] for name in trained], allow_unused=True)
+        for name, gradient in zip(trained, gradients, strict=True):
+            values[name] = values[name] - RATE * (0 if gradient is None else gradient)
+        for old, new in graph.updates.items():
+            values[old] = found[new].detach()
+        losses.append(loss.item())
+    return losses
+
+
+def far(found: Sequence[float], wanted: Sequence[float]) -> float:
+    """The largest difference of losses, relative."""
+    return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
