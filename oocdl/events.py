@@ -45,5 +45,16 @@ class RunFinished:
     seconds: float
 
 
-Event = RunStarted | StepDone | Committed | RunFinished
+@dataclass(frozen=True)
+class RunStopped:
+    """Something has stopped the run from outside; what was done is committed."""
+
+    reason: str
+    """The signal, such as "SIGTERM", or the exception."""
+    workdir: str
+    done: int
+    """Steps that are committed."""
+
+
+Event = RunStarted | StepDone | Committed | RunFinished | RunStopped
 Listener = Callable[[Event], None]

@@ -1,7 +1,7 @@
 """The command line: a command for each verb, which parses its options, calls Python and prints.
 
-Every error is one line on stderr; the exit code is the error's own (2 input, 3 store,
-4 resources), 130 after Ctrl-C. ``--debug`` anywhere adds the traceback.
+Every error is one line on stderr; the exit code is the error's own (2 input, 3 store, 4 resources), 130
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the traceback.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from oocdl.report.printer.show import What
 from oocdl.report.progress import counted, show_progress
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.verify import verify as verify_run
+from oocdl.training.signals import Stopped
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import open as open_run
 from oocdl.training.trainer import plan as plan_run
@@ -232,6 +233,9 @@ def run_command(arguments: Sequence[str], debug: bool) -> int:
         return complain(error, str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
+    except Stopped as stop:
+        print(f"oocdl: stopped by {stop.signal}; a run stays at its last commit", file=sys.stderr)
+        return int(stop.code or 0)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}; --debug shows where"
         return complain(error, text, 1, debug)

@@ -160,11 +160,11 @@ class Plan:
 
     @property
     def store_bytes(self) -> int:
-        """Disk bytes of the run directory: three versions (last, current, next) and two of what is kept."""
+        """Disk bytes of the run directory: three versions (last, current, next) and of what is kept."""
         values = self.compiled.plan.factored.graph.values
         kept = sum(values[name].nbytes for name in self.compiled.kept_values.values())
         groups = (len(self.compiled.pieces) + 1) * 2 * FILE_BLOCK_BYTES  # an array's versions are in a group
-        return STORED_VERSIONS * self.version_bytes + groups + 2 * kept
+        return STORED_VERSIONS * self.version_bytes + groups + STORED_VERSIONS * kept
 
     @property
     def disk_bytes(self) -> int:

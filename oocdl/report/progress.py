@@ -2,7 +2,7 @@
 
 ``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
->>> from oocdl.events import RunFinished, RunStarted, StepDone
+>>> from oocdl.events import RunFinished, RunStarted, RunStopped, StepDone
 >>> with show_progress(512 << 20, Console(width=120)) as listener:
 ...     listener(RunStarted(None, "unet.run", steps=2, done=1))
 ...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "peak_bytes": 200 << 20}))
@@ -24,7 +24,7 @@ from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone
+from oocdl.events import Committed, Event, RunFinished, RunStarted, RunStopped, StepDone
 from oocdl.report.trained_view import trained_text
 
 LEAST_LINE_SECONDS = 1.0
@@ -68,6 +68,10 @@ class Progress:
                 self._step(event)
             case RunFinished():
                 self._finish(event)
+            case RunStopped():
+                self.close()
+                steps = counted(event.done, "step")
+                self._print(f"stopped by {event.reason}: {steps} committed in {event.workdir}, to go on from")
             case Committed():
                 pass  # every few seconds, and no news to anyone who watches
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ import numpy as np
 import zarr
 
 from oocdl.errors import InputError, ModelWarning, NonFiniteError, StoreError
-from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, StepDone
+from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, RunStopped, StepDone
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.host.heap import lasting
 from oocdl.host.limits import check_budget
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.passes import MAIN, PassInfo, Step, own_plans
@@ -37,6 +37,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
 from oocdl.training.job import Job, job_of
 from oocdl.training.run import Run
+from oocdl.training.signals import Signals, reason_of
 
 
 def _cluster() -> Any:
@@ -125,7 +126,8 @@ def fit(
     Raises
     ------
     InputError, DatasetError, ModelError, UnsupportedError, BudgetError, ResourceError, StoreError,
-    NonFiniteError
+    NonFiniteError. Ctrl-C (``KeyboardInterrupt``), SIGTERM and SIGHUP (``SystemExit`` with code 143 or 129)
+    commit the steps that are done first, in the main thread and where the program has no handler of its own.
 
     Examples
     --------
@@ -232,6 +234,7 @@ class Trainer:
         self.compiled = self.plan.kinds
         self.course = self.job.course
         self.writing = threading.Lock()
+        self.signals = Signals()
 
     def emit(self, event: Event) -> None:
         """Tell all listeners."""
@@ -243,21 +246,24 @@ class Trainer:
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
+        self.committed = done
         total = max(done, self.course.total_steps)
         trace = StepTrace(self.trace, done, total)
         notes = tuple(self.job.dataset.notes())
         self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
         if done < total or manifest is None:
-            with self._session() as session:
+            with self.signals, self._session() as session:
                 main = self.compiled[MAIN]
-                session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
+                with self.signals.allowed():
+                    session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
                 if manifest is None:
                     self._commit(session, 0)
                 try:
-                    with _lasting():
+                    with lasting():
                         self._steps(session, done, trace)
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, SystemExit) as stop:
                     self._commit_done(session)
+                    self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
                     raise
         self.emit(RunFinished(total, time.monotonic() - started))
 
@@ -292,11 +298,13 @@ class Trainer:
         for step in course.steps_from(done):
             trace.begin(step.number, session)
             with session.whole_step():
-                row, moved = self._step(session, step, moved)
+                with self.signals.allowed():
+                    row, moved = self._step(session, step, moved)
                 self.rows.append(row)
             try:
                 trace.end(step.number, session, row)
-                self.emit(StepDone(row))
+                with self.signals.allowed():
+                    self.emit(StepDone(row))
             except BaseException:  # how a callback stops a run: what is done is kept
                 self._commit_done(session)
                 raise
@@ -306,6 +314,7 @@ class Trainer:
             if last or epoch_ends or time.monotonic() - last_commit > self.job.settings.commit_seconds:
                 self._commit(session, done)
                 last_commit = time.monotonic()
+                self.signals.check()
 
     def _step(self, session: Held[Any], step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
         """Run one step; returns its row of the history, and what has been moved since the session began."""
@@ -340,9 +349,9 @@ class Trainer:
 
     def _commit(self, session: Held[Any], step: int) -> None:
         check_commit(self.plan, self.store.path)
-        rows, self.rows = self.rows, []
-        self.store.append_history(rows)
+        self.store.append_history(self.rows)
         session.commit(self.store, MAIN, {"step": step, "steps": self.course.total_steps})
+        self.rows, self.committed = [], step
         report = self.plan.report(session) if isinstance(session, Session) else None
         if report is not None:
             write_report(self.store.path, report)
@@ -367,20 +376,6 @@ class Trainer:
                 for box, place in own_regions(factored.factors[name], region):
                     with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
                         self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
-
-
-@contextmanager
-def _lasting() -> Iterator[None]:
-    """Keep the garbage collector away from the objects that exist now, until the block ends.
-
-    A plan is hundreds of thousands of objects, which last as long as its steps. To go through them takes
-    a fifth of a second, in which no thread starts a kernel.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:

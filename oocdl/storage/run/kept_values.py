@@ -22,8 +22,11 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: dict[str, tuple[str, int, SealedStore]] = {}
-        """Not committed yet, by name: id, step, and the store that has recorded what was written."""
+        self._made: dict[str, list[tuple[str, int, SealedStore]]] = {}
+        """Not committed yet, by name: id, step, and the store that has recorded what was written.
+
+        Those of the step that runs, and of the one before, which is what is committed if this one stops.
+        """
 
     def make(
         self,
@@ -34,14 +37,15 @@ class Kept:
         step: int,
         committed: Mapping[str, KeptSeal],
     ) -> zarr.Array[Any]:
-        """Make a writable array for ``name``, in place of one that was not committed."""
-        if name in self._made:
-            shutil.rmtree(self._folder / self._made.pop(name)[0])
+        """Make a writable array for ``name``; of those that are not committed the one before stays."""
+        made = self._made.setdefault(name, [])
+        while len(made) > 1:
+            shutil.rmtree(self._folder / made.pop(0)[0])
         taken = {int(path.name[1:].partition("-")[0]) for path in self._folder.glob("k*-s*")}
         taken |= {int(value.id[1:].partition("-")[0]) for value in committed.values()}
         ident = f"k{max(taken, default=-1) + 1:05d}-s{step}"
         store = SealedStore(self._folder / ident, what(name, step), {}, read_only=False)
-        made = zarr.create_array(
+        array = zarr.create_array(
             store=store,
             shape=shape,
             dtype=dtype,
@@ -50,8 +54,8 @@ class Kept:
             attributes={"name": name, "step": step},
             config={"write_empty_chunks": True},  # a missing chunk is a loss, never zeros
         )
-        self._made[name] = ident, step, store
-        return made
+        made.append((ident, step, store))
+        return array
 
     def arrays(self, committed: Mapping[str, KeptSeal]) -> Mapping[str, zarr.Array[Any]]:
         """Open kept arrays, by name, read-only; what is read from them is verified."""
@@ -63,17 +67,19 @@ class Kept:
             for name, value in committed.items()
         }
 
-    def seals(self) -> dict[str, KeptSeal]:
-        """Return what was made since the last commit, by name, for the manifest of the next."""
+    def seals(self, step: int) -> dict[str, KeptSeal]:
+        """Return the last of what was made up to ``step``, by name, for the manifest of that step."""
         return {
-            name: KeptSeal(ident, step, dict(store.records))
-            for name, (ident, step, store) in self._made.items()
+            name: KeptSeal(ident, at, dict(store.records))
+            for name, made in self._made.items()
+            for ident, at, store in made
+            if at <= step
         }
 
     def files(self) -> list[Path]:
         """Return the files and folders of what was made since the last commit."""
-        made = [self._folder / ident for ident, _, _ in self._made.values()]
-        return [path for folder in made for path in (folder, *folder.rglob("*"))]
+        folders = [self._folder / ident for made in self._made.values() for ident, _, _ in made]
+        return [path for folder in folders for path in (folder, *folder.rglob("*"))]
 
     def committed(self) -> None:
         """Note that everything is committed."""

@@ -304,7 +304,12 @@ class RunStore:
         paths = [path for path in (history, history.parent) if path.exists()] + self._kept.files()
         paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
         sync_all(paths + [path for folder in folders for path in folder.iterdir()])
-        made = replace(manifest, seals=dict(self._seals), history=self._history.seal, kept=self._kept.seals())
+        made = replace(
+            manifest,
+            seals=dict(self._seals),
+            history=self._history.seal,
+            kept=self._kept.seals(manifest.step),
+        )
         self._pointer = publish(self.path, made, self._pointer)
         self._manifest = made
         self._kept.committed()

@@ -1,0 +1,143 @@
+"""SIGINT, SIGTERM and SIGHUP commit what is done, wherever they come, and a run goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+
+import oocdl
+from oocdl.events import Event, RunStopped, StepDone
+from tests.kit import nets
+from tests.kit.settings import QUICK
+
+Fit = Callable[..., oocdl.Run]
+SIGNALS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit, signal.SIGHUP: SystemExit}
+STEPS, AT = 6, 3
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Fit:
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+
+    def call(workdir: str = "run", **options: Any) -> oocdl.Run:
+        given = {**QUICK, "batch_size": 2, "steps": STEPS, "commit_seconds": 1e9, **options}
+        return oocdl.fit(model, data, workdir=tmp_path / workdir, **given)
+
+    return call
+
+
+class Sender:
+    """Sends a signal to this process, once it is armed; notes what the run says."""
+
+    def __init__(self, number: signal.Signals, where: str) -> None:
+        self.number, self.where, self.armed, self.events = number, where, False, list[Event]()
+
+    def __call__(self, event: Event) -> None:
+        """A listener."""
+        self.events.append(event)
+        self.armed = isinstance(event, StepDone) and event.row["step"] == AT
+        if self.armed and self.where == "a callback":
+            self.send()
+
+    def send(self) -> None:
+        self.armed = False
+        os.kill(os.getpid(), self.number)
+
+    def get(self, tasks: Any, keys: Any, **options: Any) -> Any:
+        """A scheduler of Dask."""
+        if self.armed and self.where == "a step":
+            self.send()
+        return dask.get(tasks, keys, **options)
+
+    def fsync(self, handle: int) -> None:
+        """What a commit calls, in threads of its own."""
+        if self.armed and self.where == "a commit":
+            self.send()
+
+
+@pytest.mark.parametrize("where", ["a callback", "a step", "a commit"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_is_done_is_committed(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str
+) -> None:
+    sender = Sender(number, where)
+    monkeypatch.setattr(os, "fsync", sender.fsync)
+    before = [signal.getsignal(one) for one in SIGNALS]
+    commit_seconds = 0 if where == "a commit" else 1e9
+    with pytest.raises(SIGNALS[number]) as caught:
+        fit(callbacks=[sender], scheduler=sender.get, commit_seconds=commit_seconds)
+    if number != signal.SIGINT:
+        assert caught.value.code == 128 + number  # type: ignore[attr-defined]
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+    run = oocdl.open(tmp_path / "run")
+    assert run.steps == AT and [row["step"] for row in run.history] == [1, 2, 3]
+    assert sender.events[-1] == RunStopped(number.name, str(run.path), AT)
+    assert oocdl.verify(run.path).sound
+    assert nets.files_of(fit()) == nets.files_of(fit("whole"))
+
+
+def test_what_was_kept_last_is_that_of_the_committed_step(fit: Fit, tmp_path: Path) -> None:
+    sender = Sender(signal.SIGTERM, "a step")
+    with pytest.raises(SystemExit):
+        fit(callbacks=[sender], scheduler=sender.get, keep="h")
+    run = oocdl.open(tmp_path / "run")
+    assert run.kept["h"].attrs["step"] == AT and oocdl.verify(run.path).sound
+    whole = fit("whole", steps=AT, keep="h")
+    assert run.kept["h"][...].tolist() == whole.kept["h"][...].tolist()  # type: ignore[union-attr]
+
+
+def test_handlers_of_the_program_stay_its_own(fit: Fit, tmp_path: Path) -> None:
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sender, hangs_up = Sender(signal.SIGTERM, "a step"), Sender(signal.SIGHUP, "a callback")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(callbacks=[hangs_up, sender], scheduler=sender.get)
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGHUP, ignored)
+    assert oocdl.open(tmp_path / "run").steps == AT
+
+
+def test_threads_install_no_handlers(fit: Fit) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    seen: list[Any] = []
+    thread = threading.Thread(
+        target=fit, kwargs={"callbacks": [lambda _: seen.append([signal.getsignal(one) for one in SIGNALS])]}
+    )
+    thread.start()
+    thread.join(60)
+    assert seen and all(handlers == before for handlers in seen)
+
+
+def test_the_command_line_ends_with_the_signal_s_code(fit: Fit, tmp_path: Path) -> None:
+    code = "import sys; from oocdl.cli.app import main; main(sys.argv[1:])"
+    arguments = ("fit", "mlp.onnx", "data.zarr", "--epochs", "100000", "--workdir", "run", "--memory", "3GiB")
+    env = {**os.environ, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env
+    ) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        while lines[-1] and not lines[-1].startswith("step "):
+            lines.append(process.stderr.readline())
+        process.send_signal(signal.SIGTERM)
+        lines += process.stderr.read().splitlines()
+    run = oocdl.open(tmp_path / "run")
+    assert process.returncode == 143 and run.steps >= 1, lines
+    text = " ".join(" ".join(lines).split())  # a narrow console breaks lines
+    assert f"stopped by SIGTERM: {run.steps} step" in text and "a run stays at its last commit" in lines[-1]
