@@ -29,6 +29,7 @@ from oocdl.cli.options import (
     Memory,
     Out,
     RunDir,
+    Spill,
     Targets,
     Workdir,
     numbers,
@@ -113,10 +114,11 @@ def predict(
     memory: Memory = None,
     batch_size: BatchSize = 1,
     inputs: Inputs = None,
+    spill: Spill = None,
 ) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output."""
     group = open_run(run).predict(
-        dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs)
+        dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
     )
     for name, array in sorted(group.arrays()):
         say(f"{out}/{printable(name)}: {shape_text(array.shape)} {array.dtype}")
@@ -130,6 +132,7 @@ def evaluate(
     batch_size: BatchSize = 1,
     inputs: Inputs = None,
     targets: Targets = None,
+    spill: Spill = None,
 ) -> None:
     """Print the mean loss of a trained model over a dataset."""
     found = open_run(run).evaluate(
@@ -138,6 +141,7 @@ def evaluate(
         batch_size=batch_size,
         inputs=pairs("inputs", inputs),
         targets=pairs("targets", targets),
+        spill=spill,
     )
     for name, number in found.items():
         say(f"{name} {number:.6g}")

@@ -22,6 +22,8 @@ from zarr.storage import MemoryStore
 from oocdl.graph.ir.index import Region
 
 Attributes = Mapping[str, Any]
+UNFINISHED = "oocdl_unfinished"
+"""Attribute of a group that is still being written: it is no dataset yet."""
 
 
 def array_json(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,9 +35,11 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
-from oocdl.storage.files import reporting
+from oocdl.storage.files import existing, reporting
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training.predictions import Output, Predictions
+from oocdl.training.resume import identity
 
 
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):
@@ -144,29 +150,33 @@ class Run:
         memory: int | str | None = None,
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
+        spill: str | Path | None = None,
     ) -> zarr.Group:
         """Run the trained model over a dataset, and write its outputs to the Zarr group ``out``.
 
         The group gets one array for each output, with the sample axis first; an earlier prediction is
-        replaced. ``memory`` is the budget of the process, by default that of the run; ``inputs`` maps model
-        inputs to arrays of the dataset. Raises what ``fit`` raises.
+        replaced. Until its end the group is marked (``oocdl_unfinished`` in its attributes), and is no
+        dataset. If the call is killed, the same call with the same run, dataset and options goes on with it,
+        and computes what is not there as it was written. An output whose name cannot be a file's has it in
+        the attributes of its array.
+
+        ``memory`` is the budget of the process, by default that of the run; ``inputs`` maps model inputs to
+        arrays of the dataset. ``spill`` is the folder for what does not fit: by default ``$OOCDL_SPILL``,
+        else in the run, or in the folder for temporary files, with a warning, if the run can only be read.
+        Raises what ``fit`` raises.
         """
-        inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False)
-        group = _new_group(Path(out))
-        lock = threading.Lock()
-        made: dict[str, zarr.Array[Any]] = {}
-        for output, name in inference.first.outputs.items():
-            compiled = inference.first
-            factored = compiled.plan.factored
+        inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False, spill=spill)
+        compiled = inference.first
+        factored = compiled.plan.factored
+        outputs = []
+        for output, name in compiled.outputs.items():
             value = factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
-            made[output] = group.create_array(
-                output,
-                shape=(inference.binding.samples, *value.shape[1:]),
-                dtype=value.dtype,
-                chunks=(1, *weight_io.chunks_of(compiled, name, regions)[1:]),
-                config={"write_empty_chunks": True},
-            )
+            shape = (inference.binding.samples, *value.shape[1:])
+            chunks = (1, *weight_io.chunks_of(compiled, name, regions)[1:])
+            outputs.append(Output(output, shape, value.dtype, chunks))
+        made = Predictions(Path(out), outputs, inference.facts())
+        lock = threading.Lock()
 
         def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
             compiled = inference.compiled[plan_id]
@@ -178,10 +188,10 @@ class Run:
                     first = info.indices[0]
                     where = as_slices(((first + box[0][0], first + box[0][1]), *box[1:]))
                     with lock, reporting(Path(out)):
-                        made[output][where] = array[place].reshape(region_shape(box))
+                        made.arrays[output][where] = array[place].reshape(region_shape(box))
 
-        inference.run(deliver)
-        return group
+        inference.run(deliver, made)
+        return made.finish()
 
     def evaluate(
         self,
@@ -191,15 +201,18 @@ class Run:
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
         targets: Mapping[str, str] | None = None,
+        spill: str | Path | None = None,
     ) -> dict[str, float]:
         """Return the mean loss of the trained model over a dataset; with several heads, their losses too.
 
         The model runs as it predicts: with running statistics, without dropout. ``memory``, ``inputs`` and
-        ``targets`` are as in ``fit``, by default those of the run. Raises what ``fit`` raises.
+        ``targets`` are as in ``fit``, by default those of the run; ``spill`` as in ``predict``. Raises what
+        ``fit`` raises.
         """
-        return _Inference(self, dataset, memory, batch_size, inputs, targets=True, target_map=targets).run(
-            None
+        asked = _Inference(
+            self, dataset, memory, batch_size, inputs, targets=True, target_map=targets, spill=spill
         )
+        return asked.run()
 
     def _model(self) -> OnnxModel:
         model = inspect_onnx(self._store.meta["model"])
@@ -222,22 +235,6 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
         yield store.read(spec.name, ((start, stop), *whole(spec.shape[1:])))
 
 
-PREDICTION_ATTRIBUTES: dict[str, Any] = {"oocdl": "predictions"}
-"""Attributes of a group that ``predict`` made, and may replace."""
-
-
-def _new_group(path: Path) -> zarr.Group:
-    """Make an empty group, in place of an earlier prediction and of nothing else."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        try:
-            ours = dict(zarr.open_group(str(path), mode="r").attrs) == PREDICTION_ATTRIBUTES
-        except Exception:  # zarr raises what its parsers raise; all mean the same here
-            ours = False
-        if not ours:
-            raise StoreError(f"{path} is there already and no earlier prediction; choose another place")
-    return zarr.open_group(str(path), mode="w", attributes=PREDICTION_ATTRIBUTES)
-
-
 class _Inference:
     """Forward passes over a dataset, within a budget."""
 
@@ -250,6 +247,7 @@ class _Inference:
         inputs: Mapping[str, str] | None,
         targets: bool,
         target_map: Mapping[str, str] | None = None,
+        spill: str | Path | None = None,
     ) -> None:
         stored = run._settings
         try:
@@ -259,15 +257,18 @@ class _Inference:
                 f"the run in {run.path} is of another version of oocdl: {error}; export its model, and start "
                 "a run with that"
             ) from None
-        checked = make_settings(batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory)
-        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None}
+        checked = make_settings(
+            batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory, spill=spill
+        )
+        # Where the run's owner spilled is nothing to the caller.
+        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
         changes |= {} if inputs is None else {"inputs": checked.inputs}
         changes |= {} if target_map is None else {"targets": checked.targets}
         changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
         use_one_heap()
         self.run_, self.settings = run, replace(stored, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
-        model = run._model()
+        model = self.model = run._model()
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
         self.dataset = self.dataset.only(self.binding.used)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
@@ -299,23 +300,53 @@ class _Inference:
         then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
         return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
 
-    def run(self, deliver: Any) -> dict[str, float]:
-        """Run all batches in dataset order; returns the losses, averaged over samples."""
+    def facts(self) -> dict[str, Any]:
+        """Return what predictions depend on, as plain data."""
+        manifest = self.run_._store.current()
+        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
+        plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
+        return {
+            "version": version,
+            "numerics": plans,
+            "scale": self.scale,
+            **identity(self.model, self.binding, self.settings),
+        }
+
+    def _spill(self) -> Path:
+        """Return the folder of the spill: a run that cannot be written is read all the same."""
+        inside = self.run_.path / "spill"
+        if os.access(existing(inside), os.W_OK) and not inside.is_symlink():
+            return self.settings.spill_folder(inside)
+        other = Path(tempfile.gettempdir()) / f"oocdl-spill-{os.geteuid()}"
+        folder = self.settings.spill_folder(other)
+        if folder == other:
+            warnings.warn(f"the run in {self.run_.path} cannot be written; spilling to {other}", stacklevel=4)
+        return folder
+
+    def run(self, deliver: Any = None, made: Predictions | None = None) -> dict[str, float]:
+        """Run all batches in dataset order; returns the losses, averaged over samples.
+
+        Batches whose samples are all in ``made`` are left out.
+        """
         watched: frozenset[str] = frozenset()
         if deliver is not None:
             watched = frozenset(
                 c.plan.factored.stored(name) for c in self.compiled.values() for name in c.outputs.values()
             )
         totals: dict[str, float] = {}
-        spill = self.settings.spill_folder(self.run_.path / "spill")
+        done = set() if made is None else made.done
         with Session(
-            self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched
+            self.compiled, self.dataset, self.scale, self.machine, self._spill(), deliver, watched
         ) as session:
             session.load(f"infer{self.batch}", self.run_._store.read)
             for indices in batches(self.binding.samples, self.batch, shuffle=False):
                 rows = tuple(int(i) for i in indices)
+                if done.issuperset(rows):
+                    continue
                 plan_id = f"infer{len(rows)}"
                 found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
+                if made is not None:
+                    made.note(rows)
                 compiled = self.compiled[plan_id]
                 named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.output_losses.items()}}
                 for title, value in named.items():

@@ -5,7 +5,7 @@ writing them, so a file that nobody needs is written over, by a chunk of another
 The crc32c of its blocks stays in memory, and is compared whenever a part of the chunk is read.
 
 A spill is private to one process and worth nothing after it. Every process has a folder of its own with
-a lock in it; the next process that starts on this host deletes the folders of dead ones.
+a lock in it; the next process of the same user that starts on this host deletes the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
@@ -33,7 +34,7 @@ from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, in_file_order, read_box, write_array
 from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
-from oocdl.storage.files import filesystem, io_error, is_full
+from oocdl.storage.files import existing, filesystem, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -69,7 +70,8 @@ class SpillFile:
 class SpillStore:
     """Writes chunks to a folder of this process below ``path``, and reads boxes of them. Thread-safe.
 
-    ``path`` is shared by the processes of a host, and made if it is not there. ``close`` deletes the
+    ``path`` is shared by the processes of a host, also of several users, and made if it is not there: with
+    the rights of the folder it is in, and so that nobody deletes another's. ``close`` deletes the
     folder. Raises StoreError if ``path`` is on a file system in memory (tmpfs) or cannot be written.
     """
 
@@ -77,11 +79,11 @@ class SpillStore:
         root = Path(path).absolute()
         refuse_memory(root)
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            _make_shared(root)
             with _gate(root):
                 _remove_dead(root)
                 self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
-                self.folder.mkdir()
+                self.folder.mkdir(0o700)
                 self._lock: IO[str] | None = (self.folder / "lock").open("w")
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._flag = direct_flag(self.folder)
@@ -235,12 +237,20 @@ def refuse_memory(root: Path) -> None:
         raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
 
 
+def _make_shared(root: Path) -> None:
+    """Make a spill folder that is not there: whoever may write where it is made may spill there."""
+    if not root.is_dir():
+        rights = stat.S_IMODE(existing(root).stat().st_mode)
+        root.mkdir(parents=True, exist_ok=True)
+        root.chmod(rights | stat.S_ISVTX)
+
+
 def remove_dead(root: Path) -> None:
-    """Delete what dead processes of this host have left in a spill folder.
+    """Delete what dead processes of this user and host have left in a spill folder.
 
     Raises StoreError if that cannot be done.
     """
-    if not any(root.glob(f"{_prefix()}*")):
+    if not _mine(root):
         return
     try:
         with _gate(root):
@@ -256,10 +266,14 @@ def own_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def _gate(root: Path) -> Iterator[None]:
-    """Admit one process at a time: a folder that has no lock yet must not be taken for a dead one."""
-    with (root / "LOCK").open("a") as gate:
+    """Admit one process of a user at a time: a folder without a lock yet must not be taken for a dead one."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    gate = os.open(root / f"LOCK-{os.geteuid()}", flags, 0o600)
+    try:
         fcntl.flock(gate, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(gate)
 
 
 def _unusable(root: Path, error: OSError) -> OocdlError:
@@ -268,8 +282,19 @@ def _unusable(root: Path, error: OSError) -> OocdlError:
     return StoreError(f"cannot use {root} for spilling: {error.strerror or error}; choose another folder")
 
 
-def _remove_dead(root: Path) -> None:
+def _mine(root: Path) -> list[Path]:
+    """Return the folders of this user's processes on this host, living or dead."""
+    found = []
     for folder in root.glob(f"{_prefix()}*"):
+        with suppress(FileNotFoundError):
+            facts = folder.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+                found.append(folder)
+    return found
+
+
+def _remove_dead(root: Path) -> None:
+    for folder in _mine(root):
         try:
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

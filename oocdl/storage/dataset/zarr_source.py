@@ -19,7 +19,7 @@ from oocdl.errors import DatasetError
 from oocdl.storage.dataset.bounded_codecs import bounded_v2, bounded_v3, most_bytes
 from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, chunks_of
 from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkKeys, ChunkList, listed
-from oocdl.storage.zarr_json import grid
+from oocdl.storage.zarr_json import UNFINISHED, grid
 
 CODECS_V3 = frozenset({"bytes", "transpose", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"})
 CODECS_V2 = frozenset({"blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "crc32c"})
@@ -125,7 +125,8 @@ def open_arrays(
             source = ZipStore(source)
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
-        found = dict(opened.members(max_depth=None)) if names is None else {}
+        unfinished = UNFINISHED in opened.attrs
+        found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
         found.update({name: opened[name] for name in names or () if name in opened})
     except Exception as error:  # zarr raises what its parsers raise; all mean the same here
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -133,6 +134,10 @@ def open_arrays(
             f"{where} is not a Zarr group that can be read ({reason}); "
             "a dataset is a group with one array for each input and target"
         ) from error
+    if unfinished:
+        raise DatasetError(
+            f"{where} is a prediction that was not finished; call predict again, which goes on with it"
+        )
     arrays = {name: item for name, item in sorted(found.items()) if isinstance(item, zarr.Array)}
     lost = sorted(set(names or ()) - set(arrays))
     if lost:

@@ -45,7 +45,7 @@ class History:
         if any("step" not in row for row in rows):
             raise StoreError("a row of the history needs a step")
         new = [row for row in rows if row["step"] > self._last_step]
-        data = b"".join(_line(row) for row in new)
+        data = b"".join(line_of(row) for row in new)
         try:
             with self.path.open("r+b" if self.path.exists() else "w+b") as stream:
                 stream.seek(self.seal.nbytes)
@@ -76,7 +76,7 @@ class History:
         data, kept = self._sealed(), Recovered((), "")
         if data is None:
             kept = self.recovered()
-            data = b"".join(_line(row) for row in kept.rows)
+            data = b"".join(line_of(row) for row in kept.rows)
             if self.path.exists():
                 self.path.replace(self.path.with_name("steps-damaged.jsonl"))
             write_bytes(self.path, data)
@@ -93,7 +93,7 @@ class History:
         rows: list[Row] = []
         wrong: list[int] = []
         for number, line in enumerate(lines, 1):
-            row = _row(line)
+            row = row_of(line)
             if row is None or (rows and row["step"] <= rows[-1]["step"]):
                 wrong.append(number)
             else:
@@ -116,13 +116,14 @@ class History:
         return data if sound else None
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """Write a row as a line that ends with its crc32c."""
     text = json.dumps({name: value for name, value in row.items() if name != "crc"})
     crc = int(google_crc32c.value(text.encode()))
     return f'{text[:-1]}, "crc": "{crc:08x}"}}\n'.encode()
 
 
-def _row(line: bytes) -> Row | None:
+def row_of(line: bytes) -> Row | None:
     """Return the row of a line; None if it is not what was written."""
     head, _, tail = line.rpartition(b', "crc": "')
     if tail != b'%08x"}' % google_crc32c.value(head + b"}"):

@@ -1,9 +1,11 @@
 """The spill: Zarr on disk, boxes read by strips, clearing up, refusals."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import ml_dtypes
@@ -19,7 +21,7 @@ from oocdl.graph.ir.index import region_shape, whole
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.page_pool import Pool
-from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.cache.spill_store import SpillStore, remove_dead
 from oocdl.storage.checksums import block_sums
 
 
@@ -260,3 +262,45 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another folder"):
         SpillStore(tmp_path / "file" / "below")
+
+
+def spill_as_nobody(root: Path, tells: Connection) -> None:
+    """What another user's process does; tells what it read and the rights of its folder."""
+    os.setuid(65534)
+    with SpillStore(root) as spill:
+        file, out = spill.write(np.arange(1000.0)), np.empty(1000)
+        spill.read(file, ((0, 1000),), out)
+        tells.send((out.sum(), oct(spill.folder.stat().st_mode)[-3:]))
+    remove_dead(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_two_users_share_a_spill_folder(tmp_path: Path) -> None:
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)  # pytest's folders are private
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with SpillStore(shared / "spill") as mine:
+        left = mine.folder.with_name(f"{mine.folder.name}x")  # as a dead process of this user leaves it
+        left.mkdir()
+        assert oct((shared / "spill").stat().st_mode)[-4:] == "1777"
+        context = multiprocessing.get_context("forkserver")
+        hears, tells = context.Pipe(duplex=False)
+        process = context.Process(target=spill_as_nobody, args=(shared / "spill", tells))
+        process.start()
+        tells.close()
+        assert hears.recv() == (499500.0, "700")
+        process.join(60)
+        assert process.exitcode == 0 and mine.folder.exists() and left.exists()
+    SpillStore(shared / "spill").close()
+    assert not left.exists()
+
+
+def test_a_spill_folder_has_the_rights_of_where_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o775)
+    for place in (tmp_path / "group/spill", tmp_path / "group/deep/spill"):
+        with SpillStore(place) as spill:
+            assert oct(place.stat().st_mode)[-4:] == "1775"
+            assert oct(spill.folder.stat().st_mode)[-3:] == "700"

@@ -1,0 +1,170 @@
+"""The Zarr group that ``predict`` writes: marked unfinished until its end, gone on with if it was killed.
+
+Each sample's chunks are recorded with length and crc32c in ``progress.jsonl`` when its pass is done. What is
+gone on with later is what still has these; all else is computed again. A chunk has one sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from oocdl.errors import CorruptError, StoreError
+from oocdl.storage.checksums import Record
+from oocdl.storage.files import reporting, sync_all, sync_path, write_text
+from oocdl.storage.run.history import line_of, row_of
+from oocdl.storage.sealed_store import SealedStore
+from oocdl.storage.zarr_json import UNFINISHED, group_json
+
+Array = zarr.Array[Any]
+
+MARK: Mapping[str, Any] = {"oocdl": "predictions"}
+"""Attributes of a group that ``predict`` made, and may replace."""
+PROGRESS = "progress.jsonl"
+
+
+@dataclass(frozen=True)
+class Output:
+    """An array to write: one for each output of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...]
+    """The first is 1: a chunk has one sample."""
+
+
+def array_name(output: str) -> str:
+    """Return the name of the array of an output: a name from a model's file is never a path.
+
+    >>> array_name("logits"), array_name("/head/../out")
+    ('logits', '_head_.._out-6fa23bc3')
+    """
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", output) and output not in ("zarr.json", PROGRESS):
+        return output
+    digest = hashlib.sha256(output.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9_.-]', '_', output)[:60].lstrip('.') or 'output'}-{digest}"
+
+
+class Predictions:
+    """Arrays by output, in a group that is made, or gone on with if it was begun with the same ``facts``.
+
+    ``arrays`` maps outputs to arrays to write to; ``done`` has the samples that need not be computed again.
+    Raises StoreError if something else is in ``path``, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, outputs: Sequence[Output], facts: Mapping[str, Any]) -> None:
+        self.path = path
+        asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
+        self._facts = hashlib.sha256(asked.encode()).hexdigest()
+        self._stores = {
+            output.name: SealedStore(
+                path / array_name(output.name), f"output {output.name!r}", {}, read_only=False
+            )
+            for output in outputs
+        }
+        self.done: set[int] = set()
+        with reporting(path):
+            if _attributes(path) == {**MARK, UNFINISHED: self._facts}:
+                self._go_on()
+            if not self.done:
+                self._begin(outputs)
+        self.arrays: Mapping[str, Array] = {
+            name: zarr.open_array(store=store, mode="r+") for name, store in self._stores.items()
+        }
+
+    def note(self, rows: Sequence[int]) -> None:
+        """Note that all outputs of these samples are written."""
+        names = {row: (f"c/{row}/", f"c/{row}") for row in rows}
+        records = {
+            output: {
+                key: [record.nbytes, record.crc]
+                for key, record in store.records.items()
+                if any(key == exact or key.startswith(start) for start, exact in names.values())
+            }
+            for output, store in self._stores.items()
+        }
+        with reporting(self.path), (self.path / PROGRESS).open("ab") as stream:
+            stream.write(line_of({"step": rows[-1], "rows": list(rows), "records": records}))
+
+    def finish(self) -> zarr.Group:
+        """Make everything durable, and take the mark away; returns the group."""
+        with reporting(self.path):
+            sync_all([path for path in self.path.rglob("*") if path.name != "zarr.json"])
+            write_text(self.path / "zarr.json", group_json(MARK))
+            (self.path / PROGRESS).unlink()
+            sync_path(self.path)
+        return zarr.open_group(str(self.path), mode="r+")
+
+    def _begin(self, outputs: Sequence[Output]) -> None:
+        if self.path.exists():
+            empty = self.path.is_dir() and not any(self.path.iterdir())
+            if not empty and _attributes(self.path).get("oocdl") != MARK["oocdl"]:
+                raise StoreError(
+                    f"{self.path} is there already and no earlier prediction; choose another place"
+                )
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True)
+        write_text(self.path / "zarr.json", group_json({**MARK, UNFINISHED: self._facts}))
+        for output in outputs:
+            store = self._stores[output.name]
+            store.records.clear()
+            zarr.create_array(
+                store=store,
+                shape=output.shape,
+                dtype=output.dtype,
+                chunks=output.chunks,
+                # A sample that was never computed is not zeros, whoever reads it.
+                fill_value=np.nan if np.dtype(output.dtype).kind == "f" else 0,
+                attributes={"name": output.name},
+                config={"write_empty_chunks": True},
+            )
+        metadata = {name: vars(store.records["zarr.json"]) for name, store in self._stores.items()}
+        (self.path / PROGRESS).write_bytes(line_of({"step": -1, "metadata": metadata}))
+
+    def _go_on(self) -> None:
+        """Take what an earlier call has done, as far as it is what was written."""
+        lines = (self.path / PROGRESS).read_bytes().split(b"\n") if (self.path / PROGRESS).exists() else []
+        found = [row for line in lines if (row := row_of(line)) is not None]
+        if not found or "metadata" not in found[0]:
+            return
+        for name, store in self._stores.items():
+            store.records["zarr.json"] = Record(**found[0]["metadata"][name])
+        if not all(self._sound(name, "zarr.json") for name in self._stores):
+            return
+        for row in found[1:]:
+            for name, records in row["records"].items():
+                self._stores[name].records.update({key: Record(*record) for key, record in records.items()})
+            wrong = [
+                (n, key) for n, keys in row["records"].items() for key in keys if not self._sound(n, key)
+            ]
+            for name, key in wrong:
+                del self._stores[name].records[key]
+            if not wrong:
+                self.done |= set(row["rows"])
+
+    def _sound(self, name: str, key: str) -> bool:
+        """Whether a file is still what was written."""
+        try:
+            return self._stores[name].read(key) is not None
+        except CorruptError:
+            return False
+
+
+def _attributes(path: Path) -> Mapping[str, Any]:
+    """Return the attributes of a group that ``predict`` has written; empty if it is none."""
+    try:
+        document = json.loads((path / "zarr.json").read_text())
+        found = document["attributes"] if document["node_type"] == "group" else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,192 @@
+"""What ``predict`` writes: unfinished until its end, gone on with, under safe names; from runs of others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import zarr
+
+import oocdl
+from oocdl.errors import DatasetError, StoreError
+from oocdl.runtime.session import Session
+from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.training.predictions import PROGRESS, array_name
+from tests.kit import nets
+from tests.kit.settings import QUICK
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+SAMPLES = 10
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> oocdl.Run:
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    return oocdl.fit(model, data, workdir=tmp_path / "run", **{**QUICK, "batch_size": 2, "steps": 1})
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleared up."""
+
+
+def killed_after(passes: int, patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Make ``predict`` die in the pass after so many; returns the rows of the passes that are run."""
+    seen: list[tuple[int, ...]] = []
+    real = Session.run_pass
+
+    def run_pass(self: Session, plan_id: str, info: Any) -> dict[str, float]:
+        found = real(self, plan_id, info)  # the outputs are written, and nothing tells so yet
+        if len(seen) == passes:
+            raise Killed
+        seen.append(info.indices)
+        return found
+
+    patch.setattr(Session, "run_pass", run_pass)
+    return seen
+
+
+def test_it_goes_on_where_it_was_killed(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
+    whole = run.predict(data, tmp_path / "whole.zarr", batch_size=2)["y"][...]  # type: ignore[index]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_after(3, patch)
+        run.predict(data, out, batch_size=2)
+    group = zarr.open_group(out, mode="r")
+    assert "oocdl_unfinished" in group.attrs
+    assert np.isnan(group["y"][8:]).all()  # type: ignore[index]
+    for names in (None, ["y"]):
+        with pytest.raises(DatasetError, match="is a prediction that was not finished; call predict again"):
+            open_dataset(out, names=names)
+    with monkeypatch.context() as patch:
+        seen = killed_after(99, patch)
+        found = run.predict(data, out, batch_size=2)
+        assert seen == [(6, 7), (8, 9)]
+    assert np.array_equal(found["y"][...], whole)  # type: ignore[index]
+    assert dict(zarr.open_group(out, mode="r").attrs) == {"oocdl": "predictions"}
+    assert open_dataset(out).arrays["y"].shape == (SAMPLES, 3) and not (out / PROGRESS).exists()
+
+
+def spoil_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"[2, 3]", b"[4, 5]"))
+
+
+SPOILS: dict[str, Callable[[Path], Any]] = {
+    "a chunk": lambda out: (out / "y/c/2/0").write_bytes(b"x" * 12),
+    "a lost chunk": lambda out: (out / "y/c/2/0").unlink(),
+    "a line": lambda out: spoil_line(out / PROGRESS),
+}
+
+
+@pytest.mark.parametrize("what", SPOILS)
+def test_only_what_is_there_as_it_was_written_is_left_out(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_after(3, patch)
+        run.predict(data, out, batch_size=2)
+    SPOILS[what](out)
+    with monkeypatch.context() as patch:
+        seen = killed_after(99, patch)
+        found = run.predict(data, out, batch_size=2)
+        assert seen == [(2, 3), (6, 7), (8, 9)]
+    whole = run.predict(data, tmp_path / "whole.zarr", batch_size=2)["y"][...]  # type: ignore[index]
+    assert np.array_equal(found["y"][...], whole)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("other", ["run", "dataset", "batch", "metadata"])
+def test_another_question_starts_anew(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_after(3, patch)
+        run.predict(data, out, batch_size=2)
+    batch = 5 if other == "batch" else 2
+    if other == "run":
+        run = oocdl.fit(
+            tmp_path / "mlp.onnx", data, workdir=run.path, **{**QUICK, "batch_size": 2, "steps": 2}
+        )
+    elif other == "dataset":
+        arrays = nets.vectors()
+        data = nets.write_data(tmp_path / "other.zarr", {**arrays, "x": arrays["x"] + 1})
+    elif other == "metadata":
+        (out / "y/zarr.json").write_text("{}")
+    with monkeypatch.context() as patch:
+        seen = killed_after(99, patch)
+        run.predict(data, out, batch_size=batch)
+        assert len(seen) == SAMPLES // batch
+
+
+NAMES = [
+    "..", "/abs", "a\nb", "a\x1b[2Jb", "", "x" * 300, "a/../../b", "zarr.json", ".zattrs", PROGRESS,
+    "ä", "c/0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_a_model_is_never_a_path(run: oocdl.Run, tmp_path: Path, name: str) -> None:
+    made = array_name(name)
+    assert made.isprintable() and 0 < len(made) <= 100 and not {"/", "\\"} & set(made)
+    assert made not in ("zarr.json", PROGRESS, "..", ".") and not made.startswith(".")
+    assert len({array_name(one) for one in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["../../../escape", "/head\x1b[2J"])
+def test_outputs_have_safe_names_and_tell_the_true_one(tmp_path: Path, name: str) -> None:
+    model = onnx.load(nets.write_mlp(tmp_path / "mlp.onnx"))
+    model.graph.output[0].name = name
+    for node in model.graph.node:
+        node.output[:] = [name if output == "y" else output for output in node.output]
+    onnx.save(model, tmp_path / "named.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    run = oocdl.fit(
+        tmp_path / "named.onnx", data, workdir=tmp_path / "deep/er/run", targets={name: "y"},
+        **{**QUICK, "batch_size": 5, "steps": 1},
+    )  # fmt: skip
+
+    def others() -> set[Path]:
+        return {path for path in tmp_path.rglob("*") if not {"out.zarr", "run"} & set(path.parts)}
+
+    before = others()
+    group = run.predict(data, tmp_path / "deep/er/out.zarr")
+    assert others() == before
+    ((key, array),) = group.arrays()
+    assert key == array_name(name) and array.attrs["name"] == name and array.shape == (SAMPLES, 3)
+    assert run.export(tmp_path / "trained.onnx").is_file()
+
+
+def test_a_run_that_can_only_be_read_is_predicted_from(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run.path / "spill", ignore_errors=True)
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != run.path and real(path, mode))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with pytest.warns(UserWarning, match=rf"cannot be written; spilling to {tmp_path}/tmp/oocdl-spill-\d+"):
+        run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
+    assert oct((tmp_path / "tmp").stat().st_mode)[-3:] == "755"
+    run.evaluate(tmp_path / "data.zarr", spill=tmp_path / "mine")
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_earlier_predictions_are_replaced_and_nothing_else(run: oocdl.Run, tmp_path: Path) -> None:
+    data = tmp_path / "data.zarr"
+    for _ in range(2):
+        run.predict(data, tmp_path / "out.zarr")
+    (tmp_path / "file").write_text("precious")
+    for place in (data, tmp_path / "file", run.path):
+        with pytest.raises(StoreError, match="is there already and no earlier prediction"):
+            run.predict(data, place)
+    assert (tmp_path / "file").read_text() == "precious"
