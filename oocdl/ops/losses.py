@@ -22,7 +22,7 @@ class CrossEntropy:
     """``sum w_y (lse(x) - x_y) / sum w_y`` over labels y that are not ``ignore_index``.
 
     The class axis is 1, or else the one without which the logits have the labels' shape.
-    A label outside the classes makes the loss NaN, which stops the run.
+    A label outside the classes is refused when it is read; in the formula it makes the loss NaN.
     """
 
     ignore_index: int = -100
@@ -83,6 +83,34 @@ class Head:
     logits: str
     target: str
     weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which whole numbers may stand in the labels of a loss."""
+
+    classes: int
+    """Labels are 0 to ``classes - 1``."""
+    ignore_index: int | None = None
+    """A label that is none, and has no part in the loss."""
+
+
+def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:
+    """Return the labels that a loss of these shapes takes; None if it takes any numbers.
+
+    >>> labels_of(CrossEntropy(), (2, 3, 8, 8), (2, 8, 8))
+    Labels(classes=3, ignore_index=-100)
+    """
+    if not isinstance(spec, CrossEntropy | Dice | DiceCE):
+        return None
+    if not isinstance(spec, CrossEntropy) and len(logits) > 1 and logits[1] == 1:
+        return Labels(2)
+    axis = class_axis(logits, target)
+    if axis is None:
+        return None
+    cross_entropy = spec.cross_entropy if isinstance(spec, DiceCE) else spec
+    ignored = cross_entropy.ignore_index if isinstance(cross_entropy, CrossEntropy) else None
+    return Labels(logits[axis], ignored)
 
 
 def add_loss(build: Builder, spec: Loss, logits: str, target: str) -> str:

@@ -29,7 +29,7 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
-from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, add_losses
+from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, Labels, add_losses, labels_of
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding
 
@@ -74,6 +74,8 @@ class Network:
     graph: Graph
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
+    labels: Mapping[str, Labels] = field(default_factory=dict, kw_only=True)
+    """Value of role TARGET -> the classes of its loss; only those whose loss has classes."""
     outputs: Mapping[str, str]
     """Model output -> value, as the model computes it; empty where losses are asked for instead."""
     loss: str | None = None
@@ -160,8 +162,18 @@ def _add_loss(network: Network, request: Request) -> Network:
         feeds[name] = target.array
         heads[target.output] = Head(target.spec, logits, name, target.weight)
     loss, output_losses = add_losses(build, heads)
+    found = {
+        head.target: labels_of(head.spec, build.shape(head.logits), build.shape(head.target))
+        for head in heads.values()
+    }
     return replace(
-        network, graph=build.graph(), feeds=feeds, outputs={}, loss=loss, output_losses=output_losses
+        network,
+        graph=build.graph(),
+        feeds=feeds,
+        labels={target: labels for target, labels in found.items() if labels is not None},
+        outputs={},
+        loss=loss,
+        output_losses=output_losses,
     )
 
 

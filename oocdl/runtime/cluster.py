@@ -31,6 +31,7 @@ from oocdl.graph.ir.index import Region, region_shape, whole
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import check_budget
+from oocdl.ops.losses import Labels
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import machine_for
 from oocdl.planning.pass_plan import PassPlan
@@ -39,7 +40,7 @@ from oocdl.planning.placement import Placed, largest_crossing, place
 from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, stored_key, task_key
 from oocdl.runtime import dask_records, execute, weight_io
-from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions
+from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.session import Held, Moved, scalar_outputs
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk, home
@@ -77,6 +78,7 @@ class Setup:
     graphs: Mapping[str, TaskGraph]
     factored: Mapping[str, Factored]
     feeds: Mapping[str, Mapping[str, str]]
+    labels: Mapping[str, Mapping[str, Labels]]
     dataset: DatasetSpec
     settings: Settings
     plans: tuple[PassPlan, ...]
@@ -106,12 +108,11 @@ class WorkerSetup(WorkerPlugin):
         heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes)
         self.tier = Tier(room, SpillStore(folder), before_mapping=heap.before_mapping)
         use(self.tier)
-        arrays = dataset.arrays
         scale, kept = known.settings.scale or {}, Kept()
         sources = {
             name: Sources(
                 known.factored[name],
-                {value: Feed(arrays[array], scale.get(array)) for value, array in feeds.items()},
+                feeds_of(feeds, known.labels[name], dataset, scale),
                 kept,
             )
             for name, feeds in known.feeds.items()
@@ -204,6 +205,7 @@ class ClusterSession(Held[Future[Chunk]]):
             {name: c.graph for name, c in self.compiled.items()},
             {name: c.plan.factored for name, c in self.compiled.items()},
             {name: dict(c.feeds) for name, c in self.compiled.items()},
+            {name: dict(c.labels) for name, c in self.compiled.items()},
             self.dataset.spec(),
             self.settings,
             tuple(c.plan for c in self.compiled.values()),

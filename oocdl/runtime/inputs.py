@@ -20,8 +20,11 @@ import numpy as np
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
+from oocdl.ops.losses import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import PassInfo
+from oocdl.runtime.dataset_values import check_finite, check_labels
+from oocdl.storage.dataset.dataset import Dataset
 
 _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
@@ -50,6 +53,33 @@ class Feed:
 
     reader: Reader
     scale: float | None = None
+    labels: Labels | None = None
+    """Which whole numbers may stand in it; None: any numbers that are finite."""
+    label: str = "the array"
+    """What messages call it."""
+
+    def check(self, found: Array, used: Array, region: Region) -> None:
+        """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
+        if self.labels is not None:
+            check_labels(self.label, self.labels, found if self.scale is None else used, region)
+        elif used.dtype.kind == "f" and (found.dtype.kind == "f" or self.scale is not None):
+            same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
+            check_finite(self.label, found if same else used, region)
+
+
+def feeds_of(
+    feeds: Mapping[str, str],
+    labels: Mapping[str, Labels],
+    dataset: Dataset,
+    scale: Mapping[str, float],
+) -> dict[str, Feed]:
+    """Bind values of a graph to arrays: ``feeds`` says to which, ``labels`` what stands in some of them."""
+    made = {}
+    for value, name in feeds.items():
+        array = dataset.arrays[name]
+        label = f"array {name!r} of {array.where}"
+        made[value] = Feed(array, scale.get(name), labels.get(value), label)
+    return made
 
 
 def own_regions(factors: Factors, region: Region) -> list[tuple[Region, tuple[slice, ...]]]:
@@ -162,13 +192,15 @@ class Sources:
         rows = out.reshape((len(samples), *region_shape(inner)))
         for number, sample in enumerate(samples):
             for block in _blocks(inner, feed.reader.chunks[1:], feed.reader.itemsize):
+                region = ((sample, sample + 1), *block)
                 with _decoding:
-                    found = feed.reader.read(((sample, sample + 1), *block))[0]
-                part: tuple[Any, ...] = (number, *within(block, inner))
+                    found = feed.reader.read(region)
+                part: tuple[Any, ...] = (slice(number, number + 1), *within(block, inner))
                 if feed.scale is None:
                     rows[part] = found
                 else:
                     rows[part] = found.astype(rows.dtype, copy=False) * np.asarray(feed.scale, rows.dtype)
+                feed.check(found, rows[part], region)
         if not np.shares_memory(rows, out):  # pieces that do not lie side by side
             out[...] = rows.reshape(out.shape)
 

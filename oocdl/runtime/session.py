@@ -29,7 +29,7 @@ from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
-from oocdl.runtime.inputs import Feed, Kept, Reader, Sources
+from oocdl.runtime.inputs import Kept, Sources, feeds_of
 from oocdl.runtime.scheduler import get
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
@@ -155,10 +155,7 @@ class Session(Held[Chunk]):
         give_back_freed_memory()
 
     def _sources(self, compiled: CompiledPass, kept: Kept) -> Sources:
-        feeds: dict[str, Feed] = {}
-        for value, array in compiled.feeds.items():
-            reader: Reader = self.dataset.arrays[array]
-            feeds[value] = Feed(reader, self.scale.get(array))
+        feeds = feeds_of(compiled.feeds, compiled.labels, self.dataset, self.scale)
         return Sources(compiled.plan.factored, feeds, kept)
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:

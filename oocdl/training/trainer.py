@@ -383,6 +383,6 @@ def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
     if not math.isfinite(loss):
         raise NonFiniteError(
             f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
-            "stays at its last commit; lower the learning rate, or look in these rows for NaN and for "
-            "labels without a class"
+            "stays at its last commit; lower the learning rate, or look in these rows for extreme numbers "
+            "and for samples all of whose labels are ignored"
         )

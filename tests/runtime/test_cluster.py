@@ -271,7 +271,7 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
     labels = nets.volumes(3, 16)
     labels["y"][1] = 9
     bad = nets.write_data(tmp_path / "bad.zarr", labels)
-    with pytest.raises(oocdl.errors.NonFiniteError, match="is nan"):
+    with pytest.raises(oocdl.errors.DatasetError, match=r"array 'y' of .* has label 9 in sample 1 at \["):
         oocdl.fit(
             job[0],
             bad,

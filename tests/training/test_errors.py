@@ -14,6 +14,7 @@ import zarr
 from onnx import helper
 
 import oocdl
+from oocdl.cli import app
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import parse_bytes
 from oocdl.errors import (
@@ -21,7 +22,6 @@ from oocdl.errors import (
     DatasetError,
     InputError,
     ModelError,
-    NonFiniteError,
     OocdlError,
     StoreError,
     UnsupportedError,
@@ -264,16 +264,39 @@ def test_several_outputs_need_a_mapping(tmp_path: Path) -> None:
     refused(InputError, message, lambda: oocdl.fit(model, data, **QUICK))
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "dice", "dice_ce"])
 @pytest.mark.parametrize("label", [3, -1])
-def test_a_label_out_of_range(fit: Callable[..., oocdl.Run], label: int) -> None:
+def test_a_label_out_of_range(tmp_path: Path, label: int, loss: str) -> None:
     labels = Y.copy()
     labels[7] = label
-    text = refused(
-        NonFiniteError,
-        "the loss of step 4 is nan .* labels without a class",
-        lambda: fit({"x": X, "y": labels}, shuffle=False, batch_size=2, **{"steps": 5}),
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": X, "y": labels})
+    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": loss, "steps": 5, "commit_seconds": 0}
+    refused(
+        DatasetError,
+        rf"array 'y' of .*data\.zarr has label {label} in sample 7; classes are 0 to 2.* ignore",
+        lambda: oocdl.fit(model, data, **options),
     )
-    assert "[6, 7]" in text
+    assert oocdl.open(model.with_suffix(".run")).steps == 3
+    words = ["fit", str(model), str(data), "--loss", loss, "--engine", "onnxruntime", "--no-progress"]
+    code = app.run_command([*words, "--workdir", str(tmp_path / "cli.run")], debug=False)
+    assert code == DatasetError.exit_code
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite(tmp_path: Path, value: float) -> None:
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    for name, at, place in (("x", (7, 2), r"sample 7 at \[2\]"), ("y", (8, 0), r"sample 8 at \[0\]")):
+        arrays = {"x": X.copy(), "y": X[:, :3].copy()}
+        arrays[name][at] = value
+        data = nets.write_data(tmp_path / "data.zarr", arrays)
+        refused(
+            DatasetError,
+            rf"array '{name}' of .* has the number {value} in {place}; .* finite in float32",
+            lambda data=data, name=name: oocdl.fit(
+                model, data, workdir=tmp_path / name, **{**QUICK, "steps": None}, loss="mse"
+            ),
+        )
 
 
 def test_an_impossible_budget_names_the_one_that_would_do(tmp_path: Path) -> None:

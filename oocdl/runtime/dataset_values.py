@@ -1,0 +1,60 @@
+"""Checks what was read of a dataset before it is used: labels have classes, numbers are finite."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from oocdl.errors import DatasetError
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region
+from oocdl.ops.losses import Labels
+
+
+def check_labels(label: str, labels: Labels, values: Array, region: Region) -> None:
+    """Raise DatasetError for the first of ``values`` that is no class and is not to be ignored.
+
+    ``region`` is where in the array named ``label`` they were read, samples first.
+    """
+    if int(values.max()) < labels.classes and (values.dtype.kind in "ub" or int(values.min()) >= 0):
+        return
+    wrong = (values < 0) | (values >= labels.classes)
+    if labels.ignore_index is not None:
+        wrong &= values != labels.ignore_index
+    if wrong.any():
+        ignored = "" if labels.ignore_index is None else f", and {labels.ignore_index} is ignored"
+        _refuse(
+            label,
+            "label",
+            values,
+            wrong,
+            region,
+            f"classes are 0 to {labels.classes - 1}{ignored}; mend the labels, or have the loss ignore them "
+            "(ignore_index)",
+        )
+
+
+def check_finite(label: str, values: Array, region: Region) -> None:
+    """Raise DatasetError for the first of ``values``, in the dtype they are used in, that is not finite."""
+    with np.errstate(all="ignore"):
+        # One pass at the speed of memory: NaN and infinity stay what they are in a sum.
+        total = values.sum(dtype=np.result_type(values.dtype, np.float32))
+    if not np.isfinite(total):
+        wrong = ~np.isfinite(values)
+        if wrong.any():
+            _refuse(
+                label,
+                "the number",
+                values,
+                wrong,
+                region,
+                f"inputs and targets have to be finite in {values.dtype}; mend the sample, or leave it out",
+            )
+
+
+def _refuse(label: str, what: str, values: Array, wrong: Any, region: Region, way_out: str) -> NoReturn:
+    place = tuple(int(at) for at in np.unravel_index(int(np.argmax(wrong)), values.shape))
+    sample, *index = (at + low for at, (low, _) in zip(place, region, strict=True))
+    where = f"sample {sample}" + (f" at {index}" if index else "")
+    raise DatasetError(f"{label} has {what} {values[place]} in {where}; {way_out}")

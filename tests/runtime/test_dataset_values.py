@@ -1,0 +1,94 @@
+"""What was read of a dataset is checked in the dtype it is used in, and named by array, value and place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.errors import DatasetError
+from oocdl.ops.losses import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
+from oocdl.runtime.dataset_values import check_finite, check_labels
+from oocdl.runtime.inputs import Feed
+from oocdl.testing import ArrayReader
+
+REGION = ((5, 6), (10, 12), (20, 23))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "i8", "u8", "?"])
+def test_labels_in_the_classes_pass(dtype: str) -> None:
+    values = np.array([[[0, 1, 1], [1, 0, 1]]], dtype)
+    check_labels("array 'y'", Labels(2), values, REGION)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong", "ignored"),
+    [
+        ("u1", 2, None),
+        ("i1", -1, -100),
+        ("i8", -100, 255),
+        ("u8", 2**64 - 1, -100),
+        ("u1", 3, 255),
+        ("?", 1, None),
+    ],
+)
+def test_labels_outside_the_classes_are_named(dtype: str, wrong: int, ignored: int | None) -> None:
+    values = np.zeros((1, 2, 3), dtype)
+    if ignored is not None and np.iinfo(dtype).min <= ignored <= np.iinfo(dtype).max:
+        values[0, 0, 1] = ignored
+    labels = Labels(1 if dtype == "?" else 2, ignored)
+    check_labels("array 'y'", labels, values, REGION)
+    values[0, 1, 2] = wrong
+    text = "True" if dtype == "?" else str(wrong)
+    with pytest.raises(
+        DatasetError, match=rf"array 'y' has label {text} in sample 5 at \[11, 22\]; classes are 0 to"
+    ):
+        check_labels("array 'y'", labels, values, REGION)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_named(dtype: str, wrong: float) -> None:
+    values = np.full((1, 2, 3), np.finfo(dtype).max, dtype)  # their sum overflows, and they are finite
+    check_finite("array 'x'", values, REGION)
+    values[0, 0, 0] = -values[0, 0, 0]
+    check_finite("array 'x'", values, REGION)
+    values[0, 1, 0] = wrong
+    with pytest.raises(DatasetError, match=rf"array 'x' has the number {wrong} in sample 5 at \[11, 20\]; "):
+        check_finite("array 'x'", values, REGION)
+
+
+@pytest.mark.parametrize(
+    ("found", "used", "scale", "message"),
+    [
+        ("f8", 1e300, None, "the number inf in sample 0; .*float32"),
+        ("f4", 1e30, 1e10, "the number inf in sample 0"),
+        ("i8", 2, 1e40, "the number inf in sample 0"),
+        ("f2", 6e4, 1e30, None),
+        ("u1", 255, None, None),
+    ],
+)
+def test_numbers_are_checked_as_they_are_used(
+    found: str, used: float, scale: float | None, message: Any
+) -> None:
+    values = np.array([used], found)
+    with np.errstate(over="ignore"):
+        made = values.astype("f4") * np.float32(scale or 1)
+    feed = Feed(ArrayReader(values), scale)
+    if message is None:
+        feed.check(values, made, ((0, 1),))
+        return
+    with pytest.raises(DatasetError, match=message):
+        feed.check(values, made, ((0, 1),))
+
+
+def test_labels_of_a_loss() -> None:
+    assert labels_of(MSE(), (2, 3), (2, 3)) is None
+    assert labels_of(CrossEntropy(ignore_index=7), (2, 3, 5), (2, 5)) == Labels(3, 7)
+    assert labels_of(CrossEntropy(), (2, 5, 9), (2, 5)) == Labels(9, -100)
+    assert labels_of(DiceCE(), (2, 3, 5), (2, 1, 5)) == Labels(3, -100)
+    assert labels_of(DiceCE(), (2, 1, 5), (2, 5)) == Labels(2)
+    assert labels_of(Dice(), (2, 1, 5), (2, 1, 5)) == Labels(2)
+    assert re.match(r"Labels\(classes=3", repr(labels_of(Dice(), (2, 3, 5), (2, 5))))
