@@ -13,51 +13,90 @@ import stat
 import zipfile
 from array import array
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
-import google_crc32c
+import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
 from oocdl.errors import DatasetError
+from oocdl.storage.checksums import crc32c
 from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList, index_of, listed
 
 Mark = tuple[int, int]
-"""Size of a stored chunk in bytes, and its time or checksum."""
+"""Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
+Found = tuple[Mark | None, Buffer | None, Mark | None]
+"""A chunk, and its mark before and after it was read; None if it was not there."""
+AT_ONCE_BYTES = 256 << 10
+"""Files of at least this size are read where they are asked for: one of smaller ones is not worth a thread,
+but many at a time are."""
 
 
-class Chunks(Protocol):
-    """The chunks of one array in a kind of store."""
+class Chunks:
+    """The chunks of one array in a store of which no more is known than which chunks it has."""
 
-    marks: str
-    """What marks are: "time", "checksum", or "none"."""
+    marks: ClassVar[str] = "none"
+    """What tells chunks apart: "time", "checksum", or "none"."""
+
+    def __init__(self, store: Store, path: str, keys: ChunkKeys) -> None:
+        self.store, self.keys = store, keys
+        self.prefix = f"{path}/" if path else ""
 
     def entries(self) -> array[int]:
-        """Number, size and mark of all that are stored."""
-        ...
+        """Number, size and mark of each chunk that is stored, one after the other."""
+        return sync(self._entries())
 
-    def place(self, number: int) -> str:
+    async def _entries(self) -> array[int]:
+        found = array("q")
+        async for key in self.store.list_prefix(self.prefix):
+            chunk = key[len(self.prefix) :]
+            number = self.keys.number(chunk)
+            if number is not None:
+                found.extend((number, *await self._listed_mark(chunk)))
+        return found
+
+    async def _listed_mark(self, chunk: str) -> Mark:
+        return 0, 0
+
+    def place(self, chunk: str) -> str:
         """Where a chunk is, for messages."""
-        ...
+        return self.prefix + chunk
 
-    async def mark(self, number: int) -> Mark | None:
-        """Size and mark of a chunk at the moment; None if it is not stored."""
-        ...
-
-    def content(self, number: int) -> bytes | None:
-        """A chunk that the store would not read within bounds; None: it does."""
-        ...
+    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
+        """Read a chunk or a part of it."""
+        found = await self.store.get(self.prefix + chunk, prototype, byte_range)
+        mark = None if found is None else (0, 0)
+        return mark, found, mark
 
 
-class _Files:
-    """Chunks that are files: of a local store."""
+class _Memory(Chunks):
+    """Chunks in memory, by checksum."""
+
+    marks = "checksum"
+
+    async def _listed_mark(self, chunk: str) -> Mark:
+        mark, _, _ = await self.get(chunk, default_buffer_prototype(), None)
+        return mark or (0, 0)
+
+    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
+        found = await self.store.get(self.prefix + chunk, prototype)
+        if found is None:
+            return None, None, None
+        content = found.as_numpy_array().view(np.uint8)
+        mark = content.nbytes, crc32c(np.ascontiguousarray(content))
+        return mark, found[_range(byte_range, content.nbytes)], mark
+
+
+class _Files(Chunks):
+    """Chunks that are files of a local store, by size and time of change."""
 
     marks = "time"
 
-    def __init__(self, root: Path, path: str, keys: ChunkKeys) -> None:
-        self.folder, self.keys = os.path.join(root, path), keys
+    def __init__(self, store: LocalStore, path: str, keys: ChunkKeys) -> None:
+        super().__init__(store, path, keys)
+        self.folder = os.path.join(store.root, path)
 
     def entries(self) -> array[int]:
         found = array("q")
@@ -87,124 +126,100 @@ class _Files:
         except (FileNotFoundError, NotADirectoryError):
             return  # nothing is stored there
 
-    def place(self, number: int) -> str:
-        return os.path.join(self.folder, self.keys.key(number))
+    def place(self, chunk: str) -> str:
+        return f"{self.folder}/{chunk}"
 
-    async def mark(self, number: int) -> Mark | None:
+    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
         try:
-            found = os.stat(self.place(number))
+            known = os.stat(self.place(chunk))
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_size, found.st_mtime_ns
+            return None, None, None
+        if not stat.S_ISREG(known.st_mode):
+            return None, None, None
+        wanted = _range(byte_range, known.st_size)
+        if wanted.stop - wanted.start >= AT_ONCE_BYTES:
+            return self._read(chunk, prototype, wanted)
+        return await asyncio.to_thread(self._read, chunk, prototype, wanted)
 
-    def content(self, number: int) -> bytes | None:
-        return None
+    def _read(self, chunk: str, prototype: BufferPrototype, wanted: slice) -> Found:
+        try:
+            with open(self.place(chunk), "rb") as file:
+                before = _mark(os.fstat(file.fileno()))
+                file.seek(wanted.start)
+                content = file.read(wanted.stop - wanted.start)
+                after = _mark(os.fstat(file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None, None, None
+        return before, prototype.buffer.from_bytes(content), after
+
+
+def _mark(known: os.stat_result) -> Mark:
+    return known.st_size, known.st_mtime_ns
 
 
 def _add(found: array[int], number: int, entry: os.DirEntry[str]) -> None:
     known = entry.stat()
     if stat.S_ISREG(known.st_mode):
-        found.extend((number, known.st_size, known.st_mtime_ns))
+        found.extend((number, *_mark(known)))
 
 
-class _Zipped:
-    """Chunks in a zip file, which has checksums of them; the file itself must stay as it is."""
+class _Zipped(Chunks):
+    """Chunks in a zip file, by the checksums that it has of them; the file itself must stay as it is."""
 
     marks = "checksum"
 
-    def __init__(self, path: Path, inside: str, keys: ChunkKeys) -> None:
-        self.path, self.keys = path, keys
-        self.prefix = f"{inside}/" if inside else ""
-        self.file = file_mark(path)
-        self.known: ChunkList | None = None
+    def __init__(self, store: ZipStore, path: str, keys: ChunkKeys) -> None:
+        super().__init__(store, path, keys)
+        self.path, self.mark = store.path, file_mark(store.path)
         self.deflated: set[int] = set()
+        self.known: ChunkList | None = None
 
     def entries(self) -> array[int]:
         found = array("q")
         with zipfile.ZipFile(self.path) as file:
             for info in file.infolist():
-                if info.filename.startswith(self.prefix):
-                    number = self.keys.number(info.filename[len(self.prefix) :])
-                    if number is not None:
-                        found.extend((number, info.file_size, info.CRC))
-                        if info.compress_type != zipfile.ZIP_STORED:
-                            self.deflated.add(number)
+                if not info.filename.startswith(self.prefix):
+                    continue
+                number = self.keys.number(info.filename[len(self.prefix) :])
+                if number is not None:
+                    found.extend((number, info.file_size, info.CRC))
+                    if info.compress_type != zipfile.ZIP_STORED:
+                        self.deflated.add(number)
         self.known = listed(self.keys.grid, found)
         return found
 
-    def place(self, number: int) -> str:
-        return f"{self.path}: {self.prefix}{self.keys.key(number)}"
+    def place(self, chunk: str) -> str:
+        return f"{self.path}: {self.prefix}{chunk}"
 
-    async def mark(self, number: int) -> Mark | None:
-        assert self.known is not None
-        if file_mark(self.path) != self.file:
+    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
+        number = self.keys.number(chunk)
+        before = self._current(number)
+        if before is None or before[0] < 0:
+            return before, None, before
+        if number in self.deflated:
+            content = await asyncio.to_thread(self._inflated, chunk)
+            found: Buffer | None = prototype.buffer.from_bytes(content[_range(byte_range, len(content))])
+        else:
+            found = await self.store.get(self.prefix + chunk, prototype, byte_range)
+        return before, found, self._current(number)
+
+    def _current(self, number: int | None) -> Mark | None:
+        if file_mark(self.path) != self.mark:
             return -1, -1  # of no chunk
-        return self.known.find(number)
+        return None if number is None or self.known is None else self.known.find(number)
 
-    def content(self, number: int) -> bytes | None:
-        if number not in self.deflated:
-            return None
+    def _inflated(self, chunk: str) -> bytes:
+        # The store's own reader would inflate all that is there, whatever size the file states.
         with zipfile.ZipFile(self.path) as file:
-            info = file.getinfo(self.prefix + self.keys.key(number))
+            info = file.getinfo(self.prefix + chunk)
             with file.open(info) as member:
-                return member.read(info.file_size)  # inflates no more; all of it, so that its CRC is checked
-
-
-class _Memory:
-    """Chunks in memory, by checksum."""
-
-    marks = "checksum"
-
-    def __init__(self, store: Store, path: str, keys: ChunkKeys) -> None:
-        self.store, self.keys = store, keys
-        self.prefix = f"{path}/" if path else ""
-
-    def entries(self) -> array[int]:
-        return sync(self._entries())
-
-    async def _entries(self) -> array[int]:
-        found = array("q")
-        async for key in self.store.list_prefix(self.prefix):
-            number = self.keys.number(key[len(self.prefix) :])
-            if number is not None:
-                found.extend((number, *(await self.mark(number) or (0, 0))))
-        return found
-
-    def place(self, number: int) -> str:
-        return f"{self.prefix}{self.keys.key(number)}"
-
-    async def mark(self, number: int) -> Mark | None:
-        found = await self.store.get(self.place(number), default_buffer_prototype())
-        if found is None:
-            return None
-        content = found.to_bytes()
-        return len(content), int(google_crc32c.value(content))
-
-    def content(self, number: int) -> bytes | None:
-        return None
-
-
-class _Named(_Memory):
-    """Chunks of a store that tells no more than their names."""
-
-    marks = "none"
-
-    async def mark(self, number: int) -> Mark | None:
-        return (0, 0) if await self.store.exists(self.place(number)) else None
-
-    async def _entries(self) -> array[int]:
-        found = array("q")
-        async for key in self.store.list_prefix(self.prefix):
-            number = self.keys.number(key[len(self.prefix) :])
-            if number is not None:
-                found.extend((number, 0, 0))
-        return found
+                return member.read(info.file_size)
 
 
 def _range(wanted: ByteRequest | None, nbytes: int) -> slice:
     match wanted:
         case RangeByteRequest():
-            return slice(wanted.start, wanted.end)
+            return slice(wanted.start, min(wanted.end, nbytes))
         case OffsetByteRequest():
             return slice(wanted.offset, nbytes)
         case SuffixByteRequest():
@@ -224,22 +239,18 @@ def file_mark(path: str | Path) -> tuple[int, int, int]:
 def chunks_of(store: Store, path: str, keys: ChunkKeys) -> Chunks:
     """The chunks of the array at ``path`` of a store."""
     if isinstance(store, LocalStore):
-        return _Files(store.root, path, keys)
+        return _Files(store, path, keys)
     if isinstance(store, ZipStore):
-        return _Zipped(store.path, path, keys)
-    kind = _Memory if isinstance(store, MemoryStore) else _Named
-    return kind(store, path, keys)
+        return _Zipped(store, path, keys)
+    return (_Memory if isinstance(store, MemoryStore) else Chunks)(store, path, keys)
 
 
 class CheckedStore(WrapperStore[Store]):
     """A store for reading one array, whose chunks have to be those that ``known`` lists."""
 
-    def __init__(
-        self, store: Store, path: str, label: str, chunks: Chunks, known: ChunkList, keys: ChunkKeys
-    ):
-        super().__init__(store)
-        self.prefix = f"{path}/" if path else ""
-        self.label, self.chunks, self.known, self.keys = label, chunks, known, keys
+    def __init__(self, label: str, chunks: Chunks, known: ChunkList) -> None:
+        super().__init__(chunks.store)
+        self.label, self.chunks, self.known = label, chunks, known
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -248,27 +259,16 @@ class CheckedStore(WrapperStore[Store]):
 
         Raises DatasetError if the chunk is gone, was changed, or is new.
         """
-        number = self.keys.number(key[len(self.prefix) :])
+        chunk = key[len(self.chunks.prefix) :]
+        number = self.chunks.keys.number(chunk)
         assert number is not None, key
         wanted = self.known.find(number)
-        self._compare(number, wanted, await self.chunks.mark(number))
-        if wanted is None:
-            return None
-        content = await asyncio.to_thread(self.chunks.content, number)
-        if content is not None:
-            found: Buffer | None = prototype.buffer.from_bytes(content[_range(byte_range, len(content))])
-        else:
-            found = await self._store.get(key, prototype, byte_range)
-        # Again: it may have been changed while it was read.
-        self._compare(number, wanted, None if found is None else await self.chunks.mark(number))
-        return found
-
-    def _compare(self, number: int, wanted: Mark | None, found: Mark | None) -> None:
-        if found == wanted:
-            return
-        happened = "is gone" if found is None else "was changed" if wanted is not None else "is new"
+        before, found, after = await self.chunks.get(chunk, prototype, byte_range)
+        if before == wanted == after:
+            return found
+        happened = "was changed" if before and wanted else "is gone" if before is None else "is new"
         raise DatasetError(
-            f"{self.label}: chunk {self.keys.key(number)} {happened} since the dataset was opened "
-            f"({self.chunks.place(number)}); nothing was read of it. Restore it, and start again: "
+            f"{self.label}: chunk {chunk} {happened} since the dataset was opened "
+            f"({self.chunks.place(chunk)}); nothing was computed from it. Restore it, and start again: "
             "a run goes on from its last commit"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 
@@ -32,7 +33,7 @@ class ChunkList:
     marks: Integers
     """Times of change in nanoseconds, or checksums, as the source has them."""
 
-    @property
+    @cached_property
     def missing(self) -> int:
         """Chunks that are not stored."""
         return prod(self.grid) - len(self.numbers)

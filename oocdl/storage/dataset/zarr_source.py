@@ -89,7 +89,7 @@ class ZarrArray:
         inside = prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
         most = most_bytes(prod(self.stored_chunks) * self.dtype.itemsize) + inside
         if len(found.sizes) and int(found.sizes.max()) > most:
-            worst = int(found.numbers[int(np.argmax(found.sizes))])
+            worst = self.keys.key(int(found.numbers[int(np.argmax(found.sizes))]))
             raise DatasetError(
                 f"{self.label}: {self.stored.place(worst)} has {int(found.sizes.max()):,} bytes, a chunk "
                 f"of its shape {list(self.stored_chunks)} takes at most {most:,}; write it again"
@@ -100,7 +100,7 @@ class ZarrArray:
     def checked(self) -> zarr.Array[Any]:
         """The array that is read: from a store that checks chunks, by compressors with bounds."""
         array = self.array
-        store = CheckedStore(array.store, array.path, self.label, self.stored, self.known, self.keys)
+        store = CheckedStore(self.label, self.stored, self.known)
         metadata: Any = array.metadata
         if metadata.zarr_format == 2:
             nbytes = prod(self.chunks) * self.dtype.itemsize
