@@ -36,6 +36,8 @@ TRIAL_TASK_BYTES = 256 << 10
 many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
 SEARCH_START_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
+LARGEST_BUDGET_BYTES = 1 << 50
+"""No budget above this is looked for."""
 SEARCH_SECONDS = 15.0
 """After so long the search for the smallest budget ends with what it has found."""
 
@@ -168,8 +170,9 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     """The smallest budget in bytes that a plan fits, closely (less so if that takes too long)."""
 
     def seems_to_fit(unit_bytes: int) -> bool:
+        roomy = replace(machine, capacity_bytes=unit_bytes)
         try:
-            size = draft.estimate(machine.limits(settings, unit_bytes))
+            size = draft.estimate(roomy.limits(settings, unit_bytes))
         except BudgetError:
             return False
         return size.peak_unit_bytes <= unit_bytes - plan_growth_bytes(size.layers, size.tasks)
@@ -181,6 +184,10 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
     while not seems_to_fit(high):
         high *= 2
+        if high > LARGEST_BUDGET_BYTES:
+            raise BudgetError(
+                "the network cannot be cut so at any budget; ask for fewer pieces (parallel=, threads=)"
+            )
     began, low = time.monotonic(), high // 2
 
     def goes_on() -> bool:

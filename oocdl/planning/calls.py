@@ -69,13 +69,9 @@ class Made(NamedTuple):
 def made_of(call: UnitCall | CombineCall) -> list[Made]:
     """The results of a call."""
     makes = call.unit.makes if isinstance(call, UnitCall) else [(name, call.region) for name in call.values]
+    count = len(makes)
     return [
-        Made(
-            result_key(call.key, name, len(makes)),
-            region,
-            region_size(region) * itemsize(dtype),
-            uses,
-        )
+        Made(result_key(call.key, name, count), region, region_size(region) * itemsize(dtype), uses)
         for (name, region), dtype, uses in zip(makes, call.dtypes, call.uses, strict=True)
     ]
 
@@ -90,7 +86,7 @@ def parts_of(call: UnitCall | CombineCall) -> list[tuple[TaskKey, int]]:
         for read in call.reads
         for number, part in read.chunks
     ]
-    for index, partial_sum in enumerate(call.partial_sums):
+    for partial_sum, (_, region), dtype in zip(call.partial_sums, call.unit.makes, call.dtypes, strict=True):
         if partial_sum is not None:
-            found.append((call.arguments[partial_sum[0]], made_of(call)[index].nbytes))
+            found.append((call.arguments[partial_sum[0]], region_size(region) * itemsize(dtype)))
     return found

@@ -13,6 +13,7 @@ class PartialSums:
 
     def __init__(self, plan: PassPlan, planned: LayerPlan) -> None:
         self.groups: dict[tuple[str, Region], list[list[tuple[TaskKey, int]]]] = {}
+        self._entered: dict[tuple[str, Region], int] = {}
         shards: dict[tuple[str, Region], int] = {}
         for unit in planned.units:
             for name, region in unit.makes:
@@ -31,7 +32,8 @@ class PartialSums:
     def join(self, name: str, region: Region, count: int, key: TaskKey) -> tuple[TaskKey, int] | None:
         """Add a unit's result to a partial sum; returns its last key and its elements before, if any."""
         sums = self.groups[name, region]
-        entered = sum(map(len, sums))
+        entered = self._entered.get((name, region), 0)
+        self._entered[name, region] = entered + 1
         members = sums[entered % len(sums)]
         previous = members[-1] if members else None
         members.append((key, count + (previous[1] if previous else 0)))

@@ -17,9 +17,10 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.program_cost import ProgramScratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.storage_cut import Layer
-from oocdl.graph.partition.tiling import LayerCutter, Unit
+from oocdl.graph.partition.tiling import LayerCutter
+from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.tile_search import MAX_PASS_UNITS, Layering, Limits, TileSearch, requested_cuts
+from oocdl.planning.tile_search import Layering, Limits, TileSearch, requested_cuts
 from oocdl.planning.unit_cost import made_bytes, read_bytes
 
 PARTIAL_SUM_BYTES = 16 << 20
@@ -181,15 +182,17 @@ def _fitted(
     A few sample units of all layers are tried first: to make all units takes most of the time.
     """
     found: list[tuple[LayerCutter, int]] = []
+    limits, count = search.limits, 0
     for layer in layers:
         cutter, peak = search.fit_samples(layer)
         if peak > search.limits.unit_bytes:
             return _TooLarge(layer, peak)
         found.append((cutter, peak))
-        if sum(cutter.count for cutter, _ in found) > MAX_PASS_UNITS:
+        count += cutter.count
+        if limits.most_units is not None and count > limits.most_units:
             raise BudgetError(
-                f"a step would be cut into more than {MAX_PASS_UNITS} units of at most "
-                f"{search.limits.unit_bytes / 2**20:.1f} MiB"
+                f"a step would be cut into more than {limits.most_units} units of at most "
+                f"{limits.unit_bytes / 2**20:.1f} MiB, and a plan of so many finds no room"
             )
     for number, (rough, _) in enumerate(found if every_unit else ()):
         found[number] = cutter, peak = search.fit_every_unit(rough)
@@ -233,7 +236,7 @@ def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | No
 
 def _plan_layer(cutter: LayerCutter, layering: Layering) -> LayerPlan:
     """All units of a layer, in the order in which they run, with what they cost."""
-    units = [cutter.unit(shard) for shard in cutter.shards()]
+    units = cutter.units()
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
         units.reverse()

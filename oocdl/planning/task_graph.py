@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from oocdl.graph.ir.array_layout import Order, footprint, itemsize
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.ir.index import Region, grid_of, intersect, is_empty, region_shape, region_size, whole
+from oocdl.graph.ir.index import Region, grid_of, region_shape, region_size, whole
 from oocdl.graph.ir.program import Operand, make_program
-from oocdl.graph.partition.tiling import Unit
+from oocdl.graph.ir.region_index import RegionIndex
+from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Cell
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
@@ -29,7 +30,7 @@ SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Rol
 """Roles of values that a unit reads from elsewhere than from chunks (sums: where there are none yet)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Read:
     """One input of a unit's program."""
 
@@ -44,7 +45,7 @@ class Read:
     """Whether the program writes over it, so that it needs a copy that nobody else reads."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class UnitCall:
     """Run one unit."""
 
@@ -67,7 +68,7 @@ class UnitCall:
     """Of the program while it runs."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class CombineCall:
     """Combine the partial sums of the outputs of one partial node, for one piece."""
 
@@ -85,7 +86,7 @@ class CombineCall:
     buffer_bytes: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class PickCall:
     """One result of a call that makes several."""
 
@@ -122,6 +123,15 @@ class _Draft:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     readers: dict[TaskKey, list[int]] = field(default_factory=dict)
     position: int = 0
+    indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
+    """By value: where its pieces are, with their number when that was found."""
+
+    def index(self, name: str) -> RegionIndex:
+        """The pieces of a value so far, by their regions."""
+        found = self.pieces[name]
+        if name not in self.indexes or self.indexes[name][0] != len(found):
+            self.indexes[name] = len(found), RegionIndex([region for region, _ in found])
+        return self.indexes[name][1]
 
 
 def versioned_pieces(
@@ -218,7 +228,7 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
         arguments: list[TaskKey] = []
         overwrites = planned.scratch[unit.program.key].overwrites
         reads = tuple(
-            replace(_read(draft, plan, name, region, arguments), overwritten=place in overwrites)
+            _read(draft, plan, name, region, arguments, place in overwrites)
             for place, (name, region) in enumerate(unit.reads)
         )
         added_to: list[tuple[int, int] | None] = [None] * len(unit.makes)
@@ -253,20 +263,21 @@ def _stored(
     update = plan.factored.stored(plan.factored.graph.updates[name])
     made = dict(draft.pieces[update])
     missing = [region for region in pieces[name] if region not in made]
+    anew: list[Piece] = []
     for number, region in enumerate(missing, len(made)):
         key = TaskKey(TaskKind.RECUT, draft.pieces[update][0][1].layer, update, number)
-        _cut_anew(draft, plan, update, region, key, tuple(made.items()))
+        _cut_anew(draft, plan, update, region, key)
+        anew.append((region, key))
+    draft.pieces[update] += anew  # not before: each is cut from what layers make
     fresh = dict(draft.pieces[update])
     return [fresh[region] for region in pieces[name]]
 
 
-def _cut_anew(
-    draft: _Draft, plan: PassPlan, name: str, region: Region, key: TaskKey, made: Sequence[Piece]
-) -> None:
+def _cut_anew(draft: _Draft, plan: PassPlan, name: str, region: Region, key: TaskKey) -> None:
     """A call that only puts parts of other pieces together: its program has no instructions."""
     arguments: list[TaskKey] = []
     dtype, shape = plan.factored.graph.values[name].dtype, region_shape(region)
-    read = _parts(name, region, dtype, made, arguments)
+    read = Read(name, region, dtype, _parts(draft, name, region, arguments))
     program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
     unit = Unit(len(plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
     for argument in dict.fromkeys(arguments):
@@ -286,7 +297,6 @@ def _cut_anew(
     )
     draft.calls.append(call)
     draft.position += 1
-    draft.pieces[name].append((region, key))
 
 
 def _unit_call(
@@ -317,24 +327,25 @@ def _unit_call(
     )
 
 
-def _read(draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[TaskKey]) -> Read:
+def _read(
+    draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[TaskKey], overwritten: bool
+) -> Read:
     value = plan.factored.graph.values[name]
-    if value.role in SOURCES and name not in draft.pieces:
-        read = Read(name, region, value.dtype, ())
-    else:
-        read = _parts(name, region, value.dtype, draft.pieces[name], arguments)
-    return replace(read, order=plan.factored.orders.get(name, ()))
+    from_source = value.role in SOURCES and name not in draft.pieces
+    chunks = () if from_source else _parts(draft, name, region, arguments)
+    return Read(name, region, value.dtype, chunks, plan.factored.orders.get(name, ()), overwritten)
 
 
-def _parts(name: str, region: Region, dtype: str, pieces: Sequence[Piece], arguments: list[TaskKey]) -> Read:
+def _parts(
+    draft: _Draft, name: str, region: Region, arguments: list[TaskKey]
+) -> tuple[tuple[int, Region], ...]:
     """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
     chunks: list[tuple[int, Region]] = []
-    for held, key in pieces:
-        part = intersect(held, region)
-        if not is_empty(part):
-            chunks.append((len(arguments), part))
-            arguments.append(key)
-    return Read(name, region, dtype, tuple(chunks))
+    pieces = draft.pieces[name]
+    for number, part in draft.index(name).overlaps(region):
+        chunks.append((len(arguments), part))
+        arguments.append(pieces[number][1])
+    return tuple(chunks)
 
 
 def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: PartialSums) -> None:
@@ -383,18 +394,4 @@ def _with_uses(call: Call, readers: Mapping[TaskKey, Sequence[int]]) -> Call:
         names = call.values
     keys = (result_key(call.key, name, len(names)) for name in names)
     uses = tuple(tuple(sorted(readers.get(key, ()))) for key in keys)
-    return type(call)(**{**call.__dict__, "uses": uses})
-
-
-__all__ = [
-    "SOURCES",
-    "Call",
-    "CombineCall",
-    "PickCall",
-    "Read",
-    "TaskGraph",
-    "UnitCall",
-    "expand_pass",
-    "region_shape",
-    "versioned_pieces",
-]
+    return replace(call, uses=uses)

@@ -59,7 +59,7 @@ def result_key(key: TaskKey, value: str, count: int) -> TaskKey:
     if count == 1:
         return key
     kind = TaskKind.COMBINED if key.kind is TaskKind.COMBINE else TaskKind.RESULT
-    return key._replace(kind=kind, value=value)
+    return TaskKey(kind, key.layer, value, key.number)
 
 
 DaskKey = tuple[str, str, str, str, str, int]

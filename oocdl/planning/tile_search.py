@@ -17,7 +17,8 @@ from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.layers import group
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
-from oocdl.graph.partition.tiling import Grid, LayerCutter, Unit
+from oocdl.graph.partition.tiling import Grid, LayerCutter
+from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.unit_cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
 
@@ -30,8 +31,6 @@ MAX_EVENED_UNITS_PER_THREAD = 4
 a large layer take as long as four on two threads."""
 MAX_LAYER_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
-MAX_PASS_UNITS = 4096
-"""A pass in more units than this spends its time on overhead, too."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class Limits:
     """At least these many pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
     cuts: Mapping[int, int] | None = None
     """At least these many pieces along cut classes, which are given by number."""
+    most_units: int | None = None
+    """More would need more memory for their plan than there is; None: there is enough."""
 
 
 def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
@@ -176,7 +177,7 @@ class Layering:
         key = _key(cutter)
         if key not in self._largest:
             # Units with equal programs take equal memory.
-            units = {unit.program.key: unit for unit in map(cutter.unit, cutter.shards())}
+            units = {unit.program.key: unit for unit in cutter.distinct_units()}
             self._largest[key] = units_memory(cutter, list(units.values()), self.factored, self.scratch)
         return self._largest[key]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.index import region_size
 from oocdl.graph.partition.storage_cut import Layer
-from oocdl.graph.partition.tiling import Unit
+from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
 
 

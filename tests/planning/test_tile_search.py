@@ -9,7 +9,6 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
-from oocdl.planning import pass_plan
 from oocdl.planning.pass_plan import PassPlan, estimate_pass, plan_pass
 from oocdl.planning.tile_search import MIN_SLAB_POSITIONS, Layering, Limits, TileSearch
 from oocdl.planning.unit_cost import unit_buffer_bytes
@@ -128,13 +127,12 @@ def test_an_estimate_is_that_of_the_plan() -> None:
     assert size.peak_unit_bytes <= plan.peak_unit_bytes <= limits.unit_bytes
 
 
-def test_refusals_name_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_name_the_layer() -> None:
     layering = volumes()
     names = {layer.name for layer in layering.layers([])}
     for plan in (plan_pass, estimate_pass):
         with pytest.raises(BudgetError, match=r"no cut of layer '(.*)' fits: one unit needs .* MiB") as error:
             plan(layering, Limits(1000))
         assert any(f"'{name}'" in str(error.value) for name in names)
-    monkeypatch.setattr(pass_plan, "MAX_PASS_UNITS", 3)
     with pytest.raises(BudgetError, match="cut into more than 3 units"):
-        plan_pass(layering, Limits(150 << 10))
+        plan_pass(layering, Limits(150 << 10, most_units=3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ LEAST_PAGED_BYTES = 32 << 10
 """Arrays of fewer bytes come from the heap, because pages of their own would be mostly empty."""
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Return the bytes of one element."""
     return int(np.dtype(dtype).itemsize)

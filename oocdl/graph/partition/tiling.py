@@ -10,8 +10,8 @@ padding at the node that reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -33,28 +33,14 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.operand_regions import Operands, OwnAxis
+from oocdl.graph.partition.shard_grid import ShardGrid, find_shard_grid
 from oocdl.graph.partition.storage_cut import Layer
+from oocdl.graph.partition.unit import Shard, Unit
 from oocdl.graph.transforms.channels_last import slot_orders
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """The work of one layer for one shard: the regions it reads, its program, the regions it makes."""
-
-    layer: int
-    shard: tuple[int, ...]
-    """The number of its piece of each cut class, in the order of the layer's grid."""
-    reads: tuple[tuple[str, Region], ...]
-    """(value, region) in the order of the program's inputs."""
-    program: Program
-    makes: tuple[tuple[str, Region], ...]
-    """(value, region) in the order of the program's outputs: the layer's stores, then its partials."""
-    counts: tuple[int, ...]
-    """For each made value the number of elements that it is reduced over (1 if it is not partial)."""
 
 
 def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
@@ -80,7 +66,7 @@ class LayerCutter:
         self.made = set(layer.stores) | set(layer.partials)
         self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
         self.operands = Operands(factored)
-        self._units: dict[tuple[int, ...], Unit] = {}
+        self._units: dict[Shard, Unit] = {}
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
 
@@ -93,7 +79,7 @@ class LayerCutter:
         """The number of shards."""
         return prod(self.grid.values())
 
-    def shards(self) -> list[tuple[int, ...]]:
+    def shards(self) -> list[Shard]:
         """Return all shards, the last cut class varying fastest."""
         return list(product(*(range(count) for count in self.grid.values())))
 
@@ -106,13 +92,40 @@ class LayerCutter:
                 found[letter] = boundaries(cell.extents[letter], self.base[cut], count)[number]
         return found
 
-    def unit(self, shard: tuple[int, ...]) -> Unit:
+    def unit(self, shard: Shard) -> Unit:
         """Return the regions and the program of one shard."""
         if shard not in self._units:
             self._units[shard] = self._unit(shard)
         return self._units[shard]
 
-    def _unit(self, shard: tuple[int, ...]) -> Unit:
+    def units(self) -> list[Unit]:
+        """Return the units of all shards, the last cut class varying fastest."""
+        if self._shard_grid is not None:
+            return self._shard_grid.units()
+        return [self.unit(shard) for shard in self.shards()]
+
+    def distinct_units(self) -> list[Unit]:
+        """Return units among which is every program of the layer."""
+        return self.units() if self._shard_grid is None else list(self._shard_grid.kinds.values())
+
+    @cached_property
+    def _shard_grid(self) -> ShardGrid | None:
+        return find_shard_grid(tuple(self.grid.values()), self.unit, self._is_even)
+
+    def _is_even(self, place: int, low: int, high: int) -> bool:
+        """Whether from piece ``low`` to ``high`` of a class each is as far from the one before."""
+        if any(self.rules[cell.node.op].localize is not None for cell in self.layer.cells):
+            return False  # attributes follow from where the piece is, in floating point
+        cut, count = list(self.grid.items())[place]
+        for cell in self.sinks:
+            letter = self.classes.cut_letter(cell, cut)
+            if letter is not None:
+                marks = boundaries(cell.extents[letter], self.base[cut], count)[low : high + 1]
+                if len({(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(marks)}) > 1:
+                    return False
+        return True
+
+    def _unit(self, shard: Shard) -> Unit:
         wanted: dict[str, Region] = {}
         makes: dict[str, Region] = {}
         ranges: dict[str, dict[str, Range]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
-from oocdl.graph.partition.tiling import Unit
+from oocdl.graph.partition.unit import Unit
 from oocdl.planning.pass_plan import LayerPlan
 from oocdl.report.printer.notation import (
     aligned,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region
-from oocdl.graph.partition.tiling import Unit
+from oocdl.graph.partition.unit import Unit
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph, UnitCall
 from oocdl.planning.task_key import TaskKey
