@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report.run_report import TABLE_COLUMNS, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
+from oocdl.storage.checksums import sealed, unsealed
 from tests.kit import nets
 
 QUICK: dict[str, Any] = {
@@ -143,10 +143,10 @@ def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path
 
 def test_a_report_of_an_older_version(run: oocdl.Run, tmp_path: Path) -> None:
     """Its layers name engines."""
-    stored = json.loads((run.path / "report.json").read_text())
+    stored = unsealed("report", (run.path / "report.json").read_text())
     for layer in stored["layers"]:
         layer["engine"] = ""
-    (tmp_path / "report.json").write_text(json.dumps(stored))
+    (tmp_path / "report.json").write_text(sealed("report", stored))
     assert read_report(tmp_path) == run.report()
 
 

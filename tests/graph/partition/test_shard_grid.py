@@ -13,7 +13,7 @@ from oocdl.graph.partition import shard_grid
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.tile_search import Layering
-from tests.graph.partition.test_layers import training
+from tests.kit.graphs import training
 
 CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -276,7 +277,9 @@ def spill_as_nobody(root: Path, tells: Connection) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_two_users_share_a_spill_folder(tmp_path: Path) -> None:
-    for parent in (tmp_path, *tmp_path.parents[:2]):
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent == Path(tempfile.gettempdir()):
+            break
         parent.chmod(0o755)  # pytest's folders are private
     shared = tmp_path / "scratch"
     shared.mkdir()
