@@ -67,7 +67,15 @@ def can_be_outer(array: Array, axis: int) -> bool:
 
 def in_file_order(array: Array, outer: int) -> list[Any]:
     """Return the contiguous runs of a C-contiguous array as they follow each other in its file."""
+    array = _frozen(array)
     return _runs(np.moveaxis(array, outer, 0)) if outer else [array]
+
+
+def _frozen(array: Array) -> Array:
+    """Return a view that cannot be written to: what checksums are made of has to be one."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
@@ -224,11 +232,11 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:
     if _is_run(out.shape, strides, out.dtype.itemsize):
         if out.flags.c_contiguous:
-            _read_runs(file, start, [as_bytes(out)])
+            _read_runs(file, start, [as_bytes(out)], [_frozen(out)])
             return out.nbytes
         runs = _runs(out) if out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0 else []
         if runs:
-            _read_runs(file, start, runs)
+            _read_runs(file, start, runs, _runs(_frozen(out)) if file.sums else runs)
             return out.nbytes
     span: int = out.dtype.itemsize + sum(
         (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
@@ -257,8 +265,11 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
     return True
 
 
-def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
-    """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
+def _read_runs(file: _File, start: int, runs: list[Any], filled: list[Any]) -> None:
+    """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer.
+
+    ``filled`` is the same memory, to be read only.
+    """
     stop = start + sum(run.nbytes for run in runs)
     low, high = start, stop
     if file.sums is not None:
@@ -278,7 +289,8 @@ def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
         _move(os.preadv, _fill, file.handle, low, middle)
     elif middle:
         _fill(file.handle, low, as_bytes(middle[0]))
-    file.check(low, middle)
+    if file.sums is not None:
+        file.check(low, _split(_split(filled, low - start)[1], high - low)[0])
 
 
 def _split(runs: list[Any], size: int) -> tuple[list[Any], list[Any]]:

@@ -216,12 +216,12 @@ def test_every_flipped_bit_is_found_by_every_box_that_touches_it(tmp_path: Path,
 @pytest.mark.parametrize("damage", ["empty", "half", "last byte", "deleted", "swapped", "older"])
 @pytest.mark.parametrize("shape", [(), (7,), (4, 33, 16, 32)])
 def test_wrong_files_are_found(tmp_path: Path, damage: str, shape: tuple[int, ...]) -> None:
-    array = np.random.default_rng(0).random(shape)
+    array = np.asarray(np.random.default_rng(0).random(shape))
     with SpillStore(tmp_path) as spill:
-        older = spill.write(array - 1)
+        older = spill.write(np.asarray(array - 1))
         old = older.data.read_bytes()
         spill.remove(older)
-        file, other = spill.write(array), spill.write(array + 1)
+        file, other = spill.write(array), spill.write(np.asarray(array + 1))
         assert file.data == older.data
         good = file.data.read_bytes()
         if damage == "deleted":
