@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import oocdl
 from oocdl.cli import app, options
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.zoo import write_unet3d
+from oocdl.config import make_settings
 from oocdl.errors import InputError, ModelWarning, StoreError
 from tests.kit import nets
 
@@ -319,20 +321,62 @@ def test_ctrl_c_exits_130(
     assert code == 130 and "last commit" in line
 
 
-def test_options_of_fit_alone_reach_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
+    "loss": (("--loss", "dice"), "loss", "dice"),
+    "optimizer": (("--optimizer", "sgd"), "optimizer", "sgd"),
+    "lr": (("--lr", 0.5), "lr", 0.5),
+    "epochs": (("--epochs", 7), "epochs", 7),
+    "steps": (("--steps", 7), "steps", 7),
+    "batch_size": (("--batch-size", 3), "batch_size", 3),
+    "accumulate": (("--accumulate", 3), "accumulate", 3),
+    "shuffle": (("--no-shuffle",), "shuffle", False),
+    "seed": (("--seed", 7), "seed", 7),
+    "memory": (("--memory", "3GiB"), "memory", "3GiB"),
+    "spill": (("--spill", "s"), "spill", "s"),
+    "disk": (("--disk", "3GiB"), "disk", "3GiB"),
+    "spill_dtype": (("--spill-dtype", "bfloat16"), "spill_dtype", "bfloat16"),
+    "inputs": (("--inputs", "a=b"), "inputs", {"a": "b"}),
+    "targets": (("--targets", "a=b"), "targets", {"a": "b"}),
+    "dims": (("--dims", "d=3"), "dims", {"d": 3}),
+    "scale": (("--scale", "a=0.5"), "scale", {"a": 0.5}),
+    "logits": (("--logits", "auto"), "logits", "auto"),
+    "strict": (("--strict",), "strict", True),
+    "allow_missing_chunks": (("--no-allow-missing-chunks",), "allow_missing_chunks", False),
+    "parallel": (("--parallel", "batch=2"), "parallel", {"batch": 2}),
+    "threads": (("--threads", 3), "threads", 3),
+    "engine": (("--engine", "numpy"), "engine", "numpy"),
+    "precision": (("--precision", "float64"), "precision", "float64"),
+    "freeze": (("--freeze", "a*"), "freeze", ("a*",)),
+    "keep": (("--keep", "a"), "keep", ("a",)),
+    "commit_seconds": (("--commit-seconds", 5), "commit_seconds", 5.0),
+    "workdir": (("--workdir", "w.run"), "workdir", Path("w.run")),
+    "resume": (("--no-resume",), "resume", False),
+    "restart": (("--restart",), "resume", "restart"),
+    "replan": (("--replan",), "replan", True),
+    "trace": (("--trace", "t.json"), "trace", Path("t.json")),
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_every_option_of_fit_reaches_its_setting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    given: dict[str, object] = {}
+    asked = inspect.signature(app.fit).parameters.keys()
+    assert set(asked) == {*REACHES, "model", "dataset", "progress"}, "an option is not in this test"
+    given: list[dict[str, object]] = []
 
     def stop(**options: object) -> None:
-        given.update(options)
+        given.append(options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "fit_run", stop)
-    words = ("--commit-seconds", 5, "--workdir", "w.run", "--no-resume", "--replan", "--trace", "t.json")
-    refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr", *words)
-    expected = {"commit_seconds": 5.0, "workdir": Path("w.run"), "resume": False, "replan": True}
-    assert given.items() >= (expected | {"trace": Path("t.json")}).items()
+    words, key, expected = REACHES[name]
+    for extra in ((), words):
+        refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr", *extra)
+    assert given[1][key] == expected != given[0][key]
+    known = {*inspect.signature(oocdl.fit).parameters} - {"options"}
+    taken = {key: value for key, value in given[1].items() if key not in known and key != "progress"}
+    make_settings(**taken)  # and ``fit`` knows it
 
 
 def test_several_losses() -> None:

@@ -16,6 +16,7 @@ from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, Stor
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine
+from oocdl.storage.cache import direct_io
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
 from tests.kit import machine, nets
@@ -185,6 +186,35 @@ def test_another_budget_makes_the_same_bits(volume: Fit, tmp_path: Path) -> None
         lambda: volume("run", steps=5, parallel={"space": (4,)}, memory=base + need // 2),
     )
     assert volume("run", steps=5, parallel={"space": (4,)}).steps == 5
+
+
+def test_a_damaged_byte_of_the_spill_stops_a_run_at_its_last_commit(
+    volume: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = volume("first", steps=1, parallel={"space": (4,)})
+    need = first.plan.compiled.plan.peak_unit_bytes
+    cut = {"parallel": {"space": (4,)}, "memory": first.plan.machine.base_bytes + need + need // 8}
+    whole = volume("whole", steps=3, **cut)
+    assert volume("run", steps=2, **cut).history[-1]["read_bytes"] > 0  # from the spill
+    written: list[Path] = []
+
+    def write_array(path: Path, array: Any, flag: int, outer: int) -> None:
+        direct_io.write_array(path, array, flag, outer)
+        written.append(path)
+        with path.open("r+b") as file:  # the disk has turned a bit
+            byte = file.read(1)
+            file.seek(0)
+            file.write(bytes([byte[0] ^ 4]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("oocdl.storage.cache.spill_store.write_array", write_array)
+        refused(
+            CorruptError,
+            "of the spilled chunk .* are not what was written",
+            lambda: volume("run", steps=3, **cut),
+        )
+    assert written
+    assert nets.files_of(volume("run", steps=3, **cut)) == nets.files_of(whole)
 
 
 def test_replan(fit: Fit) -> None:

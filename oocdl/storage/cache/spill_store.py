@@ -19,6 +19,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -43,6 +44,8 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
 """Shape, dtype and outermost axis: what chunks of one Zarr array have in common."""
 MOST_CHUNKS = 1 << 31
 """Chunks that a spill can number: the length of its Zarr arrays."""
+CHECK_THREADS = 2
+"""Threads that take and compare checksums while chunks are written and read."""
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -89,6 +92,7 @@ class SpillStore:
             self._flag = direct_flag(self.folder)
         except OSError as error:
             raise _unusable(root, error) from error
+        self._checks = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="spill-check")
         self._numbers = count()
         self._folders: dict[_Kind, Path] = {}
         self._free: dict[_Kind, list[SpillFile]] = {}
@@ -122,9 +126,14 @@ class SpillStore:
         try:
             file = self._take((array.shape, array.dtype, outer))
             row_bytes = array.nbytes // max(1, array.shape[outer]) if array.ndim else array.nbytes
-            sums = block_sums(in_file_order(array, outer), block_bytes_for(row_bytes))
-            write_array(file.data, array, self._flag, outer)
-            return replace(file, sums=sums)
+            runs = in_file_order(array, outer)
+            # While the disk takes the chunk: nobody changes it any more.
+            sums = self._checks.submit(block_sums, runs, block_bytes_for(row_bytes))
+            try:
+                write_array(file.data, array, self._flag, outer)
+            finally:
+                wait((sums,))
+            return replace(file, sums=sums.result())
         except BaseException as error:
             with self._gate:
                 self._live -= array.nbytes
@@ -186,7 +195,7 @@ class SpillStore:
         StoreError if the file is missing or too short.
         """
         begun = perf_counter()
-        count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
+        count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums, self._checks)
         if (watch := self.watch) is not None:
             watch("spill read", begun, count)
         return count
@@ -201,6 +210,7 @@ class SpillStore:
     def close(self) -> None:
         """Delete the folder of this process. May be called twice."""
         if self._lock is not None:
+            self._checks.shutdown()
             shutil.rmtree(self.folder, ignore_errors=True)
             self._lock.close()
             self._lock = None
