@@ -47,6 +47,7 @@ from oocdl.storage.cache.chunk import Chunk, home
 from oocdl.storage.cache.memory_tier import Tier, use
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.dataset.identity import check_same, identity
 from oocdl.storage.run.commit import Writer
 from oocdl.storage.run.run_store import RunStore
 
@@ -80,6 +81,8 @@ class Setup:
     feeds: Mapping[str, Mapping[str, str]]
     labels: Mapping[str, Mapping[str, Labels]]
     dataset: DatasetSpec
+    identities: Mapping[str, Mapping[str, Any]]
+    """What the client has found the arrays of the dataset to be."""
     settings: Settings
     plans: tuple[PassPlan, ...]
     threads: int
@@ -99,6 +102,7 @@ class WorkerSetup(WorkerPlugin):
         known = self.run_setup
         use_one_heap()
         dataset = open_dataset(known.dataset)
+        check_same(dataset, known.identities)
         engine = get_engine(known.settings.engine)
         check_budget(known.settings.memory_bytes)
         machine = machine_for(known.settings, dataset, known.threads)
@@ -207,6 +211,7 @@ class ClusterSession(Held[Future[Chunk]]):
             {name: dict(c.feeds) for name, c in self.compiled.items()},
             {name: dict(c.labels) for name, c in self.compiled.items()},
             self.dataset.spec(),
+            {name: identity(array) for name, array in self.dataset.arrays.items()},
             self.settings,
             tuple(c.plan for c in self.compiled.values()),
             self.threads,

@@ -6,7 +6,6 @@ Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.planning.binding import Binding
 from oocdl.storage.dataset.dataset import DataArray
+from oocdl.storage.dataset.identity import compare
+from oocdl.storage.dataset.identity import identity as dataset_identity
 from oocdl.storage.run.run_store import RunStore
 
-RUN_FORMAT = 2
-SAMPLED_EXTENT = 8
-"""Extent along each axis of the boxes whose values tell one dataset from another of equal shapes."""
+RUN_FORMAT = 3
 
 
 def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
@@ -38,43 +37,40 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
         "logits",
         "precision",
         "freeze",
-        "allow_missing_chunks",
     )
-    arrays = {*binding.inputs.values(), *(target.array for target in binding.targets)}
     return {
         "model": model.fingerprint(),
         "inputs": dict(binding.inputs),
         "loss": {
             t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array} for t in binding.targets
         },
-        "dataset": {name: _described(binding.arrays[name]) for name in sorted(arrays)},
+        "dataset": {name: dataset_identity(binding.arrays[name]) for name in sorted(binding.used)},
         **{name: plain(getattr(settings, name)) for name in alike},
     }
 
 
-def _described(array: DataArray) -> str:
-    """Write shape, dtype, and a digest of a few values: those in the middle of three samples."""
-    digest = hashlib.blake2b(digest_size=6)
-    middle = tuple(
-        (max(0, e // 2 - SAMPLED_EXTENT // 2), min(e, e // 2 + SAMPLED_EXTENT // 2 + 1))
-        for e in array.shape[1:]
-    )
-    for row in sorted({0, array.shape[0] // 2, array.shape[0] - 1}):
-        digest.update(array.read(((row, row + 1), *middle)).tobytes())
-    return f"{array.dtype} {list(array.shape)} {digest.hexdigest()}"
+def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray]) -> RunStore:
+    """Open and lock a run that these facts, and these arrays of a dataset, may go on with.
 
-
-def open_run(folder: Path, facts: Mapping[str, Any]) -> RunStore:
-    """Open and lock a run that these facts may go on with.
-
-    Raises InputError, which lists the facts that differ; StoreError for a run of another version of oocdl.
+    Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
+    StoreError for a run of another version of oocdl.
     """
     store = RunStore.open(folder, writable=True)
     try:
         known = store.meta.get("identity")
         if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
             raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
-        refuse_if(f"the run in {folder} was started differently", differences(known, dict(facts)))
+        found = {
+            name: compare(arrays[name], then, facts["dataset"][name])
+            for name, then in known["dataset"].items()
+            if name in facts["dataset"]
+        }
+        changed = [one.changed for one in found.values() if one.changed]
+        others = differences({**known, "dataset": None}, {**facts, "dataset": None})
+        refuse_if(f"the run in {folder} was started differently", [*others, *changed])
+        for one in found.values():
+            if one.copied:
+                warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=2)
     except BaseException:
         store.close()
         raise

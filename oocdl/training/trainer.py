@@ -190,7 +190,7 @@ def _open_store(
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
-        store = stack.enter_context(resuming.open_run(folder, identity))
+        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays))
         frozen = None if replan else resuming.read_plan(store, facts)
         made = job.plan(frozen)
         check_start(made, folder, spills)

@@ -12,6 +12,7 @@ import os
 import stat
 import zipfile
 from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,6 +33,10 @@ Found = tuple[Mark | None, Buffer | None, Mark | None]
 AT_ONCE_BYTES = 256 << 10
 """Files of at least this size are read where they are asked for: one of smaller ones is not worth a thread,
 but many at a time are."""
+
+
+PIECE_BYTES = 64 << 10
+"""How much is read of a file at a time to compare its content."""
 
 
 class Chunks:
@@ -234,6 +239,24 @@ def file_mark(path: str | Path) -> tuple[int, int, int]:
     except (FileNotFoundError, NotADirectoryError):
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def parts_of(path: str, start: int, nbytes: int, pieces: int) -> Iterator[bytes]:
+    """Read bytes of a file from ``start`` on: all, or so many pieces from the first to the last.
+
+    Raises DatasetError if the file cannot be read.
+    """
+    step = PIECE_BYTES
+    offsets: Sequence[int] = range(0, nbytes, step)
+    if len(offsets) > pieces > 1:
+        offsets = [(nbytes - step) * number // (pieces - 1) for number in range(pieces)]
+    try:
+        with open(path, "rb") as file:
+            for offset in offsets:
+                file.seek(start + offset)
+                yield file.read(min(step, nbytes - offset))
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error}); restore the dataset") from error
 
 
 def chunks_of(store: Store, path: str, keys: ChunkKeys) -> Chunks:

@@ -7,7 +7,7 @@ is of a chunk as it was: one that is gone or was changed since is an error, neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -61,6 +61,23 @@ class Reader(Protocol):
     @property
     def known(self) -> ChunkList:
         """The chunks that were stored when they were listed, which happens once."""
+        ...
+
+    @property
+    def tells(self) -> str:
+        """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
+        ...
+
+    @property
+    def file_mark(self) -> tuple[int, int, int]:
+        """Inode, size and time of the one file that holds the array; zeros where there is none."""
+        ...
+
+    def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
+
+        Nothing where marks tell all that there is.
+        """
         ...
 
     def __getitem__(self, where: tuple[slice, ...], /) -> Any: ...
@@ -117,14 +134,20 @@ class DataArray:
             )
         return found
 
-    def note(self) -> str | None:
-        """Say how many chunks are not stored; None if all are."""
-        if not self.known.missing:
-            return None
-        return (
-            f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
-            f"and read as their fill value {self.reader.fill_value}"
-        )
+    def notes(self) -> list[str]:
+        """Say how many chunks are not stored, and whether changes would go unnoticed."""
+        found = []
+        if self.known.missing:
+            found.append(
+                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+                f"and read as their fill value {self.reader.fill_value}"
+            )
+        if self.reader.tells == "none":
+            found.append(
+                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
+                "chunk is gone, or on resume in the values of three samples"
+            )
+        return found
 
     def read(self, region: Region) -> Array:
         """Read ``region`` as a new array in native byte order; only chunks that it touches are decoded.
@@ -179,8 +202,8 @@ class Dataset:
         return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
 
     def notes(self) -> list[str]:
-        """Return a line for each array of which some chunks are not stored."""
-        return [note for array in self.arrays.values() if (note := array.note()) is not None]
+        """Return a line for each array of which some chunks are not stored, or cannot be told apart."""
+        return [note for array in self.arrays.values() for note in array.notes()]
 
 
 def open_dataset(
