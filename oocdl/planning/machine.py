@@ -36,6 +36,9 @@ BATCH_CACHE_BYTES = 8 << 20
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
 
+SAMPLE_BYTES = 24
+"""For each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -101,7 +104,8 @@ def machine_for(
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
     ``threads`` counts those of one process where the settings do not say; None: one for each core.
-    Raises InputError if the engine cannot compute or store as the settings ask.
+    Raises InputError if the engine cannot compute or store as the settings ask; BudgetError if most of the
+    budget would go into reading the dataset.
     """
     engine = resolve(settings.engine)
     loaded = get_engine(engine)
@@ -114,14 +118,43 @@ def machine_for(
         )
     threads = settings.threads or threads or cores()
     give_back_freed_memory()
-    chunk_bytes = [array.chunk_bytes for array in dataset.arrays.values()]
-    codec_bytes = CODEC_COPIES * max(READ_BLOCK_BYTES, *chunk_bytes)
-    reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + codec_bytes + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
+    reading = _reading_bytes(dataset)
+    reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes
     base = anonymous_bytes() + reserved
+    _check_reading(dataset, reading, base, settings.memory_bytes)
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
     return Machine(engine, threads, base, capacity, reserved, workers)
+
+
+def _reading_bytes(dataset: Dataset) -> int:
+    """What it takes to read one chunk of a dataset at a time, and to shuffle its samples."""
+    arrays = dataset.arrays.values()
+    samples = max(array.shape[0] for array in arrays)
+    return CODEC_COPIES * max(READ_BLOCK_BYTES, *(array.chunk_bytes for array in arrays)) + (
+        SAMPLE_BYTES * samples
+    )
+
+
+def _check_reading(dataset: Dataset, reading_bytes: int, base_bytes: int, memory_bytes: int) -> None:
+    """Raise BudgetError if the process does not fit the budget, and reading is what takes most of it.
+
+    Before a chunk is decoded: a damaged or hostile dataset may declare any size.
+    """
+    if base_bytes < memory_bytes or reading_bytes < memory_bytes // 2:
+        return
+    worst = max(dataset.arrays.values(), key=lambda array: array.chunk_bytes)
+    least = f"memory='{-(-(base_bytes + SLACK_BYTES) >> 20)}MiB' is the least that would do"
+    if CODEC_COPIES * worst.chunk_bytes * 2 > reading_bytes:
+        raise BudgetError(
+            f"array '{worst.name}' of {dataset.where} has chunks of {worst.chunk_bytes / 2**20:.0f} MiB, "
+            f"and reading one takes {CODEC_COPIES} times that: {least}, or write it with smaller chunks"
+        )
+    raise BudgetError(
+        f"{dataset.where} has {max(array.shape[0] for array in dataset.arrays.values()):,} samples, of which "
+        f"shuffling takes {SAMPLE_BYTES} bytes each: {least}"
+    )
 
 
 def discards_old_weights(plan: PassPlan, machine: Machine) -> bool:

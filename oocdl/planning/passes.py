@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from oocdl.config import Settings
@@ -95,11 +96,11 @@ class Course:
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
             found = batches(self.samples, settings.batch_size, settings.shuffle, settings.seed, epoch)
-            rows = [tuple(int(index) for index in indices) for indices in found]
-            for first in range(skipped * size, len(rows), size):
+            found = islice(found, skipped * size, None)
+            for first in range(skipped * size, self.passes_per_epoch, size):
                 if number < self.total_steps:
-                    first_pass = epoch * self.passes_per_epoch + first
-                    yield Step(number, epoch, first_pass, tuple(rows[first : first + size]))
+                    rows = tuple(tuple(int(at) for at in indices) for indices in islice(found, size))
+                    yield Step(number, epoch, epoch * self.passes_per_epoch + first, rows)
                     number += 1
 
     def passes_of(self, step: Step) -> list[tuple[str, PassInfo]]:

@@ -30,6 +30,10 @@ _decoding = threading.Lock()
 """One at a time: chunks of a dataset may be large, and decoding takes several times their memory."""
 
 
+READ_CHUNKS = 1024
+"""Chunks that are read at once at most: each takes a few KiB of the library's own, however small it is."""
+
+
 class Reader(Protocol):
     """An array of a dataset, the sample axis first."""
 
@@ -191,7 +195,7 @@ class Sources:
         # A region of stored factors has the elements of its box in the same order.
         rows = out.reshape((len(samples), *region_shape(inner)))
         for number, sample in enumerate(samples):
-            for block in _blocks(inner, feed.reader.chunks[1:], feed.reader.itemsize):
+            for block in _blocks(inner, feed.reader.chunks[1:], feed.reader.itemsize, READ_CHUNKS):
                 region = ((sample, sample + 1), *block)
                 with _decoding:
                     found = feed.reader.read(region)
@@ -205,12 +209,14 @@ class Sources:
             out[...] = rows.reshape(out.shape)
 
 
-def _blocks(box: Region, chunks: Shape, itemsize: int) -> Iterator[Region]:
+def _blocks(
+    box: Region, chunks: Shape, itemsize: int, most_chunks: int = READ_BLOCK_BYTES
+) -> Iterator[Region]:
     """Parts of ``box`` that end where chunks do, each of about ``READ_BLOCK_BYTES`` or one chunk.
 
     What a reader decodes at once is memory that nobody has reserved.
     """
-    steps, left = list(chunks), READ_BLOCK_BYTES // max(itemsize * prod(chunks), 1)
+    steps, left = list(chunks), min(READ_BLOCK_BYTES // max(itemsize * prod(chunks), 1), most_chunks)
     for axis in reversed(range(len(steps))):
         extent = box[axis][1] - box[axis][0]
         times = max(min(left, -(-extent // max(steps[axis], 1))), 1)

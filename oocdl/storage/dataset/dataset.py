@@ -54,6 +54,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def index_bytes(self) -> int:
+        """What the index of a shard takes, where there are shards."""
+        ...
+
+    @property
     def fill_value(self) -> Any:
         """What a chunk that is not stored reads as; None if that is not defined."""
         ...
@@ -108,8 +113,8 @@ class DataArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """Decoded bytes of one chunk."""
-        return prod(self.chunks) * self.itemsize
+        """Decoded bytes of one chunk, with the index of its shard."""
+        return prod(self.chunks) * self.itemsize + self.reader.index_bytes
 
     @cached_property
     def known(self) -> ChunkList:

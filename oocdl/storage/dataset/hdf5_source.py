@@ -74,6 +74,11 @@ class Hdf5Array:
         return tuple(int(extent) for extent in self.data.chunks or self.shape)
 
     @property
+    def index_bytes(self) -> int:
+        """Nothing: there are no shards."""
+        return 0
+
+    @property
     def fill_value(self) -> Any:
         """What a chunk that is not stored reads as; None if that is not defined."""
         settings = self.data.id.get_create_plist()

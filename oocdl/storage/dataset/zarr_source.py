@@ -26,6 +26,7 @@ CODECS_V2 = frozenset({"blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "crc32
 
 NUMBER_KINDS = "biuf"
 """NumPy kinds that a dataset may have: bool, integers, floats."""
+INDEX_BYTES = 16
 INNER_BYTES = 128
 """What a shard takes at most for each chunk in it, beside its content: in its index, and for headers."""
 
@@ -62,6 +63,11 @@ class ZarrArray:
     def stored_chunks(self) -> tuple[int, ...]:
         """Shape of what is stored together."""
         return self.array.shards or self.array.chunks
+
+    @property
+    def index_bytes(self) -> int:
+        """What the index of a shard takes: offset and length of each chunk in it."""
+        return 0 if self.array.shards is None else prod(self.stored_chunks) // prod(self.chunks) * INDEX_BYTES
 
     @cached_property
     def keys(self) -> ChunkKeys:

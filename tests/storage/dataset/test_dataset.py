@@ -103,6 +103,11 @@ def plain_file(path: Path) -> Path:
     return path / "a.npy"
 
 
+def nifti(path: Path) -> Path:
+    (path / "brain.nii.gz").write_bytes(b"123")
+    return path / "brain.nii.gz"
+
+
 def not_hdf5(path: Path) -> Path:
     (path / "a.h5").write_bytes(b"123")
     return path / "a.h5"
@@ -190,7 +195,8 @@ def hdf5_outside(path: Path) -> Path:
     [
         (missing_path, "no such dataset"),
         (plain_folder, "not a Zarr group"),
-        (plain_file, "neither"),
+        (plain_file, r"neither.*write one, sample by sample: g = zarr.open_group.*np.load"),
+        (nifti, r"neither.*x = g.create_array.*nibabel.load\(path\)"),
         (not_hdf5, "not a readable HDF5"),
         (empty_group, "no arrays"),
         (empty_hdf5, "no arrays"),
