@@ -2,9 +2,10 @@
 
     python perf/one_run.py '{"model": "unet.onnx", "dataset": "brain.zarr", "memory": "1GiB", "steps": 2}'
 
-The other words are options of ``fit``. With ``"plan": true`` nothing is trained; with ``"workers": 2`` two
-processes of one thread each do the work, through a Dask client. What oocdl refuses is no failure here: then
-the line is ``{"refused": MESSAGE}``.
+The other words are options of ``fit``. With ``"too_low": 10`` what programs and the process itself take is
+planned 10 % too low; with ``"unguarded": true`` the memory guard looks away. With ``"plan": true`` nothing is
+trained; with ``"workers": 2`` two processes of one thread each do the work, through a Dask client. What oocdl
+refuses is no failure here: then the line is ``{"refused": MESSAGE}``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import oocdl
+from oocdl.engines.engine import get_engine
 from oocdl.errors import OocdlError
 from oocdl.events import Event, Listener, RunStarted, StepDone
+from oocdl.host.guard import MemoryGuard
 from oocdl.host.limits import anonymous_bytes
+from oocdl.planning.machine import Machine
 
 
 def facts(plan: oocdl.Plan) -> dict[str, Any]:
@@ -95,9 +99,29 @@ def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
         yield {"client": client}
 
 
+def plan_too_low(percent: float) -> None:
+    """From now on, plan with less than is predicted for programs, and for the process by itself."""
+    share, engine = 1 - percent / 100, get_engine("torch")
+    scratch_of, room_bytes = engine.scratch_of, Machine.room_bytes
+
+    def less_scratch(program: Any, rules: Any) -> Any:
+        found = scratch_of(program, rules)
+        return found._replace(scratch_bytes=int(found.scratch_bytes * share))
+
+    def more_room(machine: Machine, *args: Any) -> int:
+        return room_bytes(machine, *args) + int(machine.base_bytes * (1 - share))
+
+    engine.scratch_of = less_scratch  # type: ignore[method-assign]
+    Machine.room_bytes = more_room  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Parse, plan or train, print."""
     words = json.loads(sys.argv[1])
+    if percent := words.pop("too_low", 0):
+        plan_too_low(percent)
+    if words.pop("unguarded", False):
+        Machine.guard = lambda machine: MemoryGuard(1 << 60)  # type: ignore[method-assign]
     model, dataset = Path(words.pop("model")), Path(words.pop("dataset"))
     try:
         if words.pop("plan", False):

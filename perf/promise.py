@@ -5,6 +5,7 @@ From there to what a step needs that spills nothing, budgets are spaced geometri
 a process trains for some steps inside a memory cgroup of exactly the budget. ProgramScratch root.
 
     python perf/promise.py [--toy] [--model unet96,mlp] [--count 8] [--budgets 600MiB,1GiB] [--json FILE]
+                           [--too-low 10] [--unguarded]
 
 Exit code 1 if a promise is broken: a process was killed or failed, its peak of anonymous memory was
 above the predicted peak, that was above the budget, or more than ``--slack`` times what was measured.
@@ -158,8 +159,13 @@ def budgets(bench: Bench) -> tuple[list[int], list[str]]:
 def measure(bench: Bench, budget_bytes: int) -> Row:
     """Train at one budget, and judge."""
     run = bench.place / "run"
+    how = {"too_low": bench.args.too_low, "unguarded": bench.args.unguarded}
     outcome = bench.start(
-        limit_of(bench.args, budget_bytes), memory=budget_bytes, steps=bench.args.steps, workdir=str(run)
+        limit_of(bench.args, budget_bytes),
+        memory=budget_bytes,
+        steps=bench.args.steps,
+        workdir=str(run),
+        **how,
     )
     shutil.rmtree(run, ignore_errors=True)  # it is not there if the budget was refused
     planned = outcome.result.get("planned")
@@ -223,6 +229,10 @@ def parse() -> argparse.Namespace:
     made.add_argument(
         "--slack", type=float, help=f"predicted to measured, at most; default: {SLACK} (in a toy any)"
     )
+    made.add_argument(
+        "--too-low", type=float, default=0, help="plan with so many percent less than is predicted"
+    )
+    made.add_argument("--unguarded", action="store_true", help="without the memory guard")
     args = made.parse_args()
     args.model = args.model or (next(iter(TOYS)) if args.toy else ",".join(MODELS))
     args.count = args.count or (2 if args.toy else 8)

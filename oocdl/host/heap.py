@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from oocdl.host.guard import MemoryGuard
 from oocdl.host.limits import anonymous_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -22,6 +23,8 @@ HEAP_KEPT_BYTES = 1 << 30
 """Free memory that the C library keeps before it gives any back by itself."""
 MOST_UNCHECKED_BYTES = 256 << 20
 """Bytes that may be taken before the system is asked again: not everything that grows is announced."""
+WAIT_SECONDS = 0.01
+"""A program that waits for memory looks so often, beside when another ends."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
 """Both of glibc's thresholds at the start of a process."""
 
@@ -83,32 +86,81 @@ class Heap:
     """Lets ``permits`` programs run at once, and keeps heap and mapped memory within ``limit_bytes``.
 
     The limit counts what the process takes from now on. ``mapped_bytes`` returns what the pool of the RAM
-    tier has mapped since; the plan makes sure that this and the scratch of programs fit together.
+    tier has mapped since; the plan makes sure that this and the scratch of programs fit together. Where
+    they do not, as a prediction was too low, ``guard`` says how much the tier is to do without.
     """
 
-    def __init__(self, permits: int, limit_bytes: int, mapped_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        permits: int,
+        limit_bytes: int,
+        mapped_bytes: Callable[[], int],
+        guard: MemoryGuard | None = None,
+    ) -> None:
         self._limit = limit_bytes
         self._mapped = mapped_bytes
+        self._guard = guard
         self._permits = threading.Semaphore(permits)
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._running = 0
+        self._computing = 0
         self._spare = 0
+        self._over = False
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
 
     @contextmanager
     def program(self, scratch_bytes: int) -> Iterator[None]:
-        """Hold a permit while the block runs a program that takes up to ``scratch_bytes``."""
+        """Hold a permit while the block runs a program that takes up to ``scratch_bytes``.
+
+        Where the process has too much already, it waits while other programs run: these end by themselves.
+        """
         with self._permits:
             with self._lock:
                 self._running += scratch_bytes
                 if self._has_to_check(scratch_bytes):
                     self._make_room(0)
+                while self._is_over() and self._computing:
+                    self._ended.wait(WAIT_SECONDS)
+                self._computing += 1
             try:
                 yield
             finally:
                 with self._lock:
                     self._running -= scratch_bytes
+                    self._computing -= 1
+                    self._ended.notify_all()
+
+    def withheld_bytes(self, to_come_bytes: int = 0) -> int:
+        """Measure the process, if it is time to, and return what the memory tier is to do without.
+
+        ``to_come_bytes``: what arrays are about to take.
+        """
+        if self._guard is None:
+            return 0
+        with self._lock:
+            self._is_over(to_come_bytes)
+            return self._guard.withheld_bytes
+
+    def _is_over(self, arrays: int = 0) -> bool:
+        """Whether the process has more than it may; tries to mend that, and withholds what it cannot mend."""
+        guard = self._guard
+        if guard is None or (not guard.is_due() and not self._over):
+            return False
+        self._over = guard.over_bytes(arrays + self._running) > 0
+        if self._over and guard.may_relieve():
+            trim()
+            over = guard.over_bytes(arrays + self._to_come())
+            self._over = over > 0
+            # What is withheld already has to leave first.
+            if self._over and self._mapped() <= max(self._limit - guard.withheld_bytes, 0):
+                guard.withhold(over, self._limit)
+        return self._over
+
+    def _to_come(self) -> int:
+        """What running programs may still take."""
+        return max(self._running - (_in_use_bytes() - self._used), 0) if IS_SUPPORTED else self._running
 
     def before_mapping(self, nbytes: int) -> None:
         """Make room in the limit: the pool is about to map ``nbytes`` more."""
@@ -129,8 +181,7 @@ class Heap:
         taken = anonymous_bytes() - self._before
         # What is mapped is not all touched yet.
         taken = max(taken, self._mapped())
-        to_come = max(self._running - (_in_use_bytes() - self._used), 0)
-        self._spare = min(self._limit - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
+        self._spare = min(self._limit - taken - self._to_come() - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:
             _library.malloc_trim(0)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
+from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.ops import RULES
@@ -20,6 +21,10 @@ from oocdl.storage.dataset.dataset import Dataset
 OVERHEAD_BYTES = 72 << 20
 """Python objects, compiled kernels and library caches of a run, beyond what is counted; and what the
 kernel counts in a cgroup: page tables, shared memory, files being written."""
+KERNEL_BYTES = 16 << 20
+"""The part of ``OVERHEAD_BYTES`` for what the kernel counts in a cgroup: page tables, slabs, stacks."""
+FILE_BYTES = 20 << 20
+"""The part of ``OVERHEAD_BYTES`` for pages of mapped files: the code that a step runs through."""
 PLAN_BYTES = 32 << 20
 """The part of ``OVERHEAD_BYTES`` that the plan itself may take."""
 EMPTY_PLAN_BYTES, LAYER_BYTES, TASK_BYTES = 24 << 20, 96 << 10, 16 << 10
@@ -58,6 +63,8 @@ class Machine:
     """Larger units were found not to fit the engine's device; None: no unit was too large."""
     process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
     """How large the process is at the moment."""
+    running_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
+    """The same while units run, for the guard."""
 
     @property
     def permits(self) -> int:
@@ -70,6 +77,11 @@ class Machine:
         # What comes from other processes, and goes to them, is smaller than units that read and make it.
         share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
+
+    def guard(self) -> MemoryGuard:
+        """What watches that the process, its files and the kernel's share stay in the budget."""
+        budget = self.base_bytes + self.capacity_bytes
+        return MemoryGuard(budget - KERNEL_BYTES - FILE_BYTES, self.running_bytes)
 
     def limits(self, settings: Settings, unit_bytes: int) -> Limits:
         """The limits that a plan has to keep where a unit may take ``unit_bytes``."""

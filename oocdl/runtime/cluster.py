@@ -109,8 +109,10 @@ class WorkerSetup(WorkerPlugin):
         room = machine.room_bytes(known.plans, TRAVELLING * known.crossing_bytes)
         folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
         keep_freed_memory()
-        heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes)
-        self.tier = Tier(room, SpillStore(folder), before_mapping=heap.before_mapping)
+        heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes, machine.guard())
+        self.tier = Tier(
+            room, SpillStore(folder), before_mapping=heap.before_mapping, withheld_bytes=heap.withheld_bytes
+        )
         use(self.tier)
         scale, kept = known.settings.scale or {}, Kept()
         sources = {

@@ -7,6 +7,7 @@ same tasks on the same plan, so they make the same bits.
 from __future__ import annotations
 
 import uuid
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,13 +127,21 @@ class Session(Held[Chunk]):
     """Of memory that is worth taking; None: all that the machine gives."""
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    told: bool = False
+    """Whether the user knows that the guard withholds memory."""
 
     def __enter__(self) -> Session:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
         self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
         keep_freed_memory()
-        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes)
-        self.tier = Tier(self.room_bytes, SpillStore(self.spill), before_mapping=heap.before_mapping)
+        self.guard = self.machine.guard()
+        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes, self.guard)
+        self.tier = Tier(
+            self.room_bytes,
+            SpillStore(self.spill),
+            before_mapping=heap.before_mapping,
+            withheld_bytes=heap.withheld_bytes,
+        )
         self.before, kept = current(), Kept()
         use(self.tier)
         self.context = execute.Context(
@@ -185,6 +194,9 @@ class Session(Held[Chunk]):
         self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weight_io.after_pass(compiled, made, self.held)
+        if self.guard.notice is not None and not self.told:
+            self.told = True
+            warnings.warn(self.guard.notice, RuntimeWarning, stacklevel=2)
         return scalar_outputs(compiled, made)
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:

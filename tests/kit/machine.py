@@ -24,6 +24,9 @@ class Small:
     process_bytes: int | None = None
     """The process is counted as if it always were so large, as it is not from one test to the next."""
 
+    later_bytes: int | None = None
+    """While units run the process is counted as so large, though it was planned as smaller."""
+
     def job(self, model: str | Path, dataset: Any, **options: Any) -> Job:
         """The job of a call of ``fit``, on this machine."""
         how = {name: value for name, value in options.items() if name not in RUN}
@@ -33,7 +36,9 @@ class Small:
             nbytes = self.process_bytes
             base = nbytes + machine.reserved_bytes
             left = max(job.settings.memory_bytes - base, 1)
-            machine = replace(machine, base_bytes=base, capacity_bytes=left, process_bytes=lambda: nbytes)
+            later = nbytes if self.later_bytes is None else self.later_bytes
+            sizes: Any = {"process_bytes": lambda: nbytes, "running_bytes": lambda: later}
+            machine = replace(machine, base_bytes=base, capacity_bytes=left, **sizes)
         if self.capacity_bytes is not None:
             machine = replace(machine, capacity_bytes=self.capacity_bytes)
         return replace(job, machine=machine)

@@ -79,6 +79,16 @@ def _reference(bench: Bench, engine: str) -> Bits:
     return bench.train(engine, scheduler=functools.partial(scheduler.get, workers=1))[0]
 
 
+def test_a_process_that_takes_too_much_makes_equal_bits(bench: Bench) -> None:
+    """Then units run one after the other and chunks leave memory, the run says so once, and goes on."""
+    machine = Small(process_bytes=300 << 20, later_bytes=100 << 30)
+    with pytest.warns(RuntimeWarning, match="more than was predicted") as told:
+        bits, run = bench.train("torch", machine)
+    assert bits == _reference(bench, "torch")
+    assert len(told) == 1
+    assert sum(row["written_bytes"] for row in run.history) > 0
+
+
 def differing(bits: Bits, other: Bits) -> list[str]:
     assert bits.keys() == other.keys()
     return [name for name in bits if bits[name] != other[name]]

@@ -64,6 +64,8 @@ class Ledger(Generic[E]):
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
+        self.withheld_bytes = 0
+        """What chunks and claims do without, as the process has more than was predicted."""
         self._order: EvictionOrder[E] = EvictionOrder()
         self.watch: Callable[[int, int], None] | None = None
         """Called with resident and reserved bytes at each change."""
@@ -72,6 +74,11 @@ class Ledger(Generic[E]):
     def free_bytes(self) -> int:
         """Bytes that are neither resident nor reserved."""
         return self.capacity_bytes - self.resident_bytes - self.reserved_bytes
+
+    @property
+    def lendable_bytes(self) -> int:
+        """Free bytes that are not withheld."""
+        return self.free_bytes - self.withheld_bytes
 
     def stats(self) -> TierStats:
         """A snapshot of the counts."""
@@ -116,6 +123,8 @@ class Ledger(Generic[E]):
         """Pin the chunks of the first claim in line, and let it in if there is room for all of it.
 
         Returns the chunks that the caller has to load, busy until ``loaded``; None if the claim has to wait.
+        Where no other claim holds anything and no chunk is leaving, what is withheld keeps none waiting: one
+        unit always runs.
         """
         assert self.line[0] is claim
         if not claim.pinned:
@@ -126,7 +135,8 @@ class Ledger(Generic[E]):
         nbytes = claim.left_bytes + claim.scratch_bytes
         need = nbytes + sum(entry.footprint_bytes for entry in absent)
         self.make_room(need)
-        if need > self.free_bytes:
+        may_come = self.reserved_bytes or self.leaving_bytes
+        if need > (self.lendable_bytes if may_come else self.free_bytes):
             return None
         self._count(reserved=nbytes)
         for entry in absent:
@@ -216,7 +226,7 @@ class Ledger(Generic[E]):
 
     def make_room(self, need_bytes: int) -> None:
         """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be."""
-        short = need_bytes - self.free_bytes - self.leaving_bytes
+        short = need_bytes - self.lendable_bytes - self.leaving_bytes
         if short <= 0:
             return
         for entry in self._order.victims():
@@ -241,7 +251,7 @@ class Ledger(Generic[E]):
             return False
         kept: list[E] = []
         for victim in self._order.victims():
-            if self.free_bytes >= entry.footprint_bytes or self._order.next_use(victim) <= soon:
+            if self.lendable_bytes >= entry.footprint_bytes or self._order.next_use(victim) <= soon:
                 kept.append(victim)
                 break
             if not victim.spilled:
@@ -252,7 +262,7 @@ class Ledger(Generic[E]):
                 self._evict(victim)
         for victim in kept:
             self._order.offer(victim)
-        if self.free_bytes < entry.footprint_bytes:
+        if self.lendable_bytes < entry.footprint_bytes:
             return False
         entry.busy = True
         self.enter(entry)

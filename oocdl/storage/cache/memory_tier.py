@@ -83,7 +83,9 @@ class Tier:
     """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``.
 
     The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
-    mapped. All methods may be called by any thread.
+    mapped; ``withheld_bytes``, called with the bytes that a unit's arrays will take anew, says how much of
+    the capacity has to stay unused because the process has more than was predicted. All methods may be
+    called by any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -101,11 +103,13 @@ class Tier:
         spill: SpillStore,
         io_threads: int = IO_THREADS,
         before_mapping: Callable[[int], None] | None = None,
+        withheld_bytes: Callable[[int], int] | None = None,
     ) -> None:
         self._spill = spill
         self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
         self._ledger, self._changed = self._mover.ledger, self._mover.changed
+        self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
 
     @property
@@ -144,7 +148,7 @@ class Tier:
         with self._changed:
             loads = self._acquire(claim)
             self._scratch_bytes += scratch_bytes
-            self._pool.shrink(self.capacity_bytes - self._scratch_bytes)
+            self._pool.shrink(self._paged_bytes())
         reservation = Reservation(self, claim, unique)
         try:
             for slot in loads:
@@ -168,7 +172,7 @@ class Tier:
         with self._changed:
             self._mover.bury()
             self._ledger.make_room(slot.footprint_bytes)
-            fits = slot.footprint_bytes <= self._ledger.free_bytes
+            fits = slot.footprint_bytes <= self._ledger.lendable_bytes
             if fits:
                 self._ledger.enter(slot)
                 self._ledger.hold(slot)  # not to be evicted before it is here
@@ -267,11 +271,21 @@ class Tier:
     def _release(self, claim: Claim[Slot]) -> None:
         with self._changed:
             self._scratch_bytes -= claim.scratch_bytes
-            self._pool.capacity_bytes = self.capacity_bytes - self._scratch_bytes
+            self._pool.capacity_bytes = self._paged_bytes()
             self._ledger.release(claim)
             self._changed.notify_all()
 
     # --- under the lock ------------------------------------------------------------------
+
+    def _paged_bytes(self) -> int:
+        """What arrays may have of pages: the rest is for scratch, or is withheld."""
+        return max(self.capacity_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
+
+    def _cold_bytes(self, claim: Claim[Slot]) -> int:
+        """What arrays will take from the system once the claim is let in, beyond pages that are there."""
+        books = self._ledger
+        arrays = books.resident_bytes + books.reserved_bytes - self._scratch_bytes + claim.left_bytes
+        return max(arrays - self._pool.mapped_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""
@@ -282,6 +296,7 @@ class Tier:
                 self._mover.wait()
             while True:
                 self._mover.bury()
+                self._ledger.withheld_bytes = self._withheld_bytes(self._cold_bytes(claim))
                 loads = self._ledger.admit(claim)
                 if loads is not None:
                     return loads

@@ -1,0 +1,78 @@
+"""The memory guard: keeps the budget where a prediction was too low.
+
+A budget is kept by counting: arrays exactly, scratch of programs and growth of the process as predicted. The
+guard looks at what the process *has*. Where that, and what programs that run may still take, is more than it
+may have, the heap is trimmed; if that is not enough, so much is *withheld* from the memory tier, which then
+keeps fewer chunks in RAM, and programs wait for others to end. Results stay as they are: no order of sums
+changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from oocdl.host.limits import anonymous_bytes
+
+PERIOD_SECONDS = 0.005
+"""The process is measured no more often than this; to ask the kernel takes 8 µs."""
+RELIEF_SECONDS = 0.02
+"""Nor is the heap trimmed, or more withheld, more often than this: chunks take as long to leave."""
+
+
+class MemoryGuard:
+    """Compares what the process has with ``most_bytes``. Not thread-safe: ``Heap`` asks under its lock.
+
+    >>> guard = MemoryGuard(100, measure=lambda: 90, clock=lambda: 0.0)
+    >>> guard.is_due(), guard.is_due(), guard.over_bytes(5), guard.over_bytes(30)
+    (True, False, -5, 20)
+    >>> guard.withhold(20, most_bytes=50)
+    >>> guard.withheld_bytes, guard.notice is None
+    (20, False)
+    """
+
+    def __init__(
+        self,
+        most_bytes: int,
+        measure: Callable[[], int] = anonymous_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.most_bytes = most_bytes
+        """What the process may have of memory of its own; the kernel's share and file pages come on top."""
+        self.withheld_bytes = 0
+        """What the tier does without. It never gets it back: what was not predicted once may come again."""
+        self.notice: str | None = None
+        """What a run tells its user, once; None: nothing had to be withheld."""
+        self._measure, self._clock = measure, clock
+        self._measured_at = self._relieved_at = float("-inf")
+
+    def is_due(self) -> bool:
+        """Whether it is time to measure again; if so, the next time is counted from now."""
+        now = self._clock()
+        if now - self._measured_at < PERIOD_SECONDS:
+            return False
+        self._measured_at = now
+        return True
+
+    def may_relieve(self) -> bool:
+        """Whether it is time to trim or withhold again; if so, the next time is counted from now."""
+        now = self._clock()
+        if now - self._relieved_at < RELIEF_SECONDS:
+            return False
+        self._relieved_at = now
+        return True
+
+    def over_bytes(self, to_come_bytes: int) -> int:
+        """How much more the process has than it may, once ``to_come_bytes`` were taken; negative: less."""
+        return self._measure() + to_come_bytes - self.most_bytes
+
+    def withhold(self, more_bytes: int, most_bytes: int) -> None:
+        """Withhold more from the tier, ``most_bytes`` in all at most."""
+        self.withheld_bytes = min(self.withheld_bytes + more_bytes, most_bytes)
+        if self.notice is None:
+            self.notice = (
+                f"this process was about to take {(self.most_bytes + more_bytes) >> 20} MiB of the "
+                f"{self.most_bytes >> 20} MiB that it may have: programs or libraries take more than was "
+                "predicted; units wait and chunks leave memory earlier from now on (equal results, slower "
+                "steps); more memory= avoids it"
+            )
