@@ -64,7 +64,7 @@ class _Writer:
             return self.node("InstanceNormalization", operands, name)
         operands.append(self.weight(f"{name}.running_mean", np.zeros(channels)))
         operands.append(self.weight(f"{name}.running_var", np.ones(channels)))
-        return self.node("BatchNormalization", operands, name)
+        return self.node("BatchNormalization", operands, name, training_mode=1)
 
     def block(self, x: str, name: str, inside: int, outside: int) -> str:
         """Add convolution, norm and LeakyRelu, twice."""
