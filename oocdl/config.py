@@ -338,7 +338,7 @@ def plain(value: Any) -> Any:
     values at some steps.
 
     >>> plain({"lr": np.float32(0.5), "loss": Dice()})
-    {'lr': 0.5, 'loss': {'type': 'Dice', 'smooth': 1e-05}}
+    {'lr': 0.5, 'loss': {'type': 'Dice', 'smooth': 1e-05, 'ignore_index': None, 'class_weights': None}}
     """
     if value is None or isinstance(value, str):
         return value

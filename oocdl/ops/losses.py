@@ -7,7 +7,7 @@ labels are whole numbers. Formulas stand with each class.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float, size
+
+LEAST = 1e-8
+"""Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,30 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class Dice:
-    """``1 - mean over classes of (2 sum p t + smooth) / (sum p + sum t + smooth)``.
+    """``mean over classes of w (1 - (2 sum p t + smooth) / (sum p + sum t + smooth))``.
 
     p is the softmax over classes (for one class the sigmoid), t the one-hot label; the sums run
     over batch and space together, the background counts as a class. (Milletari et al. 2016,
     arXiv:1606.04797, with plain sums below, as MONAI's ``DiceLoss(batch=True)``.)
+
+    Places whose label is ``ignore_index`` are in none of the sums, as in nnU-Net's
+    ``MemoryEfficientSoftDiceLoss`` with its ``loss_mask``. ``class_weights`` are the factors w, as
+    MONAI's ``DiceLoss(weight=...)``: their mean is not divided by their sum.
     """
 
     smooth: float = 1e-5
+    ignore_index: int | None = None
+    class_weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class DiceCE:
-    """Dice plus cross entropy (for one class BCE), as nnU-Net."""
+    """Dice plus cross entropy (for one class BCE), as nnU-Net's ``DC_and_CE_loss``.
+
+    Labels that are ``cross_entropy.ignore_index`` count in neither term, whether Dice names them or not;
+    where all are ignored, both terms are 0. Class weights are each term's own: nnU-Net weighs the cross
+    entropy only, MONAI's ``DiceCELoss(weight=...)`` both.
+    """
 
     dice: Dice = field(default_factory=Dice)
     cross_entropy: CrossEntropy = field(default_factory=CrossEntropy)
@@ -217,14 +231,12 @@ def _along(vector: Array, axis: int, rank: int) -> Array:
     return vector.reshape(tuple(-1 if place == axis else 1 for place in range(rank)))
 
 
-def _cross_entropy(build: Builder, spec: CrossEntropy, logits: str, target: str) -> str:
+def _cross_entropy(
+    build: Builder, spec: CrossEntropy, logits: str, target: str, least: float | None = None
+) -> str:
+    """Add cross entropy; its denominator is at least ``least``, if that is given."""
     labels, axis = _labels(build, logits, target)
     classes, dtype = build.shape(logits)[axis], build.dtype(logits)
-    if spec.class_weights is not None and len(spec.class_weights) != classes:
-        raise InputError(
-            f"cross_entropy has {len(spec.class_weights)} class weights, but output '{logits}' "
-            f"has {classes} classes"
-        )
     zero, nan = build.constant(0.0, dtype), build.constant(float("nan"), dtype)
     here = _is_label(build, labels, logits, axis)
     # Where, not Mul: a class that is masked by a logit of -inf would give 0 * inf.
@@ -237,34 +249,87 @@ def _cross_entropy(build: Builder, spec: CrossEntropy, logits: str, target: str)
     surprise = build("Where", ignored, zero, surprise)
     counts = build("Cast", build("Not", ignored), to=dtype)
     if spec.class_weights is not None:
-        vector = _along(np.asarray(spec.class_weights), axis, len(build.shape(logits)))
-        weights = build("Where", here, build.constant(vector, dtype, stem="class_weights"), zero)
+        weights = build("Where", here, _class_weights(build, spec.class_weights, axis, logits), zero)
         counts = build("Mul", counts, build("ReduceSum", weights, axes=(axis,)))
         surprise = build("Mul", surprise, counts)
-    return build("Div", _sum(build, surprise), _sum(build, counts))
+    number = _sum(build, counts)
+    if least is not None:
+        number = build("Max", number, build.like(least, number))
+    return build("Div", _sum(build, surprise), number)
 
 
 def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
     shape = build.shape(logits)
+    counts: str | None = None
     if len(shape) > 1 and shape[1] == 1:
+        if spec.class_weights is not None:
+            raise InputError(f"class weights do not apply to output '{logits}', which has one class")
         axis, truth = 1, _aligned(build, logits, target)
         chance = build("Sigmoid", logits)
+        if spec.ignore_index is not None:
+            counts = _counts(build, target, spec.ignore_index, logits)
     else:
         labels, axis = _labels(build, logits, target)
         here = _is_label(build, labels, logits, axis)
         truth = build("Cast", here, to=build.dtype(logits))
         chance = build("Softmax", logits, axis=axis)
+        if spec.ignore_index is not None:
+            ignored = build("Equal", labels, build.constant(spec.ignore_index, "int64"))
+            counts = build("Cast", build("Not", ignored), to=build.dtype(logits))
+    if counts is not None:
+        chance, truth = build("Mul", chance, counts), build("Mul", truth, counts)
     others = tuple(place for place in range(len(shape)) if place != axis)
     both = build("ReduceSum", build("Mul", chance, truth), axes=others)
     either = build("ReduceSum", build("Add", chance, truth), axes=others)
     smooth = build.like(spec.smooth, both)
     above = build("Add", build("Add", both, both), smooth)
-    score = _mean(build, build("Div", above, build("Add", either, smooth)))
+    scores = build("Div", above, build("Add", either, smooth))
+    if spec.class_weights is not None:
+        lost = build("Sub", build.like(1.0, scores), scores)
+        return _mean(build, build("Mul", lost, _class_weights(build, spec.class_weights, axis, logits)))
+    score = _mean(build, scores)
     return build("Sub", build.like(1.0, score), score)
 
 
 def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str) -> str:
     shape = build.shape(logits)
-    other: Loss = BCE() if len(shape) > 1 and shape[1] == 1 else spec.cross_entropy
-    dice = add_loss(build, spec.dice, logits, target)
-    return build("Add", dice, add_loss(build, other, logits, target))
+    ignore = spec.cross_entropy.ignore_index
+    if spec.dice.ignore_index not in (None, ignore):
+        raise InputError(
+            f"dice_ce ignores the label {spec.dice.ignore_index} in dice, but {ignore} in cross_entropy; "
+            "give cross_entropy's ignore_index, which holds for both"
+        )
+    dice = _dice(build, replace(spec.dice, ignore_index=ignore), logits, target)
+    if len(shape) < 2 or shape[1] > 1:
+        return build("Add", dice, _cross_entropy(build, spec.cross_entropy, logits, target, least=LEAST))
+    if spec.cross_entropy.class_weights is not None:
+        raise InputError(f"class weights do not apply to output '{logits}', which has one class")
+    counts = _counts(build, target, ignore, logits)
+    aligned = build("Mul", _aligned(build, logits, target), counts)
+    # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
+    surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, aligned))
+    total, number = _sum(build, surprise), _sum(build, counts)
+    return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
+
+
+def _counts(build: Builder, target: str, ignore: int, logits: str) -> str:
+    """Add a value of the logits' shape and dtype: 1 where the label counts, 0 where it is ignored."""
+    dtype = build.dtype(target)
+    ignored = build("Equal", target, build.constant(ignore, dtype))
+    counts = build("Cast", build("Not", ignored), to=build.dtype(logits))
+    shape = build.shape(logits)
+    return counts if build.shape(counts) == shape else build("Reshape", counts, shape=shape)
+
+
+def _class_weights(build: Builder, weights: tuple[float, ...], axis: int, logits: str) -> str:
+    """Add class weights as a constant along the class axis; InputError if they do not apply."""
+    shape = build.shape(logits)
+    if len(weights) != shape[axis]:
+        raise InputError(
+            f"the loss has {len(weights)} class weights, but output '{logits}' has {shape[axis]} classes"
+        )
+    vector = np.asarray(weights, np.float64)
+    if not (np.isfinite(vector).all() and (vector >= 0).all() and vector.any()):
+        raise InputError(f"class weights must be finite, at least 0, and not all 0, got {list(weights)}")
+    along = _along(vector, axis, len(shape))
+    return build.constant(along, build.dtype(logits), stem="class_weights")

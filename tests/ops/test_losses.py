@@ -30,6 +30,7 @@ from oocdl.ops.losses import (
     add_losses,
     class_axis,
 )
+from oocdl.testing import run_graph
 from tests.kit.interpret import evaluate
 
 Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -142,6 +143,117 @@ def test_dice_ce() -> None:
         lambda x, y: dice(x, y) + F.cross_entropy(x, y),
     )
     check(DiceCE(), normal(2, 1, 9), labels(2, 2, 9), lambda x, y: binary_dice(x, y) + bce(x, y))
+
+
+def nnunet(x: torch.Tensor, y: torch.Tensor, ignore: int, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """nnU-Net's DC_and_CE_loss(ignore_label=...), batch Dice with background; 1 - Dice in place of -Dice."""
+    mask = y != ignore
+    loss = masked_dice(x, y, ignore)
+    if not mask.any():
+        return loss
+    return loss + F.cross_entropy(x, torch.where(mask, y, -100), weight)
+
+
+def masked_dice(
+    x: torch.Tensor, y: torch.Tensor, ignore: int, weight: torch.Tensor | None = None
+) -> torch.Tensor:
+    """MemoryEfficientSoftDiceLoss(x, y, loss_mask), and MONAI's class weights."""
+    p, mask = F.softmax(x, 1), y != ignore
+    t = F.one_hot(torch.where(mask, y, 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
+    axes, m = (0, *range(2, x.dim())), mask[:, None].to(x.dtype)
+    both, sums = (p * t * m).sum(axes), (t * m).sum(axes) + (p * m).sum(axes)
+    lost = 1 - (2 * both + 1e-5) / torch.clip(sums + 1e-5, 1e-8)
+    return (lost if weight is None else lost * weight).mean()
+
+
+def masked_binary(x: torch.Tensor, y: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Binary Dice and nnU-Net's DC_and_BCE_loss of one region with a mask."""
+    mask = (y != ignore).reshape(x.shape)
+    t, m, p = torch.where(mask, y.reshape(x.shape), 0).to(x.dtype), mask.to(x.dtype), x.sigmoid()
+    dice = (2 * (p * t * m).sum() + 1e-5) / ((p * m).sum() + (t * m).sum() + 1e-5)
+    surprise = F.binary_cross_entropy_with_logits(x, t, reduction="none")
+    return 1 - dice + (surprise * m).sum() / torch.clip(m.sum(), min=1e-8)
+
+
+def some_ignored(y: torch.Tensor, ignore: int) -> torch.Tensor:
+    y[0, 1:] = ignore
+    return y
+
+
+@pytest.mark.parametrize("ignore", [-100, 255, 0, 2])
+def test_dice_leaves_out_what_is_ignored(ignore: int) -> None:
+    y = some_ignored(labels(4, 2, 3, 5), ignore)
+    check(Dice(ignore_index=ignore), normal(2, 4, 3, 5), y, lambda x, y: masked_dice(x, y, ignore))
+    spec = DiceCE(cross_entropy=CrossEntropy(ignore))
+    check(spec, normal(2, 4, 3, 5), y, lambda x, y: nnunet(x, y, ignore))
+    one = some_ignored(labels(2, 2, 3, 5), ignore)
+    check(spec, normal(2, 1, 3, 5), one, lambda x, y: masked_binary(x, y, ignore))
+
+
+def test_dice_ce_of_ignored_labels_only_is_nothing() -> None:
+    y = torch.full((2, 3), -100)
+    check(DiceCE(), normal(2, 4, 3), y, lambda x, y: nnunet(x, y, -100) + 0 * x.sum())
+    check(DiceCE(), normal(2, 1, 3), y, lambda x, y: masked_binary(x, y, -100) + 0 * x.sum())
+
+
+def test_dice_weighs_classes() -> None:
+    weights, y = (0.5, 2.0, 0.0, 0.25), some_ignored(labels(4, 2, 3, 5), 255)
+    vector = torch.tensor(weights, dtype=torch.float64)
+    spec = Dice(ignore_index=255, class_weights=weights)
+    check(spec, normal(2, 4, 3, 5), y, lambda x, y: masked_dice(x, y, 255, vector))
+    both = DiceCE(Dice(class_weights=weights), CrossEntropy(255, weights))
+    check(
+        both,
+        normal(2, 4, 3, 5),
+        y,
+        lambda x, y: masked_dice(x, y, 255, vector) + F.cross_entropy(x, y, vector, ignore_index=255),
+    )
+    check(
+        DiceCE(cross_entropy=CrossEntropy(255, weights)),
+        normal(2, 4, 3, 5),
+        y,
+        lambda x, y: nnunet(x, y, 255, vector),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "classes", "words"),
+    [
+        (Dice(class_weights=(1.0, 2.0)), 3, "2 class weights, but output 'x' has 3 classes"),
+        (Dice(class_weights=(1.0,)), 1, "do not apply to output 'x', which has one class"),
+        (DiceCE(cross_entropy=CrossEntropy(class_weights=(2.0,))), 1, "do not apply to output 'x'"),
+        (DiceCE(Dice(ignore_index=255)), 3, "ignores the label 255 in dice, but -100 in cross_entropy"),
+        (CrossEntropy(class_weights=(1.0, -1.0, 1.0)), 3, "finite, at least 0, and not all 0"),
+        (CrossEntropy(class_weights=(1.0, float("nan"), 1.0)), 3, "finite, at least 0, and not all 0"),
+    ],
+)
+def test_settings_that_do_not_apply_are_refused(spec: Loss, classes: int, words: str) -> None:
+    build = Builder(RULES)
+    x = build.value("x", (2, classes, 4), "float64", Role.INPUT)
+    y = build.value("y", (2, 4), "int64", Role.TARGET)
+    with pytest.raises(InputError, match=words):
+        add_loss(build, spec, x, y)
+
+
+@pytest.mark.parametrize(("classes", "truth"), [(3, nnunet), (1, masked_binary)])
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any, pieces: int) -> None:
+    build = Builder(RULES)
+    x = build.value("x", (2, classes, 6, 5), "float64", Role.INPUT)
+    y = build.value("y", (2, 6, 5), "int64", Role.TARGET)
+    loss = add_loss(build, DiceCE(cross_entropy=CrossEntropy(255)), x, y)
+    build.outputs = [loss, differentiate(build, loss, [x])[x]]
+    data = normal(2, classes, 6, 5).requires_grad_()
+    target = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
+    wanted = truth(data, target, 255)
+    wanted.backward()
+    assert data.grad is not None
+    graph = canonicalize(build.graph(), RULES)
+    arrays = {"x": data.detach().numpy(), "y": target.numpy()}
+    ran = run_graph(graph, RULES, arrays, cuts=dict.fromkeys(range(9), pieces))
+    assert ran.plan.tasks > 3
+    np.testing.assert_allclose(ran.outputs[graph.outputs[0]], wanted.item(), rtol=1e-12)
+    np.testing.assert_allclose(ran.outputs[graph.outputs[1]], data.grad.numpy(), rtol=1e-10, atol=1e-14)
 
 
 def test_bce() -> None:
