@@ -144,7 +144,7 @@ def evaluate(
         spill=spill,
     )
     for name, number in found.items():
-        say(f"{name} {number:.6g}")
+        say(f"{printable(name)} {number:.6g}")
 
 
 @app.command()

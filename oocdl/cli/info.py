@@ -183,7 +183,7 @@ def array_table(title: str, arrays: Mapping[str, Any]) -> Table:
 
 def table(title: str, *columns: str) -> Table:
     """Make an empty table. Its title may come from a file: it is text, never markup."""
-    made = Table(title=Text(title), title_justify="left", show_header=any(columns))
+    made = Table(title=cell(title), title_justify="left", show_header=any(columns))
     for column in columns:
         made.add_column(column, overflow="fold")
     return made

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.config import Settings
-from oocdl.errors import InputError
+from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.trained import Trained
@@ -259,7 +259,7 @@ class Plan:
         for layer in self.layers:
             cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
             table.add_row(
-                Text(layer.layer.name),
+                Text(printable(layer.layer.name)),
                 cut or "1",
                 f"{layer.peak_bytes / 2**20:.1f}",
                 f"{layer.read_bytes / 2**20:.1f}",

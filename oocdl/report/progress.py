@@ -24,6 +24,7 @@ from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from oocdl.errors import printable
 from oocdl.events import Committed, Event, RunFinished, RunStarted, RunStopped, StepDone
 from oocdl.report.trained_view import trained_text
 
@@ -141,6 +142,7 @@ class Progress:
         return ", ".join(parts)
 
     def _print(self, text: str) -> None:
+        text = "\n".join(map(printable, text.splitlines()))  # names come from files that others wrote
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

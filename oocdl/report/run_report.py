@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oocdl.errors import CorruptError, StoreError
+from oocdl.errors import CorruptError, StoreError, printable
 from oocdl.planning.task_key import TaskKind
 from oocdl.planning.timeline import Simulated
 from oocdl.runtime.measured import KindTotals, Measured, Spent
@@ -81,7 +81,7 @@ class Report:
         table = table_of(title, "layer", *columns)
         for layer in self.layers:
             table.add_row(
-                Text(layer.name),
+                Text(printable(layer.name)),
                 str(layer.units),
                 *(f"{number:.4f}" for number in (layer.predicted_seconds, layer.seconds)),
                 f"{layer.ratio:.2f}",

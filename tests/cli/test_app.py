@@ -258,6 +258,32 @@ def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.Capture
     assert code == 0 and "[bold]x[/bold]" in out and "\x1b" not in out
 
 
+def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;owned\x07\x9b31m"
+    nodes = [helper.make_node("MatMul", ["x", f"w{evil}"], [f"y{evil}"], f"node{evil}")]
+    weights = {f"w{evil}": np.ones((6, 3), "f4")}
+    model = nets.save(tmp_path / "m.onnx", nodes, weights, ["batch", 6], {f"y{evil}": ["batch", 3]})
+    loaded = onnx.load(model)
+    loaded.producer_name = evil
+    onnx.save(loaded, model)
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    given = ("--memory", "4GiB", "--threads", 1, "--engine", "onnxruntime")
+    for command in (
+        ("info", model, "--weights"),
+        ("plan", model, data, *given),
+        ("plan", model, data, *given, "--show", "graph"),
+        ("plan", model, data, *given, "--strict", "--freeze", "nothing"),
+        ("fit", model, data, *given, "--steps", 1),
+        ("evaluate", tmp_path / "m.run", data, "--memory", "4GiB"),
+        ("info", tmp_path / "m.run"),
+    ):
+        code, out, err = run(capsys, *command)
+        assert code == (2 if "nothing" in command else 0), err
+        assert not {"\x1b", "\x07", "\x9b"}.intersection(out + err), command
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -79,15 +79,6 @@ def shown(name: str) -> str:
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
 
 
-def printable(text: str) -> str:
-    """Return a text from a file without line breaks and control characters, which are written as escapes.
-
-    >>> printable("Foo\x1b[31m")
-    'Foo\\x1b[31m'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
     """Parse the model without the raw bytes of its big initializers; returns where those lie, too."""
     if path.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oocdl.errors import Refusal
-from oocdl.graph.onnx.model_file import printable, shown
+from oocdl.graph.onnx.model_file import shown
 
 
 def grouped(refused: Sequence[Refusal]) -> str:
@@ -18,8 +18,8 @@ def grouped(refused: Sequence[Refusal]) -> str:
     for refusal in refused:
         nodes.setdefault(refusal.reason, []).append(refusal.node)
     return "; ".join(
-        f"{shown(found[0])} ({printable(reason)})"
+        f"{shown(found[0])} ({reason})"
         if len(found) == 1
-        else f"{printable(reason)} × {len(found)}, first {shown(found[0])}"
+        else f"{reason} × {len(found)}, first {shown(found[0])}"
         for reason, found in nodes.items()
     )
