@@ -24,9 +24,10 @@ EXPORT = "export with oocdl.from_torch(module, example, path), which keeps the n
 NAMED = 3
 """So many names stand in a remark; of the others, the number."""
 
-_BUFFER = re.compile(r"(pe|pos|pos(ition)?(al)?_?.*|running_.*|num_batches_tracked|.*mask|inv_freq|anchors?)")
+_BUFFER = re.compile(r"(pe|pos(_.*|ition.*)?|running_.*|num_batches_tracked|.*mask|inv_freq|anchors?)")
 _PARAMETER = re.compile(
-    r"(.*(weight|bias|gamma|beta|token|scale|kernel)s?|.*(weight|bias)_.*|original\d*|(?!pos).*embed.*|[wbgv])",
+    r".*(weight|bias|gamma|beta|alpha|token|scale|query|prompt|latent|temperature)s?"
+    r"|.*(weight|bias)_.*|original\d*|(?!pos).*embed.*|[wbgv]",
     re.IGNORECASE,
 )
 """Last parts of names: of what is a buffer more often than not, and of what always is a parameter."""
@@ -95,7 +96,7 @@ class TracedFile:
         """Whether PyTorch's dynamo exporter wrote the file: it says of what each node was made."""
         return bool(self.kinds) or any(node.origin for node in self.nodes)
 
-    @property
+    @cached_property
     def trained(self) -> list[str]:
         """The initializers that are trained."""
         return [name for name, role in self.roles.items() if role is Role.WEIGHT and name not in self.frozen]

@@ -177,13 +177,45 @@ def test_a_gap_in_a_row_of_biases_of_an_unknown_exporter(tmp_path: Path) -> None
     assert layers(0, 1, 2, 3).trained.remarks == ()
 
 
+def added(path: Path, name: str, producer: str) -> Imported:
+    """x + name, of an exporter."""
+    node = helper.make_node("Add", ["x", name], ["y"], "add")
+    model = onnx.load(save(path, [node], {name: np.arange(3, dtype=F)}, ["b", 3], {"y": ["b", 3]}))
+    model.producer_name = producer
+    onnx.save(model, path)
+    return inspect_onnx(path).bind(RULES, {"x": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "of_torch", "of_others"),
+    [
+        *(
+            (name, True, True)
+            for name in ("pe", "m.pos_embed", "position_table", "m.running_mean", "attn_mask")
+        ),
+        *((name, True, False) for name in ("m.mean", "blur.kernel", "anything")),
+        *(
+            (name, False, False)
+            for name in (
+                "m.weight",
+                "m.in_proj_bias",
+                "m.gamma",
+                "cls_token",
+                "m.weight_g",
+                "logit_scale",
+                "w",
+            )
+        ),
+    ],
+)
+def test_names_of_buffers(name: str, of_torch: bool, of_others: bool, tmp_path: Path) -> None:
+    for producer, wanted in (("pytorch", of_torch), ("", of_others)):
+        remarks = added(tmp_path / "m.onnx", name, producer).trained.remarks
+        assert any("may be a buffer" in remark.text for remark in remarks) == wanted
+
+
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "pe\x1b[31m\nall is well"
-    node = helper.make_node("Add", ["x", f"m.{name}"], ["y"], "add")
-    path = save(tmp_path / "m.onnx", [node], {f"m.{name}": np.arange(3, dtype=F)}, ["b", 3], {"y": ["b", 3]})
-    model = onnx.load(path)
-    model.producer_name = "pytorch"
-    onnx.save(model, path)
-    text = trained_text(inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained)
+    text = trained_text(added(tmp_path / "m.onnx", f"m.{name}", "pytorch").trained)
     assert "m.pe\\x1b[31m\\nall is well" in text and "\x1b" not in text
     assert "all is well" not in [line.strip() for line in text.splitlines()]
