@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from oocdl.graph.ir.graph import Role
@@ -23,6 +24,8 @@ from oocdl.graph.onnx.tensors import WeightSource
 EXPORT = "export with oocdl.from_torch(module, example, path), which keeps the network as it is"
 NAMED = 3
 """So many names stand in a remark; of the others, the number."""
+PATTERNS = 8
+"""So many patterns stand in a cure; ``oocdl info MODEL --weights`` lists all tensors."""
 
 _BUFFER = re.compile(r"(pe|pos(_.*|ition.*)?|running_.*|num_batches_tracked|.*mask|inv_freq|anchors?)")
 _PARAMETER = re.compile(
@@ -152,10 +155,24 @@ def _counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
-def _freeze(names: Sequence[str]) -> str:
-    """Write the option that freezes names, as Python takes it; brackets would be a pattern's."""
-    escaped = [re.sub(r"[\[*?]", lambda found: f"[{found[0]}]", name) for name in names]
-    return f"freeze=[{', '.join(shown(name) for name in escaped)}]"
+def _freeze(file: TracedFile, names: Sequence[str]) -> str:
+    """Write the option that freezes these names only: by whole modules, equal last parts, or one by one."""
+    left, patterns = dict.fromkeys(names), []
+    modules = (f"{_literal(name.rpartition('.')[0])}.*" for name in names if "." in name)
+    parts = (f"*{_literal(name.rpartition('.')[2])}" for name in names)
+    for pattern in dict.fromkeys((*modules, *parts)):
+        meant = [name for name in file.initializers if fnmatchcase(name, pattern)]
+        if len(meant) > 1 and left.keys() >= set(meant):
+            patterns.append(pattern)
+            left = {name: None for name in left if name not in meant}
+    patterns += map(_literal, left)
+    more = ", ..." if len(patterns) > PATTERNS else ""
+    return f"freeze=[{', '.join(map(shown, patterns[:PATTERNS]))}{more}]"
+
+
+def _literal(name: str) -> str:
+    """Return the pattern that matches one name only."""
+    return re.sub(r"[\[*?]", lambda found: f"[{found[0]}]", name)
 
 
 def merged_tensors(file: TracedFile) -> Iterator[Remark]:
@@ -337,7 +354,7 @@ def buffers(file: TracedFile) -> Iterator[Remark]:
             f"{_counted(len(found), 'tensor is', 'tensors are')} trained that may be "
             f"{'a buffer' if len(found) == 1 else 'buffers'} of the module ({_some(found)}): the file does "
             "not tell buffers from parameters",
-            f"{_freeze(found)} leaves them as they are, or {EXPORT}",
+            f"{_freeze(file, found)} leaves them as they are, or {EXPORT}",
         )
 
 
@@ -355,7 +372,7 @@ def modes(file: TracedFile) -> Iterator[Remark]:
             f"{_counted(len(asleep), 'BatchNormalization is', 'BatchNormalizations are')} in evaluation "
             f"mode in the file, as in one for inference, first {shown(asleep[0].name)}: they are trained in "
             "training mode, by the statistics of each batch",
-            f"{_freeze(names)} keeps them in evaluation mode, or {EXPORT}",
+            f"{_freeze(file, names)} keeps them in evaluation mode, or {EXPORT}",
         )
 
 
