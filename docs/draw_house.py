@@ -42,6 +42,7 @@ FLOORS = (
     (
         Room("report", "the plan as text and picture, progress", PEOPLE, 3),
         Room("testing", "runs any graph, cut", PEOPLE, 1.3),
+        Room("pytorch", "modules to files, and back", PEOPLE, 1.7),
     ),
     (Room("runtime", "passes: sessions, Dask tasks, our own scheduler", COMPUTE),),
     (Room("planning", "the recipe; units that fit the budget; simulated seconds; tasks in order", PURE),),

@@ -5,6 +5,7 @@
 """
 
 from oocdl import errors, events, losses, optim
+from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.storage.run.repair import repair
 from oocdl.storage.run.verify import verify
@@ -13,4 +14,17 @@ from oocdl.training.trainer import fit, open, plan
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Run", "errors", "events", "fit", "losses", "open", "optim", "plan", "repair", "verify"]
+__all__ = [
+    "Plan",
+    "Run",
+    "errors",
+    "events",
+    "fit",
+    "from_torch",
+    "losses",
+    "open",
+    "optim",
+    "plan",
+    "repair",
+    "verify",
+]

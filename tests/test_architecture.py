@@ -32,6 +32,7 @@ PACKAGES = (
     "runtime",
     "report",
     "testing",
+    "pytorch",
     "training",
     "cli",
     "__init__",
@@ -62,10 +63,10 @@ APART = {"engines.torch", "engines.ort", "engines.numpy"}
 """Packages that know nothing of each other: a further engine touches none of them."""
 
 GATES = {
-    "onnx": ("graph.onnx.*", "engines.ort.*", "cli.zoo"),
+    "onnx": ("graph.onnx.*", "engines.ort.*", "pytorch.annotate", "cli.zoo"),
     "onnxruntime": ("engines.ort.session",),
     "llvmlite": ("fusion.jit",),
-    "torch": ("engines.torch.*",),
+    "torch": ("engines.torch.*", "pytorch.*"),
     "dask": ("runtime.*", "report.plan_view", "testing"),
     "distributed": ("runtime.cluster", "runtime.dask_records"),
     "zarr": ("storage.*", "training.*", "cli.demo"),
@@ -189,6 +190,7 @@ def test_no_import_hides_in_a_function(name: str) -> None:
     assert not lazy
     if name not in (
         "engines.engine",
+        "pytorch.door",
         "report.figure",
         "training.trainer",
     ):  # gates to what may not be installed, or needed

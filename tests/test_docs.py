@@ -50,7 +50,7 @@ def brain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_python_blocks_run_one_after_the_other(brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
     for block in blocks("python"):
         for long, short in SHORTER.items():
             block = block.replace(long, short)

@@ -190,6 +190,13 @@ def test_first_steps(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
+def test_from_pytorch(tmp_path: Path) -> None:
+    words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
+    done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
+
+
 @pytest.fixture
 def templates(tmp_path: Path) -> Path:
     """A made-up head in the files that mricron-data has."""

@@ -78,7 +78,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     _check_names(model, settings, arrays, with_targets)
     inputs: dict[str, str] = {}
     for port in model.inputs:
-        inputs[port.name] = _choose(
+        inputs[port.name] = choose(
             "input", port.name, settings.inputs, arrays, set(inputs.values()), len(model.inputs) == 1
         )
     targets: list[Target] = []
@@ -86,7 +86,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
         used = set(inputs.values())
         heads = _heads(model, settings.loss)
         for output, (spec, weight) in heads.items():
-            array = _choose("output", output, settings.targets, arrays, used, len(heads) == 1)
+            array = choose("output", output, settings.targets, arrays, used, len(heads) == 1)
             used.add(array)
             targets.append(Target(output, array, spec, weight))
     wanted = [*inputs.values(), *(target.array for target in targets)]
@@ -131,7 +131,7 @@ def _check_names(
             )
 
 
-def _choose(
+def choose(
     kind: str,
     name: str,
     mapping: Mapping[str, str] | None,
@@ -139,6 +139,7 @@ def _choose(
     used: set[str],
     only: bool,
 ) -> str:
+    """Return the array for an input or output: by mapping, by name, or (``only``) the one that is left."""
     found = ", ".join(sorted(arrays))
     if mapping and name in mapping:
         if mapping[name] not in arrays:

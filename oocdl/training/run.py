@@ -30,6 +30,7 @@ from oocdl.planning.compiler import CompiledPass, draft_pass
 from oocdl.planning.machine import Machine, check_device, machine_for
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.recipe import PassKind, Request
+from oocdl.pytorch.door import load
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
@@ -45,8 +46,9 @@ from oocdl.training.resume import identity
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):
     """Maps names of weights to read-only Zarr arrays of the committed version."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, model: Path) -> None:
         self.store = store
+        self.model = model
 
     def _names(self) -> list[str]:
         manifest = self.store.current()
@@ -54,8 +56,13 @@ class _Arrays(Mapping[str, "zarr.Array[Any]"]):
         return [tensor.spec.name for tensor in found if tensor.spec.kind == "weights"]
 
     def __getitem__(self, name: str) -> zarr.Array[Any]:
-        if name not in self._names():
-            raise KeyError(name)
+        if name not in (names := self._names()):
+            # A tied weight has several names in the module that the file was made of.
+            metadata = inspect_onnx(self.model).metadata if self.model.is_file() else None
+            found = metadata.initializer_of(name) if metadata is not None else None
+            if found not in names:
+                raise KeyError(name)
+            name = found
         return self.store.array("weights", name)
 
     def __iter__(self) -> Iterator[str]:
@@ -110,8 +117,8 @@ class Run:
 
     @property
     def weights(self) -> Mapping[str, zarr.Array[Any]]:
-        """Committed weights by the model's initializer names."""
-        return _Arrays(self._store)
+        """Committed weights by the model's initializer names, which in a file of a module are PyTorch's."""
+        return _Arrays(self._store, self._model_path)
 
     @property
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
@@ -141,6 +148,29 @@ class Run:
             return _verified_blocks(self._store, specs[name]) if name in specs else None
 
         return export_onnx(model.path, path, blocks)
+
+    def load_into(self, module: Any) -> None:
+        """Put the trained weights and running statistics into a ``torch.nn.Module``.
+
+        The run is one of ``fit(module, ...)``, or of a file of ``from_torch``. Tensors go by PyTorch's names,
+        in the module's dtype and on its device; ``num_batches_tracked`` grows as it would have there.
+        Modes (``train()``, ``eval()``) and what the run did not train stay as they are. Raises StoreError if
+        no step is committed; InputError, before anything is changed, if the module is another one, or the
+        file is not of a module.
+        """
+        model = self._model()
+        manifest = self._store.current()
+        if manifest is None:
+            raise StoreError(f"run {self.path} has no committed step yet")
+        if model.metadata is None:
+            raise InputError(
+                f"{model.path} does not say what its weights are called in PyTorch; train a file of "
+                "oocdl.from_torch, or read run.weights"
+            )
+        specs = {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
+        shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
+        passes = self.steps * int(self._store.meta["identity"]["accumulate"])
+        load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)
 
     def predict(
         self,
@@ -214,8 +244,13 @@ class Run:
         )
         return asked.run()
 
+    @property
+    def _model_path(self) -> Path:
+        name: str = self._store.meta["model"]
+        return self.path.absolute() / name  # in the run, if it was made of a module
+
     def _model(self) -> OnnxModel:
-        model = inspect_onnx(self._store.meta["model"])
+        model = inspect_onnx(self._model_path)
         if model.fingerprint() != self._store.meta["identity"]["model"]:
             raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
         return model

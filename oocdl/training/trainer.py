@@ -35,6 +35,7 @@ from oocdl.runtime.trace import StepTrace, checked_path
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
+from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.run import Run
 from oocdl.training.signals import Signals, reason_of
@@ -45,7 +46,7 @@ def _cluster() -> Any:
     return importlib.import_module("oocdl.runtime.cluster")
 
 
-def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
+def plan(model: Any, dataset: Any, **options: Any) -> Plan:
     """Return what ``fit`` with the same arguments would do and need; nothing runs.
 
     ``options`` are those of ``fit``; the ones that do not change the plan are ignored. Raises what ``fit``
@@ -55,7 +56,8 @@ def plan(model: str | Path, dataset: Any, **options: Any) -> Plan:
     """
     for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan", "trace"):
         options.pop(name, None)
-    return job_of(model, dataset, options).plan()
+    with planned_file(model, dataset, options) as path:
+        return job_of(path, dataset, options).plan()
 
 
 def open(workdir: str | Path) -> Run:
@@ -64,7 +66,7 @@ def open(workdir: str | Path) -> Run:
 
 
 def fit(
-    model: str | Path,
+    model: Any,
     dataset: Any,
     *,
     workdir: str | Path | None = None,
@@ -77,21 +79,25 @@ def fit(
     trace: str | Path | None = None,
     **options: Any,
 ) -> Run:
-    """Train an ONNX model on a dataset within a memory budget, exactly as in-core training would.
+    """Train a network on a dataset within a memory budget, exactly as in-core training would.
 
     Parameters
     ----------
     model
-        Path of the ONNX file. Its batch and spatial sizes are re-bound to the dataset.
+        Path of an ONNX file, whose batch and spatial sizes are re-bound to the dataset; or a
+        ``torch.nn.Module``, exported as ``from_torch`` does, into the run directory. It is trained in the
+        modes of its parts, and only read: ``Run.load_into`` puts the trained weights into it.
     dataset
         A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first.
         A missing channel axis of size one is added. Chunks that are not stored are their fill value;
         ``allow_missing_chunks=False`` refuses them.
     workdir
-        The run directory, made if it is not there; default ``<model>.run`` beside the model.
+        The run directory, made if it is not there; default ``<model>.run`` beside the file, or
+        ``<Class>.run`` in the current folder for a module.
     resume, replan
         ``resume=True`` goes on with the run that is there (or returns it if it is finished), False refuses
         if there is one, ``"restart"`` starts anew. ``replan=True`` plans anew, although it changes rounding.
+        A run of a module goes on with the weights of the run, whatever those of the module are now.
     client, scheduler
         A ``distributed.Client`` whose workers train; None: this process does, with ``scheduler``, a Dask
         ``get`` such as ``dask.threaded.get``; None: oocdl's own.
@@ -135,8 +141,10 @@ def fit(
     """
     target = None if trace is None else checked_path(trace)
     crew = () if client is None else _cluster().crew(client)
-    job = job_of(model, dataset, options, crew)
-    return train(job, workdir, resume, replan, client, scheduler, callbacks, progress, target)
+    place = None if workdir is None else Path(workdir)
+    with trained_file(model, dataset, options, place, resume) as (path, folder):
+        job = job_of(path, dataset, options, crew)
+        return train(job, folder, resume, replan, client, scheduler, callbacks, progress, target)
 
 
 def train(
@@ -184,7 +192,7 @@ def _open_store(
         check_start(made, folder, spills)
         meta = {
             "format": resuming.RUN_FORMAT,
-            "model": str(job.model.path),
+            "model": str(name_in_run(job.model.path, folder)),
             "identity": identity,
             "settings": job.settings.stored(),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -46,17 +46,36 @@ def export_onnx(
     above 1 GiB). ``inference``: BatchNorm and Dropout act as in inference in the
     new file, even where the old one was exported in training mode.
     """
+    return write_model(
+        source_path, target_path, weights, external=external, edit=_infer_only if inference else None
+    )
+
+
+def write_model(
+    source_path: str | Path,
+    target_path: str | Path,
+    weights: Weights,
+    *,
+    external: bool | None = None,
+    edit: Callable[[onnx.ModelProto], None] | None = None,
+    dropped: Collection[str] = (),
+) -> Path:
+    """Write the model at ``source_path`` to ``target_path``, changed by ``edit``, with new contents.
+
+    ``edit`` may rename initializers; ``weights`` goes by their new names. Those whose old names are in
+    ``dropped`` are left out.
+    """
     origin, target = Path(source_path).absolute(), Path(target_path).absolute()
     _spare_source(origin, target)
     model, spans = load(origin)
     check(model)
     tensors = list(model.graph.initializer)
-    if inference:
-        _infer_only(model)
+    kept = [index for index, tensor in enumerate(tensors) if tensor.name not in dropped]
+    if edit is not None:
+        edit(model)
     del model.graph.initializer[:]
     items = [
-        _Item(tensor, _source(tensor, origin, spans.get(index)), weights)
-        for index, tensor in enumerate(tensors)
+        _Item(tensors[index], _source(tensors[index], origin, spans.get(index)), weights) for index in kept
     ]
     if external is None:
         external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES

@@ -38,6 +38,9 @@ from oocdl.storage.zarr_json import chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
 
+MODULE_FILES = "module-*.onnx"
+"""What a model file of a run is called that was written for it: it is there before the run is."""
+
 
 class RunStore:
     """A run directory, open for reading or (one process at a time) for writing.
@@ -326,5 +329,6 @@ def _check_free(root: Path) -> None:
     if "run.json" in left:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
     # run.json is written last.
-    if left - {"history", "zarr.json", *GROUPS} - {p.name for p in root.glob("*.partial")}:
+    known = {p.name for pattern in ("*.partial", f"{MODULE_FILES}*") for p in root.glob(pattern)}
+    if left - {"history", "zarr.json", *GROUPS} - known:
         raise StoreError(f"{root} is not empty and not a run; choose another folder")

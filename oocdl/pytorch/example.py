@@ -1,0 +1,86 @@
+"""Example inputs for a module, from the arrays of a dataset: what ``fit(module, dataset)`` exports with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from oocdl.config import Settings
+from oocdl.errors import InputError
+from oocdl.planning.binding import choose
+from oocdl.pytorch.exporters import quiet
+from oocdl.pytorch.probe import shapes_of_call
+from oocdl.storage.dataset.dataset import DataArray, Dataset
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape of one sample, and dtype, in which an array is given to the module."""
+
+
+def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Tensor]:
+    """Return inputs by the arguments of ``forward``: zeros, in the form of a batch of the dataset.
+
+    Arrays are found as they are for a file: by ``inputs=``, by name, or as the only one left. A missing
+    channel axis of one is added, and whole numbers are made floats, if the module cannot be called without.
+    It is called on tensors without contents, with two batch sizes, since a batch of volumes may also pass for
+    one volume with channels. Raises DatasetError or InputError.
+    """
+    names = _arguments(module, settings.inputs or {})
+    chosen: dict[str, DataArray] = {}
+    for name in names:
+        used = {array.name for array in chosen.values()}
+        array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
+        chosen[name] = dataset.arrays[array]
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    batch = max(2, settings.batch_size)
+    reason = ""
+    with quiet():
+        for forms in product(*(_forms(array, dtype) for array in chosen.values())):
+            try:
+                if _keeps_the_batch(module, names, forms, batch):
+                    return _tensors(names, forms, batch)
+                reason = reason or "its outputs do not have the batch as their first axis"
+            except Exception as error:  # a wrong form fails with whatever the module raises
+                reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    shown = ", ".join(f"{name}={list(array.shape[1:])} of {array.dtype}" for name, array in chosen.items())
+    raise InputError(
+        f"{type(module).__name__} cannot be called with samples of {shown}: {reason}; write the file with "
+        "oocdl.from_torch(module, example_inputs, path), and give that"
+    )
+
+
+def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
+    """Return the arguments of ``forward`` that have no default, and those that ``inputs=`` names."""
+    slots = inspect.signature(module.forward).parameters.values()
+    named = [p for p in slots if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    found = [p.name for p in named if p.default is p.empty or p.name in asked]
+    if not found:
+        found = [p.name for p in slots][:1] or ["input"]  # forward(*inputs)
+    return found
+
+
+def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
+    """Return the forms in which an array may be meant, the one that is nearest to it first."""
+    kind = array.dtype.kind
+    dtypes = [dtype] if kind == "f" else [torch.bool if kind == "b" else torch.int64, dtype]
+    shapes = [tuple(array.shape[1:]), (1, *array.shape[1:])]
+    return [(shape, one) for shape in shapes for one in dtypes]
+
+
+def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[str, Tensor]:
+    """Zeros, which the system gives without taking memory for them until they are written."""
+    return {
+        name: torch.zeros((batch, *shape), dtype=dtype)
+        for name, (shape, dtype) in zip(names, forms, strict=True)
+    }
+
+
+def _keeps_the_batch(module: nn.Module, names: Sequence[str], forms: Sequence[Form], batch: int) -> bool:
+    for count in (batch, batch + 1):
+        outputs = shapes_of_call(module, _tensors(names, forms, count))
+        if not all(shape[:1] == (count,) for shape in outputs):
+            return False
+    return True

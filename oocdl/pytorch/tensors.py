@@ -1,0 +1,97 @@
+"""The tensors of a module by name, and a copy of the module in which no two have the same contents.
+
+Exporters rename initializers and merge those that are equal. In the copy every parameter and every float
+buffer holds other random numbers, so that nothing is merged, and each initializer is known by its contents,
+whatever it is called. The true contents are put into the file afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oocdl.errors import UnsupportedError
+
+Key = tuple[str, tuple[int, ...], bytes]
+"""Dtype, shape and digest of the contents."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A parameter or a buffer of a module, with all its names."""
+
+    names: tuple[str, ...]
+    tensor: Tensor
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether an optimizer would get it."""
+        return isinstance(self.tensor, nn.Parameter)
+
+
+def named_tensors(module: nn.Module) -> list[Held]:
+    """Return parameters, then buffers, each once, with all names by which the module has it."""
+    names: dict[int, list[str]] = {}
+    found: dict[int, Tensor] = {}
+    for pairs in (module.named_parameters, module.named_buffers):
+        for name, tensor in pairs(remove_duplicate=False):
+            found[id(tensor)] = tensor
+            names.setdefault(id(tensor), []).append(name)
+    return [Held(tuple(dict.fromkeys(names[one])), tensor) for one, tensor in found.items()]
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Return the contents of a tensor; bfloat16 as float32, which NumPy has."""
+    held = tensor.detach().cpu().contiguous()
+    return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+
+
+def key_of(array: np.ndarray) -> Key:
+    """Return what tells the contents of an array from those of another."""
+    array = np.ascontiguousarray(array)
+    return array.dtype.name, array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+
+
+def twin_of(module: nn.Module) -> nn.Module:
+    """Return a copy on the processor, with other random numbers in each parameter and each float buffer.
+
+    Whole numbers stay: they may be positions, at which something is looked up.
+    """
+    for name, part in module.named_modules():
+        for title, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                where = f"{name}.{title}".lstrip(".")
+                raise UnsupportedError(
+                    f"'{where}' is computed from other tensors when the module is not running (as the old "
+                    "weight_norm does); use torch.nn.utils.parametrizations, which computes it in forward"
+                )
+    cells: dict[int, str] = {}
+    for held in named_tensors(module):
+        other = cells.setdefault(held.tensor.untyped_storage()._cdata, held.names[0])
+        if other != held.names[0]:
+            raise UnsupportedError(
+                f"'{other}' and '{held.names[0]}' are two tensors in the same memory; use one, by two names"
+            )
+    twin = copy.deepcopy(module).cpu()
+    random = torch.Generator().manual_seed(0)
+    used: set[Key] = set()
+    with torch.no_grad():
+        for held in floats(twin):
+            while True:
+                held.tensor.copy_(torch.randn(held.tensor.shape, generator=random, dtype=torch.float64))
+                key = key_of(array_of(held.tensor))
+                if key not in used or not held.tensor.numel():
+                    break
+            used.add(key)
+    return twin
+
+
+def floats(module: nn.Module) -> Iterator[Held]:
+    """Yield the tensors of a module that hold floating-point numbers."""
+    return (held for held in named_tensors(module) if held.tensor.is_floating_point())

@@ -1,0 +1,90 @@
+"""``fit`` and ``plan`` with a module of PyTorch in the place of a file: its file goes into the run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from oocdl.config import make_settings
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.same import network_differences
+from oocdl.pytorch.door import from_dataset, is_module
+from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.run.run_store import MODULE_FILES
+from oocdl.storage.run.sealed_files import read_sealed
+
+
+@contextmanager
+def planned_file(model: Any, dataset: Any, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Give ``model`` if it is a path; of a module, a file that is there until the block ends."""
+    if not is_module(model):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
+        yield _write(model, dataset, options, Path(folder) / f"{type(model).__name__}.onnx")
+
+
+@contextmanager
+def trained_file(
+    model: Any, dataset: Any, options: Mapping[str, Any], workdir: Path | None, resume: bool | str
+) -> Iterator[tuple[Any, Path | None]]:
+    """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
+
+    A run that is there goes on with its own file and weights, if the module is the same network: what its
+    weights are now does not count. Raises InputError that says what differs if it is another one.
+    """
+    if not is_module(model):
+        yield model, workdir
+        return
+    folder = (workdir if workdir is not None else Path(f"{type(model).__name__}.run")).absolute()
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / MODULE_FILES.replace("*", token_hex(4))
+    try:
+        if resume is False and _file_of(folder) is not None:
+            raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
+        _write(model, dataset, options, new)
+        old = _file_of(folder) if resume is True else None
+        if old is not None:
+            _check_same(old, new, folder)
+        yield old or new, folder
+    finally:
+        used = _file_of(folder)
+        for file in folder.glob(f"{MODULE_FILES}*"):
+            ours = file.name.startswith(new.name)
+            named = used is not None and file.name.startswith(used.name)
+            if not named and (ours or used == new):
+                file.unlink(missing_ok=True)
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def name_in_run(model: Path, folder: Path) -> Path:
+    """Return how a run names its model: one that lies in it goes with it wherever it is moved."""
+    return Path(model.name) if model.parent == folder.absolute() else model
+
+
+def _write(model: Any, dataset: Any, options: Mapping[str, Any], path: Path) -> Path:
+    settings = make_settings(**options)
+    data = open_dataset(dataset, settings.allow_missing_chunks)
+    return from_dataset(model, data, settings, path).path
+
+
+def _file_of(folder: Path) -> Path | None:
+    """Return the model file of the run in ``folder``; None if there is no run."""
+    found = read_sealed(folder / "run.json")
+    return None if found is None else folder / str(found[0]["model"])
+
+
+def _check_same(old: Path, new: Path, folder: Path) -> None:
+    """Raise InputError if the module is another network than the run's."""
+    found = network_differences(inspect_onnx(old), inspect_onnx(new))
+    if found:
+        raise InputError(
+            f"the run in {folder} is of another network: {found}; choose another workdir, or resume='restart'"
+        )

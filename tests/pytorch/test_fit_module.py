@@ -1,0 +1,193 @@
+"""``fit`` and ``plan`` with a module: its file is in the run, the same module resumes, another is refused."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
+from oocdl.graph.onnx.reader import inspect_onnx
+from tests.kit.nets import write_data, write_mlp
+from tests.kit.settings import QUICK
+from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, save_arrays, volume
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+OPTIONS: dict[str, Any] = {**QUICK, "loss": "mse", "steps": 2, "batch_size": 2, "targets": {"output": "y"}}
+OPTIONS |= {"inputs": {"x": "x"}}
+
+
+class Net(nn.Module):
+    """A linear layer with a buffer, and a norm."""
+
+    shift: Tensor
+
+    def __init__(self, shift: float = 0.5, width: int = 3) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(6, width), nn.BatchNorm1d(width)
+        self.register_buffer("shift", torch.full((width,), shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(self.fc(x)) + self.shift
+        return result
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``data.zarr`` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(4, 6)).astype("f4"), "y": random.normal(size=(4, 3)).astype("f4")}
+    return write_data(tmp_path / "data.zarr", arrays)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("module-*"))
+
+
+def test_the_file_is_in_the_run_and_goes_with_it(data: Path, tmp_path: Path) -> None:
+    module = Net()
+    plan = oocdl.plan(module, data, **OPTIONS)
+    assert "Net.onnx" in str(plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]  # a plan leaves nothing
+    run = oocdl.fit(module, data, **OPTIONS)
+    assert run.path == tmp_path / "Net.run" and len(files(run.path)) == 1
+    shutil.move(run.path, tmp_path / "moved")
+    moved = oocdl.open(tmp_path / "moved")
+    moved.predict(data, tmp_path / "out.zarr", memory="4GiB", inputs={"x": "x"})
+    moved.load_into(module)
+    assert error(module.fc.weight.detach(), torch.as_tensor(moved.weights["fc.weight"][...])) == 0
+    assert inspect_onnx(moved.export(tmp_path / "trained.onnx")).metadata is not None
+
+
+def test_the_same_module_resumes_whatever_its_weights_are(data: Path) -> None:
+    torch.manual_seed(0)
+    module = Net()
+    whole = oocdl.fit(copy.deepcopy(module), data, workdir="whole", **{**OPTIONS, "steps": 4})
+    oocdl.fit(module, data, **OPTIONS)
+    names = files(Path("Net.run"))
+    run = oocdl.fit(Net(), data, **{**OPTIONS, "steps": 4})  # fresh weights: those of the run go on
+    assert run.steps == 4 and files(Path("Net.run")) == names
+    assert np.array_equal(run.weights["fc.weight"][...], whole.weights["fc.weight"][...])
+    run.load_into(module)
+    assert int(module.norm.num_batches_tracked) == 4
+    assert oocdl.fit(module, data, **{**OPTIONS, "steps": 4}).steps == 4  # with loaded weights, too
+
+
+CHANGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "another width": (lambda: Net(width=2), "'fc.weight' is [3, 6] of float32, now [2, 6]"),
+    "a frozen layer": (
+        lambda: frozen(Net(), "fc"), "'fc.weight' was a parameter, is a parameter that is frozen"),
+    "a norm in evaluation mode": (lambda: Net().eval(), "'norm.running_mean' was a statistic, is a buffer"),
+    "another buffer": (lambda: Net(shift=0.7), "the buffer 'shift' holds other numbers"),
+    "another class": (lambda: nn.Sequential(nn.Linear(6, 3)), "it is a Net, this is a Sequential"),
+}  # fmt: skip
+
+
+def test_another_module_is_refused_and_restart_takes_it(data: Path) -> None:
+    oocdl.fit(Net(), data, workdir="run", **OPTIONS)
+    names = files(Path("run"))
+    for make, message in CHANGES.values():
+        module = make()
+        inputs = {"input" if isinstance(module, nn.Sequential) else "x": "x"}
+        with pytest.raises(InputError, match=re.escape(message)):
+            oocdl.fit(module, data, workdir="run", **{**OPTIONS, "inputs": inputs})
+        assert files(Path("run")) == names
+    with pytest.raises(StoreError, match="a run is in .*run already"):
+        oocdl.fit(Net(), data, workdir="run", resume=False, **OPTIONS)
+    with pytest.raises(BudgetError):
+        oocdl.fit(Net(shift=0.7), data, workdir="run", resume="restart", **{**OPTIONS, "memory": "1MiB"})
+    assert files(Path("run")) == names and oocdl.open("run").steps == 2  # the old run is as it was
+    run = oocdl.fit(Net(shift=0.7), data, workdir="run", resume="restart", **OPTIONS)
+    assert files(Path("run")) != names and len(files(Path("run"))) == 1 and run.steps == 2
+
+
+def test_a_run_of_a_file_is_not_one_of_a_module(data: Path, tmp_path: Path) -> None:
+    write_mlp(tmp_path / "net.onnx")
+    options = {**OPTIONS, "targets": {"y": "y"}}
+    oocdl.fit("net.onnx", data, workdir="run", **options)
+    with pytest.raises(InputError, match="of a file that no module was written to"):
+        oocdl.fit(Net(), data, workdir="run", **OPTIONS)
+    with pytest.raises(InputError, match="does not say what its weights are called in PyTorch"):
+        oocdl.open("run").load_into(Net())
+
+
+def test_a_refused_run_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError):
+        oocdl.fit(Net(), data, **{**OPTIONS, "memory": "1MiB"})
+    with pytest.raises(
+        InputError,
+        match="Linear cannot be called with samples of input=.6. of float32: RuntimeError.*from_torch",
+    ):
+        oocdl.fit(nn.Linear(5, 3), data, **{**OPTIONS, "inputs": {"input": "x"}})
+    with pytest.raises(DatasetError, match="pass inputs="):
+        oocdl.fit(nn.Linear(6, 3), data, **{**OPTIONS, "inputs": None})
+    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]
+
+
+def test_volumes_without_a_channel_axis(tmp_path: Path) -> None:
+    """A batch of three volumes is no volume of three channels, although Conv3d would take it for one."""
+    arrays = volume(np.random.default_rng(0))
+    save_arrays(tmp_path / "data.zarr", {"x": arrays["x"][:, 0], "y": arrays["target"]})
+    options = {**OPTIONS, "loss": "dice_ce", "inputs": {"input": "x"}, "batch_size": SAMPLES}
+    for channels in (1, 2, 3):
+        net = nn.Sequential(nn.Conv3d(channels, 2, 3, padding=1))
+        if channels == 1:
+            plan = oocdl.plan(net, tmp_path / "data.zarr", **options)
+            assert "layers" in str(plan)
+            continue
+        with pytest.raises(InputError, match="Sequential cannot be called with samples of input=.8, 8, 8."):
+            oocdl.plan(net, tmp_path / "data.zarr", **options)
+
+
+def test_a_module_that_does_not_fit_is_left_as_it_is(data: Path) -> None:
+    run = oocdl.fit(Net(), data, workdir="run", **OPTIONS)
+    wider, other = Net(width=2), nn.Sequential(nn.Linear(6, 3))
+    before = copy.deepcopy(wider.state_dict())
+    with pytest.raises(InputError, match=r"'fc.weight' is .2, 6., in the run .3, 6.") as caught:
+        run.load_into(wider)
+    assert "'norm.running_mean'" in str(caught.value) and "and 1 more" in str(caught.value)
+    assert all(torch.equal(before[name], tensor) for name, tensor in wider.state_dict().items())
+    with pytest.raises(
+        InputError, match=r"Sequential is not the Net of this run: it has no 'fc.weight'.*more"
+    ):
+        run.load_into(other)
+    extra = Net()
+    extra.head = nn.Linear(2, 2)
+    with pytest.raises(InputError, match="the run has no 'head.weight'"):
+        run.load_into(extra)
+    with pytest.raises(InputError, match="takes a torch.nn.Module, got str"):
+        run.load_into("net")
+    half = away_from_start(Net())
+    run.load_into(half)  # in float64: the module's own dtype stays
+    assert half.fc.weight.dtype == torch.float64
+
+
+def test_weights_by_every_name(data: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
+            return result
+
+    module = Tied()
+    run = oocdl.fit(module, data, **{**OPTIONS, "freeze": ("b.weight",)})  # by either name
+    assert "b.weight" not in list(run.weights) and "a.weight" in list(run.weights)
+    assert np.array_equal(run.weights["b.weight"][...], module.a.weight.detach().numpy())
+    with pytest.raises(KeyError):
+        run.weights["c.weight"]
+    run.load_into(module)
+    assert module.b.weight is module.a.weight

@@ -1,0 +1,371 @@
+"""``from_torch``: what it refuses by name, what it leaves alone, names and sizes of what it writes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.errors import InputError, UnsupportedError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops import RULES
+from oocdl.pytorch import export as exporting
+from oocdl.pytorch.door import Exported
+from oocdl.pytorch.exporters import EXPORTERS, Call
+from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running
+
+IMAGE = torch.zeros(2, 2, 8, 8)
+
+
+class Does(nn.Module):
+    """A linear layer, and whatever a test does with its input and its result."""
+
+    def __init__(self, what: Callable[[Does, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.what = what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self, x, self.fc(x))
+
+
+def without_gradient(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        z = self.fc(x)
+    return y * z
+
+
+def counts(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    self.get_buffer("seen").add_(1)
+    return y
+
+
+def hooked(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    y.register_hook(lambda gradient: 2 * gradient)
+    return y
+
+
+class Twice(torch.autograd.Function):
+    """A gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * gradients[0]
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3)))
+
+
+def hooked_module(kind: str) -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3))
+    if kind == "module":
+        module[0].register_full_backward_hook(lambda part, given, made: None)
+    else:
+        module[0].weight.register_hook(lambda gradient: 2 * gradient)
+    return module
+
+
+def overlapping() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = nn.Parameter(module[0].weight.data)
+    return module
+
+
+class LookedUpAndIndexed(Words):
+    """A padding row that gets a gradient after all, from elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.head(self.table.weight[x])
+
+
+def in_half_of_the_modes() -> nn.Module:
+    norm = nn.BatchNorm1d(3)
+
+    def both(self: Does, x: Tensor, y: Tensor) -> Tensor:
+        y = norm(y)
+        assert norm.running_mean is not None
+        return F.batch_norm(y, self.get_buffer("m"), self.get_buffer("v")) + F.batch_norm(
+            y, self.get_buffer("m"), self.get_buffer("v"), training=True
+        )
+
+    module = Does(both)
+    module.register_buffer("m", torch.zeros(3))
+    module.register_buffer("v", torch.ones(3))
+    return module
+
+
+THREE = torch.ones(2, 3)
+IDS = torch.tensor([[1, 0, 2]])
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "detach": (
+        lambda: Does(lambda s, x, y: y + y.detach()), THREE, r"cut by detach.* in 'Does' \(test_from_torch"),
+    "data": (lambda: Does(lambda s, x, y: F.linear(y, s.fc.weight.data)), THREE, "cut by detach"),
+    "no_grad": (lambda: Does(without_gradient), THREE, "cut by torch.no_grad.*in 'fc'"),
+    "straight through": (
+        lambda: Does(lambda s, x, y: (y.round() - y).detach() + y), THREE, "cut by detach"),
+    "autograd.Function": (lambda: Does(lambda s, x, y: Twice.apply(y)), THREE, "autograd.Function.*Twice"),
+    "a hook on a tensor": (lambda: Does(hooked), THREE, "hook on the gradient of a tensor"),
+    "a hook on a parameter": (lambda: hooked_module("p"), THREE, "hook on the gradient of '0.weight'"),
+    "a backward hook": (lambda: hooked_module("module"), THREE, "backward hook of '0'"),
+    "a buffer that changes": (lambda: Does(counts), THREE, "'seen' is changed"),
+    "data in an if": (
+        lambda: Does(lambda s, x, y: y if x.sum() > 0 else -y), THREE, "a number that depends on data"),
+    "spectral_norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))), THREE,
+        "is changed by the forward pass in '0.parametrizations.weight.0'"),
+    "old weight_norm": (old_weight_norm, THREE, "'0.weight' is computed from other tensors"),
+    "InstanceNorm with statistics": (
+        lambda: Head(nn.InstanceNorm2d(4, track_running_stats=True)), IMAGE,
+        "'norm.running_mean' is changed"),
+    "a cumulative average": (
+        lambda: Head(nn.BatchNorm2d(4, momentum=None)), IMAGE, "momentum=None of 'norm'"),
+    "one norm in both modes": (in_half_of_the_modes, THREE, "a norm that runs in both modes"),
+    "max_norm": (lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), IDS, "'0.weight' is changed"),
+    "sparse": (lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)), IDS, "scale_grad_by_freq or sparse"),
+    "indexed, too": (lambda: LookedUpAndIndexed(0), IDS, "'table.weight' has a padding_idx, and is indexed"),
+    "one memory": (overlapping, THREE, "'0.weight' and '1.weight' are two tensors in the same memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_file_cannot_carry_is_refused(case: str, tmp_path: Path, capfd: Any) -> None:
+    make, example, message = REFUSED[case]
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        oocdl.from_torch(make(), example, tmp_path / "net.onnx")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gradient_that_is_cut_and_not_used_is_none_of_ours(tmp_path: Path) -> None:
+    def logs(self: Does, x: Tensor, y: Tensor) -> Tensor:
+        self.last = y.detach() * 2
+        return y
+
+    module = Does(logs)
+    assert oocdl.from_torch(module, THREE, tmp_path / "net.onnx").exporter == "dynamo"
+    assert not hasattr(module, "last")
+
+
+def test_dropout_inside_attention_is_there(tmp_path: Path) -> None:
+    """Exporters write it, without saying that it is active, which a module in training mode is."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = inspect_onnx(oocdl.from_torch(layer, torch.zeros(2, 5, 8), tmp_path / "net.onnx"))
+    ops = [node.op for node in model.bind(RULES, {"src": (2, 5, 8)}).graph.nodes]
+    assert ops.count("Dropout") == 4
+
+
+CARELESS: dict[str, tuple[nn.Module, str]] = {
+    "a norm": (Head(nn.BatchNorm2d(4)), "the exporter has folded 'conv.(weight|bias)' away and"),
+    "a dropout": (
+        Head(nn.Dropout(0.5)),
+        "the module draws random numbers 1 times .*'norm'.*the file 0 times",
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", CARELESS)
+def test_an_exporter_that_loses_something_is_not_believed(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(module: nn.Module, call: Call, path: Path) -> None:
+        torch.onnx.export(module.eval(), call.args, str(path), dynamo=False, input_names=["x"])
+
+    module, message = CARELESS[lost]
+    monkeypatch.setattr(exporting, "EXPORTERS", {"careless": careless})
+    with pytest.raises(UnsupportedError, match=f"Head cannot be written as ONNX. careless: {message}"):
+        oocdl.from_torch(module, IMAGE, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_random_numbers_that_are_no_dropout(tmp_path: Path) -> None:
+    for module, example in ((Head(nn.Dropout2d(0.5)), IMAGE), (Does(noisy), THREE)):
+        with pytest.raises(UnsupportedError, match="dynamo: the module draws random numbers 1 times"):
+            oocdl.from_torch(module, example, tmp_path / "net.onnx")
+
+
+def noisy(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    return y + torch.randn_like(y)
+
+
+def test_an_operator_that_is_not_there_is_named_once_for_each_exporter(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"dynamo: .*group 2.* \| TorchScript: .*group 2"):
+        oocdl.from_torch(nn.Conv1d(2, 2, 3, groups=2), torch.zeros(2, 2, 5), tmp_path / "net.onnx")
+
+
+def state_of(module: nn.Module) -> list[Any]:
+    tensors = [
+        (n, t.requires_grad, t._version, t.clone()) for n, t in module.state_dict(keep_vars=True).items()
+    ]
+    return [[part.training for part in module.modules()], tensors]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_the_module_stays_as_it_was(exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(Head(nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Dropout(0.5))))
+    in_evaluation(frozen(running(module), "0.conv"), "0.norm.1")
+    monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
+    before = state_of(module)
+    dice = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    made = oocdl.from_torch(module, IMAGE, tmp_path / "net.onnx")
+    assert made == Exported(tmp_path / "net.onnx", exporter)
+    after = state_of(module)
+    assert before[0] == after[0]
+    for (name, *facts, old), (_, *now, new) in zip(before[1], after[1], strict=True):
+        assert facts == now and torch.equal(old, new), name
+    assert torch.equal(dice[0], torch.get_rng_state()) and dice[2] == random.getstate()
+    assert dice[1] == np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
+    check_file(tmp_path / "net.onnx", module, exporter)
+
+
+def check_file(path: Path, module: nn.Module, exporter: str) -> None:
+    """True contents by PyTorch's names, and the facts."""
+    model = inspect_onnx(path)
+    assert model.metadata is not None and model.metadata.exporter == exporter
+    state = module.state_dict()
+    for name, fact in model.metadata.facts.items():
+        assert fact.names == (name,) and np.array_equal(model.initializers[name].raw(), state[name].numpy())
+    kinds = {name: fact.kind for name, fact in model.metadata.facts.items()}
+    assert kinds["0.norm.0.running_mean"] == "statistic" and kinds["0.norm.1.running_mean"] == "buffer"
+    trained = {name for name, fact in model.metadata.facts.items() if fact.requires_grad}
+    assert trained == {name for name, p in module.named_parameters() if p.requires_grad}
+    assert {n: (c.start, c.per_pass) for n, c in model.metadata.counters.items()} == {
+        "0.norm.0.num_batches_tracked": (5, 1)
+    }
+    found = model.bind(RULES, {"input": (3, 2, 8, 8)})
+    assert found.frozen == ("0.conv.weight", "0.conv.bias") and len(found.evaluation_norms) == 1
+    assert sum(node.op == "Dropout" for node in found.graph.nodes) == 1
+    onnx.checker.check_model(str(path))
+
+
+def test_equal_tensors_stay_apart_and_ties_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+    module[1].bias.data.zero_()
+    for name in EXPORTERS:
+        monkeypatch.setattr(exporting, "EXPORTERS", {name: EXPORTERS[name]})
+        made = oocdl.from_torch(module, torch.zeros(2, 8), tmp_path / f"{name}.onnx")
+        known = inspect_onnx(made.path).metadata
+        assert known is not None and set(known.facts) == set(module.state_dict())
+        assert made.notes[0].startswith("the module is in evaluation mode")
+        tied = oocdl.from_torch(Words(None, tied=True), IDS, tmp_path / f"{name}-tied.onnx")
+        known = inspect_onnx(tied.path).metadata
+        assert known is not None and known.initializer_of("head.weight") == "table.weight"
+
+
+def test_axes_that_are_left_open(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1))
+    made = oocdl.from_torch(net, torch.zeros(1, 1, 6, 6), tmp_path / "net.onnx", dynamic=(0, 2, 3))
+    model = inspect_onnx(made)
+    assert [isinstance(dim, str) for dim in model.inputs[0].dims] == [True, False, True, True]
+    found = model.bind(RULES, {"input": (3, 1, 10, 8)})
+    assert found.graph.values[dict(found.outputs)["output"]].shape == (3, 1, 10, 8)
+
+
+class Two(nn.Module):
+    """Two inputs, of which one may be left out; three forms of results."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.fc, self.form = nn.Linear(3, 2), form
+
+    def forward(self, image: Tensor, age: Tensor, scale: Tensor | None = None) -> Any:
+        y = self.fc(image) * age
+        y = y if scale is None else y * scale
+        return {"a": y, "image": y + 1} if self.form == "dict" else (y, y + 1) if self.form == "tuple" else y
+
+
+def test_names_of_inputs_and_outputs(tmp_path: Path) -> None:
+    age = torch.ones(2, 1)
+
+    def ports(form: str, example: Any, **options: Any) -> tuple[list[str], list[str]]:
+        model = inspect_onnx(oocdl.from_torch(Two(form), example, tmp_path / "net.onnx", **options))
+        return [port.name for port in model.inputs], [port.name for port in model.outputs]
+
+    assert ports("one", (THREE, age)) == (["image", "age"], ["output"])
+    named = {"image": THREE, "age": age, "scale": age}
+    assert ports("tuple", named) == (["image", "age", "scale"], ["output_0", "output_1"])
+    assert ports("dict", {"image": THREE, "age": age})[1] == ["a", "image_out"]
+    assert ports("tuple", [THREE, age], outputs=["left", "right"])[1] == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        (torch.zeros(2, 4), {}, "Linear cannot be called with .2, 4. of torch.float32: .*mat1 and mat2"),
+        ((), {}, "example_inputs is empty"),
+        ((THREE.numpy(),), {}, "the example of input 'input' is ndarray"),
+        (THREE, {"outputs": ["a", "b"]}, "outputs names a, b; the module returns 1"),
+    ],
+)
+def test_bad_inputs(example: Any, options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        oocdl.from_torch(nn.Linear(3, 2), example, tmp_path / "net.onnx", **options)
+
+
+def test_bad_modules_and_places(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"takes a torch.nn.Module, got str"):
+        oocdl.from_torch("net.onnx", THREE, tmp_path / "net.onnx")
+    with pytest.raises(InputError, match="there is no folder"):
+        oocdl.from_torch(nn.Linear(3, 3), THREE, tmp_path / "no" / "net.onnx")
+    with pytest.raises(InputError, match="returns no tensor"):
+        oocdl.from_torch(Does(lambda s, x, y: 3), THREE, tmp_path / "net.onnx")
+
+
+WITHOUT = """
+import sys, importlib.abc
+class Gone(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch": raise ModuleNotFoundError(name)
+sys.modules.pop("torch", None)
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
+sys.meta_path.insert(0, Gone())
+import oocdl
+assert "torch" not in sys.modules
+try:
+    oocdl.from_torch(object(), (), "net.onnx")
+except oocdl.errors.InputError as error:
+    print(error)
+"""
+
+
+def test_without_pytorch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "this needs PyTorch: pip install 'oocdl[torch]'"
+
+
+def test_both_exporters_write_the_same_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them could not write, the other would: the facts are equal."""
+    found = []
+    module = Encoding()
+    for name in EXPORTERS:
+        monkeypatch.setattr(exporting, "EXPORTERS", {name: EXPORTERS[name]})
+        path = oocdl.from_torch(copy.deepcopy(module), torch.zeros(2, 5, 8), tmp_path / f"{name}.onnx")
+        known = inspect_onnx(path).metadata
+        assert known is not None
+        found.append(known.facts)
+    assert found[0] == found[1] and found[0]["pe"].kind == "buffer"
