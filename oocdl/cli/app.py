@@ -121,7 +121,7 @@ def predict(
         dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
     )
     for name, array in sorted(group.arrays()):
-        say(f"{out}/{printable(name)}: {shape_text(array.shape)} {array.dtype}")
+        say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
 
 
 @app.command()
@@ -214,8 +214,8 @@ def demo(
 
 
 def say(text: str) -> None:
-    """Print a result on stdout."""
-    typer.echo(text)
+    """Print a result on stdout; names in it come from files that others wrote."""
+    typer.echo("\n".join(printable(line) for line in text.split("\n")))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 ``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
->>> from oocdl.events import RunFinished, RunStarted, RunStopped, StepDone
+>>> from oocdl.events import RunFinished, RunStarted, StepDone
 >>> with show_progress(512 << 20, Console(width=120)) as listener:
 ...     listener(RunStarted(None, "unet.run", steps=2, done=1))
 ...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "peak_bytes": 200 << 20}))

@@ -127,7 +127,8 @@ def text_of(*parts: Table | str) -> str:
     console = Console(file=out, width=TABLE_COLUMNS, force_terminal=False, highlight=False, markup=False)
     for part in parts:
         console.print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    lines = out.getvalue().removesuffix("\n").split("\n")
+    return "\n".join(printable(line.rstrip()) for line in lines) + "\n"
 
 
 def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:

@@ -107,7 +107,7 @@ def unsealed(kind: str, text: str) -> Any:
     """Return the data of what ``sealed`` wrote; ValueError if a single character of it is another."""
     found = re.fullmatch(rf'\{{"digest": "([0-9a-f]{{64}})", "{kind}": (.*)\}}\n', text, re.DOTALL)
     if found is None:
-        raise ValueError("it is not in the form in which it was written")
+        raise ValueError("it is not in the form in which this version of oocdl writes it")
     if hashlib.sha256(found[2].encode()).hexdigest() != found[1]:
         raise ValueError("its digest does not match")
     return json.loads(found[2])
