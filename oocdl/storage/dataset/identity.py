@@ -25,8 +25,8 @@ PIECES = 192
 """About so many pieces of stored bytes are compared at least, where they are not compared whole."""
 NOTHING = hashlib.blake2b(digest_size=6).hexdigest()
 """The digest of a range without chunks."""
-WHOLE_BYTES = 16 << 20
-"""An array that stores no more than this is compared whole, byte by byte."""
+WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096
+"""An array that stores no more than this, in no more chunks, is compared whole, byte by byte."""
 SAMPLED_EXTENT = 8
 """Extent along each axis of the boxes whose values are read, in the middle of three samples."""
 
@@ -114,7 +114,7 @@ def _compare_times(
 
 
 def _is_small(known: ChunkList) -> bool:
-    return int(known.sizes.sum()) <= WHOLE_BYTES
+    return len(known.sizes) <= WHOLE_CHUNKS and int(known.sizes.sum()) <= WHOLE_BYTES
 
 
 def _digests(known: ChunkList, ranges: Sequence[tuple[int, int]], columns: Sequence[Any]) -> list[str]:
