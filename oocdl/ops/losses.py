@@ -117,14 +117,11 @@ def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:
     """
     if not isinstance(spec, CrossEntropy | Dice | DiceCE):
         return None
+    ignored = (spec.cross_entropy if isinstance(spec, DiceCE) else spec).ignore_index
     if not isinstance(spec, CrossEntropy) and len(logits) > 1 and logits[1] == 1:
-        return Labels(2)
+        return Labels(2, ignored)
     axis = class_axis(logits, target)
-    if axis is None:
-        return None
-    cross_entropy = spec.cross_entropy if isinstance(spec, DiceCE) else spec
-    ignored = cross_entropy.ignore_index if isinstance(cross_entropy, CrossEntropy) else None
-    return Labels(logits[axis], ignored)
+    return None if axis is None else Labels(logits[axis], ignored)
 
 
 def add_loss(build: Builder, spec: Loss, logits: str, target: str) -> str:

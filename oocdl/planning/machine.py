@@ -116,8 +116,8 @@ def machine_for(
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
     ``threads`` counts those of one process where the settings do not say; None: one for each core.
-    Raises InputError if the engine cannot compute or store as the settings ask; BudgetError if most of the
-    budget would go into reading the dataset.
+    Raises InputError if the engine cannot compute or store as the settings ask; BudgetError if reading
+    the dataset takes more than the budget has room for.
     """
     engine = resolve(settings.engine)
     loaded = get_engine(engine)
@@ -150,11 +150,13 @@ def _reading_bytes(dataset: Dataset) -> int:
 
 
 def _check_reading(dataset: Dataset, reading_bytes: int, base_bytes: int, memory_bytes: int) -> None:
-    """Raise BudgetError if the process does not fit the budget, and reading is what takes most of it.
+    """Raise BudgetError if the process does not fit the budget, and reading takes more of it than is usual.
 
-    Before a chunk is decoded: a damaged or hostile dataset may declare any size.
+    Before a chunk is decoded: a damaged or hostile dataset may declare any size. What else does not fit is
+    refused by the planner.
     """
-    if base_bytes < memory_bytes or reading_bytes < memory_bytes // 2:
+    unusual_bytes = reading_bytes - CODEC_COPIES * READ_BLOCK_BYTES
+    if base_bytes < memory_bytes or unusual_bytes < SLACK_BYTES:
         return
     worst = max(dataset.arrays.values(), key=lambda array: array.chunk_bytes)
     least = f"memory='{-(-(base_bytes + SLACK_BYTES) >> 20)}MiB' is the least that would do"

@@ -26,6 +26,7 @@ from oocdl.errors import (
     StoreError,
     UnsupportedError,
 )
+from oocdl.losses import CrossEntropy, Dice, DiceCE
 from oocdl.optim import SGD, Adam
 from tests.kit import machine, nets, settings
 from tests.kit.machine import Small
@@ -332,3 +333,10 @@ def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
     refused(InputError, "freeze pattern", lambda: oocdl.fit(model, data, freeze="a\nb", **QUICK))
     assert oocdl.fit(model, data, **QUICK).weights["w\n1"].shape == (3, 6)
+
+
+@pytest.mark.parametrize("loss", [Dice(ignore_index=9), DiceCE(cross_entropy=CrossEntropy(ignore_index=9))])
+def test_a_label_that_is_ignored_is_no_error(fit: Callable[..., oocdl.Run], loss: Dice | DiceCE) -> None:
+    labels = Y.copy()
+    labels[[2, 7]] = 9
+    assert fit({"x": X, "y": labels}, loss=loss, **{"steps": None}).finished
