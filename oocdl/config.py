@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
@@ -17,6 +17,7 @@ import numpy as np
 
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
+from oocdl.host.paths import path_of
 from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
@@ -43,6 +44,8 @@ def parse_bytes(size: float | str) -> int:
         number = float(match[1]) * BYTES_BY_UNIT[match[2].upper().replace("I", "i")]
     else:
         number = _finite("a size", size)
+    if number > sys.maxsize:
+        raise InputError(f"a size of {_shown(size)} is more than any machine has")
     if number < 1:
         raise InputError(f"a size must be at least one byte, got {_shown(size)}")
     return int(number)
@@ -85,12 +88,13 @@ def _shown(value: object) -> str:
 
 
 def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
         raise InputError(f"{name} must be a finite number, got {_shown(value)}")
     return float(value)
 
 
-def _whole(name: str, value: Any, least: int | None = 1) -> int:
+def _whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -98,7 +102,9 @@ def _whole(name: str, value: Any, least: int | None = 1) -> int:
     if number is None or isinstance(value, bool):
         raise InputError(f"{name} must be a whole number, got {_shown(value)}")
     if least is not None and number < least:
-        raise InputError(f"{name} must be at least {least}, got {number}")
+        raise InputError(f"{name} must be at least {least}, got {_shown(number)}")
+    if abs(number) > most:
+        raise InputError(f"{name} must be at most {most}, got {_shown(number)}")
     return number
 
 
@@ -274,10 +280,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "logits": _one_of("strict", "auto"),
     "strict": _flag,
     "allow_missing_chunks": _flag,
-    "spill": lambda name, value: str(value) if isinstance(value, Path) else value,
+    "spill": lambda name, value: None if value is None else str(path_of(name, value)),
     "spill_dtype": lambda name, value: None if value is None else _one_of("bfloat16")(name, value),
     "parallel": _parallel,
-    "threads": lambda name, value: None if value is None else _whole(name, value),
+    "threads": lambda name, value: None if value is None else _whole(name, value, most=4096),
     "engine": _text,
     "precision": _one_of("float32", "bfloat16", "float64"),
     "freeze": _names,

@@ -89,8 +89,6 @@ def load_rates(engine: str = "auto") -> Rates | None:
     """
     engine = resolve(engine)
     path = cache_path(engine)
-    if not path.is_file():
-        return None
     try:
         body = json.loads(path.read_text())
         facts, text = body["facts"], body["rates"]
@@ -98,6 +96,8 @@ def load_rates(engine: str = "auto") -> Rates | None:
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
         return Rates.from_json(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         warnings.warn(f"the rates in {path} are damaged and do not count: {reason}", stacklevel=2)

@@ -10,6 +10,7 @@ from typing import Any
 from oocdl.config import Settings, make_settings
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
+from oocdl.host.paths import path_of
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.machine import Machine, machine_for
 from oocdl.planning.passes import Course, compile_passes
@@ -46,7 +47,7 @@ def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: tu
     """
     settings = make_settings(**options)
     use_one_heap()
-    opened = inspect_onnx(model)
+    opened = inspect_onnx(path_of("model", model))
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
     data = data.only(binding.used)

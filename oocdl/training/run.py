@@ -24,6 +24,7 @@ from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
+from oocdl.host.paths import path_of
 from oocdl.ops import RULES
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.compiler import CompiledPass, draft_pass
@@ -136,8 +137,10 @@ class Run:
     def export(self, path: str | Path) -> Path:
         """Write the model with its trained weights as an ONNX file; returns its path.
 
-        Raises StoreError if no step is committed, or if the model's file has changed since the run began.
+        Raises StoreError if no step is committed, if the model's file has changed since the run began, or if
+        ``path`` cannot be written.
         """
+        target = path_of("path", path)
         model = self._model()
         manifest = self._store.current()
         if manifest is None:
@@ -147,7 +150,8 @@ class Run:
         def blocks(name: str) -> Iterator[Array] | None:
             return _verified_blocks(self._store, specs[name]) if name in specs else None
 
-        return export_onnx(model.path, path, blocks)
+        with reporting(target):
+            return export_onnx(model.path, target, blocks)
 
     def load_into(self, module: Any) -> None:
         """Put the trained weights and running statistics into a ``torch.nn.Module``.
@@ -195,6 +199,7 @@ class Run:
         else in the run, or in the folder for temporary files, with a warning, if the run can only be read.
         Raises what ``fit`` raises.
         """
+        target = path_of("out", out)
         inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False, spill=spill)
         compiled = inference.first
         factored = compiled.plan.factored
@@ -205,7 +210,8 @@ class Run:
             shape = (inference.binding.samples, *value.shape[1:])
             chunks = (1, *weight_io.chunks_of(compiled, name, regions)[1:])
             outputs.append(Output(output, shape, value.dtype, chunks))
-        made = Predictions(Path(out), outputs, inference.facts())
+        with reporting(target):
+            made = Predictions(target, outputs, inference.facts())
         lock = threading.Lock()
 
         def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
@@ -217,7 +223,7 @@ class Run:
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
                     where = as_slices(((first + box[0][0], first + box[0][1]), *box[1:]))
-                    with lock, reporting(Path(out)):
+                    with lock, reporting(target):
                         made.arrays[output][where] = array[place].reshape(region_shape(box))
 
         inference.run(deliver, made)

@@ -22,6 +22,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
 from oocdl.host.limits import check_budget
+from oocdl.host.paths import path_of
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.passes import MAIN, PassInfo, Step, own_plans
 from oocdl.report.disk_check import check_commit, check_start
@@ -35,6 +36,7 @@ from oocdl.runtime.trace import StepTrace, checked_path
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
+from oocdl.training.arguments import check_call
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.run import Run
@@ -62,7 +64,7 @@ def plan(model: Any, dataset: Any, **options: Any) -> Plan:
 
 def open(workdir: str | Path) -> Run:
     """Open a run that is there, finished or not. Raises StoreError if there is none in ``workdir``."""
-    return Run(Path(workdir))
+    return Run(path_of("workdir", workdir))
 
 
 def fit(
@@ -139,9 +141,9 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
+    place = check_call(workdir, client, scheduler, callbacks)
     target = None if trace is None else checked_path(trace)
     crew = () if client is None else _cluster().crew(client)
-    place = None if workdir is None else Path(workdir)
     with trained_file(model, dataset, options, place, resume) as (path, folder):
         job = job_of(path, dataset, options, crew)
         return train(job, folder, resume, replan, client, scheduler, callbacks, progress, target)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -79,6 +79,13 @@ def shown(name: str) -> str:
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
     """Parse the model without the raw bytes of its big initializers; returns where those lie, too."""
     if path.is_dir():
@@ -94,7 +101,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
         raise ModelError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty (0 bytes)")
-    with path.open("rb") as file:
+    with _opened(path) as file:
         data = _Bytes(file.fileno(), path.stat().st_size)
         head = data.read(0, 32)
         for magic, kind in _HEADS.items():

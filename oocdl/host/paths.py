@@ -1,0 +1,36 @@
+"""Paths that a user gives, checked before anything is done with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from oocdl.errors import InputError
+
+MOST_SHOWN_CHARACTERS = 60
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return ``value`` as a path; whether there is something is not asked.
+
+    Raises InputError, which says what ``name`` is to be, for what is no path, and for a path that this
+    process may not follow.
+
+    >>> path_of("workdir", "unet.run").name
+    'unet.run'
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{name} takes a path, got {_short(repr(value))}")
+    try:
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # whoever opens it knows whether it has to be there
+    except OSError as error:
+        raise InputError(f"{name} {_short(repr(text))} cannot be reached: {error.strerror}") from None
+    return Path(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."

@@ -1,0 +1,122 @@
+"""Whatever is given to a call, in place of what it takes: an error of oocdl, in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oocdl
+from oocdl.errors import OocdlError
+from tests.kit import nets
+from tests.kit.settings import QUICK
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+DIGITS, LONG = "9" * 400, "x" * 5000
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"memory": DIGITS}, "a size of 999.* is more than any machine has"),
+    ({"memory": 10**400}, "a size must be a finite number"),
+    ({"disk": DIGITS + "GiB"}, "more than any machine has"),
+    ({"threads": 10**9}, "threads must be at most 4096"),
+    ({"steps": 10**400}, "steps must be at most"),
+    ({"seed": 10**30}, "seed must be at most"),
+    ({"spill": 5}, "spill takes a path, got 5"),
+    ({"spill": "a\0b"}, "spill takes a path"),
+]
+CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"workdir": 3}, "workdir takes a path, got 3"),
+    ({"workdir": LONG}, "workdir 'xxx.* cannot be reached"),
+    ({"client": "x"}, "client takes a distributed.Client or None, got 'x'"),
+    ({"scheduler": 3}, "scheduler takes a Dask 'get'.* got 3"),
+    ({"callbacks": None}, "callbacks takes a list of callables.* got None"),
+    ({"callbacks": [3]}, r"callbacks takes a list of callables.* got \[3\]"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("given")
+    return nets.write_mlp(folder / "mlp.onnx"), nets.write_data(folder / "data.zarr", nets.vectors())
+
+
+@pytest.fixture(scope="module")
+def run(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
+    return oocdl.fit(*files, steps=1, workdir=tmp_path_factory.mktemp("run") / "run", **QUICK)
+
+
+def refused(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(OocdlError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:30]
+
+
+@pytest.mark.parametrize(("given", "message"), OPTIONS, ids=_short)
+@pytest.mark.parametrize("verb", [oocdl.fit, oocdl.plan], ids=["fit", "plan"])
+def test_options(files: tuple[Path, Path], verb: Any, given: dict[str, Any], message: str) -> None:
+    refused(message, lambda: verb(*files, **{**QUICK, **given}))
+
+
+@pytest.mark.parametrize(("given", "message"), CALLS, ids=_short)
+def test_calls(files: tuple[Path, Path], tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    refused(message, lambda: oocdl.fit(*files, **{**QUICK, "workdir": tmp_path / "run", **given}))
+
+
+@pytest.mark.parametrize("model", [7, None, b"net.onnx", "a\0b", LONG, "/proc/1/mem/x", "/"], ids=_short)
+def test_models(files: tuple[Path, Path], model: Any) -> None:
+    for verb in (oocdl.fit, oocdl.plan):
+        refused("model|there is no file|is a folder", lambda verb=verb: verb(model, files[1], **QUICK))
+
+
+@pytest.mark.parametrize("dataset", [7, None], ids=_short)
+def test_datasets(files: tuple[Path, Path], run: oocdl.Run, tmp_path: Path, dataset: Any) -> None:
+    refused("dataset", lambda: oocdl.fit(files[0], dataset, **QUICK))
+    refused("dataset", lambda: run.predict(dataset, tmp_path / "out"))
+    refused("dataset", lambda: run.evaluate(dataset))
+
+
+def test_a_chunk_of_no_elements(files: tuple[Path, Path], run: oocdl.Run, tmp_path: Path) -> None:
+    data = nets.write_data(tmp_path / "zero.zarr", nets.vectors())
+    described = json.loads((data / "x" / "zarr.json").read_text())
+    described["chunk_grid"]["configuration"]["chunk_shape"] = [0, 6]
+    (data / "x" / "zarr.json").write_text(json.dumps(described))
+    refused("", lambda: oocdl.fit(files[0], data, **QUICK))
+    refused("", lambda: run.evaluate(data))
+
+
+@pytest.mark.parametrize("target", [3, "a\0b", LONG, "/proc/x", Path(__file__) / "x"], ids=_short)
+def test_targets(run: oocdl.Run, files: tuple[Path, Path], target: Any) -> None:
+    refused("path|out|/", lambda: run.export(target))
+    refused("path|out|/", lambda: run.predict(files[1], target))
+
+
+@pytest.mark.parametrize("workdir", [3, None, "a\0b", LONG, __file__], ids=_short)
+def test_open(workdir: Any) -> None:
+    refused("workdir|run", lambda: oocdl.open(workdir))
+
+
+@pytest.mark.parametrize("memory", [DIGITS, 10**400, "much"], ids=_short)
+def test_predict_and_evaluate(run: oocdl.Run, files: tuple[Path, Path], tmp_path: Path, memory: Any) -> None:
+    refused("size", lambda: run.predict(files[1], tmp_path / "out", memory=memory))
+    refused("size", lambda: run.evaluate(files[1], memory=memory))
+
+
+@pytest.mark.parametrize("cache", ["/" + LONG, __file__], ids=_short)
+def test_a_cache_that_cannot_be_read(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """Rates that nobody can read are the nominal ones, and that is said."""
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    if cache == __file__:
+        assert oocdl.plan(*files, **QUICK).seconds > 0
+        return
+    with pytest.warns(UserWarning, match="do not count"):
+        assert oocdl.plan(*files, **QUICK).seconds > 0
