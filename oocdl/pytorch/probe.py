@@ -32,6 +32,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.pa
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
 """Operators whose results do not depend on the numbers in their operands."""
 _NORMS = ("native_batch_norm", "_native_batch_norm", "_batch_norm_with_update", "cudnn_batch_norm")
+_ARRAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _NUMBERS = ("_local_scalar_dense", "is_nonzero", "equal")
 
 
@@ -114,7 +115,7 @@ def _fake(module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor
 
 def _watched(module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Findings:
     watch = _Watch(module, (*args, *kwargs.values()))
-    with torch.enable_grad(), _TensorHooks(watch), watch:
+    with torch.enable_grad(), _NoOperators(watch), watch:
         watch.found.outputs = module(*args, **kwargs)
     watch.finish()
     return watch.found
@@ -125,8 +126,8 @@ def _cell(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class _TensorHooks(TorchFunctionMode):
-    """Sees hooks on the gradients of tensors, which are no operators."""
+class _NoOperators(TorchFunctionMode):
+    """Sees what is no operator: hooks on gradients, and tensors that become arrays or lists."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -135,6 +136,9 @@ class _TensorHooks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.register_hook:
             self.watch.found.refused.append(f"a hook on the gradient of a tensor, {self.watch.place()}")
+        if func in _ARRAYS and any(_cell(x) in self.watch.data for x in args if isinstance(x, Tensor)):
+            what = "numbers that depend on data leave PyTorch"
+            self.watch.found.refused.append(f"{what} ({func.__name__}) {self.watch.place()}")
         return func(*args, **(kwargs or {}))
 
 

@@ -131,6 +131,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "a buffer that changes": (lambda: Does(counts), THREE, "'seen' is changed"),
     "data in an if": (
         lambda: Does(lambda s, x, y: y if x.sum() > 0 else -y), THREE, "a number that depends on data"),
+    "data in NumPy": (
+        lambda: Does(lambda s, x, y: y * float(np.mean(x.numpy()))), THREE, "leave PyTorch .numpy."),
+    "data in a list": (lambda: Does(lambda s, x, y: y * x.tolist()[0][0]), THREE, "leave PyTorch .tolist."),
     "spectral_norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))), THREE,
         "is changed by the forward pass in '0.parametrizations.weight.0'"),
