@@ -29,9 +29,11 @@ class _Writer:
         self.weights.append(numpy_helper.from_array(data.astype(np.float32), name))
         return name
 
-    def node(self, op: str, inputs: Sequence[str], name: str, **attrs: Any) -> str:
-        """Add a node; returns its output, which has the node's name."""
-        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attrs))
+    def node(
+        self, op: str, inputs: Sequence[str], name: str, others: Sequence[str] = (), **attrs: Any
+    ) -> str:
+        """Add a node; returns its first output, which has the node's name."""
+        self.nodes.append(helper.make_node(op, inputs, [name, *others], name=name, **attrs))
         return name
 
     def conv(self, x: str, name: str, inside: int, outside: int, kernel: int) -> str:
@@ -64,7 +66,8 @@ class _Writer:
             return self.node("InstanceNormalization", operands, name)
         operands.append(self.weight(f"{name}.running_mean", np.zeros(channels)))
         operands.append(self.weight(f"{name}.running_var", np.ones(channels)))
-        return self.node("BatchNormalization", operands, name, training_mode=1)
+        updated = [f"{name}.new_mean", f"{name}.new_var"]
+        return self.node("BatchNormalization", operands, name, updated, training_mode=1)
 
     def block(self, x: str, name: str, inside: int, outside: int) -> str:
         """Add convolution, norm and LeakyRelu, twice."""

@@ -89,7 +89,9 @@ def named(tree: ast.AST) -> Iterator[tuple[int, object]]:
 
 
 def names_operators(name: str) -> bool:
-    return room(name) in ("ops", "fusion") or name == "cli.zoo" or "onnx" in name or has_kernels(name)
+    return (
+        room(name) in ("ops", "fusion", "pytorch") or name == "cli.zoo" or "onnx" in name or has_kernels(name)
+    )
 
 
 def has_kernels(name: str) -> bool:

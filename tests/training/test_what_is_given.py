@@ -88,8 +88,8 @@ def test_a_chunk_of_no_elements(files: tuple[Path, Path], run: oocdl.Run, tmp_pa
     described = json.loads((data / "x" / "zarr.json").read_text())
     described["chunk_grid"]["configuration"]["chunk_shape"] = [0, 6]
     (data / "x" / "zarr.json").write_text(json.dumps(described))
-    refused("", lambda: oocdl.fit(files[0], data, **QUICK))
-    refused("", lambda: run.evaluate(data))
+    refused("chunk", lambda: oocdl.fit(files[0], data, **QUICK))
+    refused("chunk", lambda: run.evaluate(data))
 
 
 @pytest.mark.parametrize("target", [3, "a\0b", LONG, "/proc/x", Path(__file__) / "x"], ids=_short)
