@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import os
 import re
@@ -23,9 +24,7 @@ from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
-LOSS_TYPES: Mapping[str, type[Loss]] = {
-    kind.__name__: kind for kind in (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
-}
+LOSS_CLASSES = (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 """Steps at which a learning rate that is a function is sampled, to tell it from another."""
@@ -88,10 +87,13 @@ def _shown(value: object) -> str:
 
 
 def _finite(name: str, value: Any) -> float:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
         raise InputError(f"{name} must be a finite number, got {_shown(value)}")
-    return float(value)
+    return number
 
 
 def _whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize) -> int:
@@ -171,7 +173,7 @@ def _parallel(name: str, value: Any) -> Any:
 def _loss(value: Any) -> Loss:
     if isinstance(value, str) and value in LOSSES:
         return LOSSES[value]
-    if not isinstance(value, CrossEntropy | Dice | DiceCE | BCE | MSE | L1):
+    if not isinstance(value, LOSS_CLASSES):
         word = f"'{_shown(value)}'" if isinstance(value, str) else f"like {_shown(value)}"
         raise InputError(
             f"there is no loss {word}{_nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
@@ -334,7 +336,7 @@ def _loss_of(data: Mapping[str, Any]) -> Loss:
             values[name] = _loss_of(value)
         elif name != "type":
             values[name] = tuple(value) if isinstance(value, list) else value
-    return LOSS_TYPES[data["type"]](**values)
+    return {kind.__name__: kind for kind in LOSS_CLASSES}[data["type"]](**values)
 
 
 def plain(value: Any) -> Any:

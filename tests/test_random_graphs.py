@@ -300,7 +300,7 @@ class Maker:
         forward = build.graph()
         build.role = Role.GRADIENT
         grads = differentiate(build, total, self.weights)
-        build.outputs += [build("Neg", grads[name]) for name in self.weights]
+        build.outputs += [build("Neg", grads.get(name) or build.zeros_like(name)) for name in self.weights]
         return forward, build.graph()
 
 

@@ -249,10 +249,10 @@ def _cross_entropy(
         weights = build("Where", here, _class_weights(build, spec.class_weights, axis, logits), zero)
         counts = build("Mul", counts, build("ReduceSum", weights, axes=(axis,)))
         surprise = build("Mul", surprise, counts)
-    number = _sum(build, counts)
+    total, number = _sum(build, surprise), _sum(build, counts)
     if least is not None:
         number = build("Max", number, build.like(least, number))
-    return build("Div", _sum(build, surprise), number)
+    return build("Div", total, number)
 
 
 def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:

@@ -13,8 +13,8 @@ the step are values of role SCALAR, whose contents ``scalars`` gives. State begi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from oocdl.errors import InputError
@@ -95,18 +95,26 @@ def scalars(optimizer: Optimizer, step: int) -> dict[str, float]:
     return found
 
 
-def add_updates(build: Builder, optimizer: Optimizer, gradients: Mapping[str, str]) -> None:
-    """Append the update of every weight: ``gradients`` maps weight -> gradient."""
+def add_updates(
+    build: Builder, optimizer: Optimizer, gradients: Mapping[str, str], idle: Collection[str] = ()
+) -> None:
+    """Append the update of every weight: ``gradients`` maps weight -> gradient.
+
+    ``idle`` weights, whose gradients are zeros because the loss does not depend on them, keep their values:
+    they are not decayed either. PyTorch's optimizers skip a parameter whose ``grad`` is None.
+    """
     role, build.role = build.role, Role.GRADIENT
     try:
         grads = dict(gradients)
         if optimizer.clip_norm is not None and grads:
             grads = _clipped(build, grads, optimizer.clip_norm)
+        undecayed = replace(optimizer, weight_decay=0.0)
         for weight, grad in grads.items():
-            if isinstance(optimizer, Adam):
-                new = _adam(build, optimizer, weight, grad)
+            rule = undecayed if weight in idle else optimizer
+            if isinstance(rule, Adam):
+                new = _adam(build, rule, weight, grad)
             else:
-                new = _sgd(build, optimizer, weight, grad)
+                new = _sgd(build, rule, weight, grad)
             build.updates[weight] = new
     finally:
         build.role = role

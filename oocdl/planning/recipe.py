@@ -83,6 +83,8 @@ class Network:
     """Output -> value of its (unweighted) loss."""
     gradients: Mapping[str, str] = field(default_factory=dict)
     """Weight -> value that the update takes for its gradient; empty once the graph is canonical."""
+    idle: frozenset[str] = frozenset()
+    """Weights that the loss does not depend on, such as those of a head without a target."""
     summed: Mapping[str, str] = field(default_factory=dict)
     """Gradient of this pass -> its sum with those of the passes before, where these are added up."""
     kept_values: Mapping[str, str] = field(default_factory=dict)
@@ -202,8 +204,10 @@ def _differentiate(network: Network, request: Request) -> Network:
     build.role = Role.GRADIENT
     whole = request.kind is PassKind.WHOLE
     loss = network.loss if whole else shared_loss(build, network.loss)
-    gradients = differentiate(build, loss, weights)
-    return replace(network, graph=build.graph(), gradients=gradients)
+    found = differentiate(build, loss, weights)
+    gradients = {weight: found.get(weight) or build.zeros_like(weight) for weight in weights}
+    idle = frozenset(weights) - found.keys()
+    return replace(network, graph=build.graph(), gradients=gradients, idle=idle)
 
 
 def _accumulate(network: Network, request: Request) -> Network:
@@ -220,7 +224,7 @@ def _update(network: Network, request: Request) -> Network:
     if request.kind is PassKind.EARLIER:
         build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
     else:
-        add_updates(build, request.settings.optimizer, network.gradients)
+        add_updates(build, request.settings.optimizer, network.gradients, network.idle)
     return replace(network, graph=build.graph())
 
 

@@ -19,7 +19,7 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
     """Add the gradients of the scalar ``loss`` with respect to the values ``wrt``; returns name -> name.
 
     The gradient of a value ``x`` is named ``grad/x`` where it is a value of its own (it may be
-    another value's gradient too, as behind an Add). It is zeros where the loss does not depend on ``x``.
+    another value's gradient too, as behind an Add). What the loss does not depend on has none.
     Raises ModelError if the loss is no floating-point scalar, or a value is not floating-point.
     """
     if build.shape(loss) != () or not _is_float(build, loss):
@@ -42,7 +42,8 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
                 for name, grad in _visit(build, node, grads):
                     if name in reached:
                         found.setdefault(name, []).append(grad)
-        answer = {name: _total(build, name, found, total) or build.zeros_like(name) for name in wrt}
+        made = {name: _total(build, name, found, total) for name in wrt}
+        answer = {name: grad for name, grad in made.items() if grad is not None}
     finally:
         build.role, build.scope = role, scope
     names = _rename(build, count, {**answer, **total})

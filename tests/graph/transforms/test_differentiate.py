@@ -131,11 +131,9 @@ def test_what_reaches_a_value_twice_is_summed_under_its_name() -> None:
     assert made.op == "Add"
 
 
-def test_what_the_loss_does_not_need_has_zeros() -> None:
+def test_what_the_loss_does_not_need_has_none() -> None:
     build, x, y = small_graph()
-    grads = differentiate(build, total(build, build("Exp", x)), [x, y])
-    values = {name: torch.ones(3, dtype=torch.float64) for name in "xy"}
-    assert evaluate(build.graph(), values)[grads["y"]].tolist() == [0, 0, 0]
+    assert list(differentiate(build, total(build, build("Exp", x)), [x, y])) == [x]
 
 
 def test_nothing_is_made_for_what_is_not_asked() -> None:
