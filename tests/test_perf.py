@@ -80,6 +80,7 @@ def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, ot
     assert all(row["why"] == "" for row in rows.values())
 
 
+@pytest.mark.slow
 def test_big_mlp_says_where_deepspeed_is_missing(tmp_path: Path) -> None:
     rows = rounds(tmp_path, "big_mlp", "oocdl 1/4,DeepSpeed*NVMe")
     assert list(rows) == ["PyTorch", "oocdl 1/4", "DeepSpeed ZeRO-3 on NVMe"]
@@ -87,6 +88,7 @@ def test_big_mlp_says_where_deepspeed_is_missing(tmp_path: Path) -> None:
         assert rows["DeepSpeed ZeRO-3 on NVMe"]["why"].startswith("refused: DeepSpeed is not installed")
 
 
+@pytest.mark.slow
 def test_scaling_compares_threads_and_processes(tmp_path: Path) -> None:
     rows = rounds(tmp_path, "scaling", "2 threads*,2 processes (1/2*")
     assert list(rows) == ["PyTorch", "2 threads (1/2)", "2 processes (1/2 each)"]
@@ -95,6 +97,7 @@ def test_scaling_compares_threads_and_processes(tmp_path: Path) -> None:
     assert two > 1.5 * one, "the memory of all processes counts"
 
 
+@pytest.mark.slow
 def test_overhead_tells_where_time_goes(tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "overhead", "--plot", "overhead.png")
     assert [row["way"] for row in rows] == ["serial", "own", "dask", "cluster"]
@@ -149,6 +152,7 @@ def test_disk_io_sets_a_step_beside_the_disk(tmp_path: Path) -> None:
     assert moved["share"] == pytest.approx(moved["both_seconds"] / moved["seconds"])
 
 
+@pytest.mark.slow
 def test_growth_has_a_row_for_each_volume_and_draws(tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "growth", "--plot", "growth.png")
     assert [row["size"] for row in rows] == [8, 16]
@@ -237,6 +241,7 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     assert nib.load(tmp_path / "out/prediction.nii.gz").ndim == 3
 
 
+@pytest.mark.slow
 def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templates: Path) -> None:
     if not get_engine("torch").has_bfloat16:
         pytest.skip("no bfloat16 arithmetic on this processor")

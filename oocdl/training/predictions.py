@@ -47,7 +47,7 @@ def array_name(output: str) -> str:
     """Return the name of the array of an output: a name from a model's file is never a path.
 
     >>> array_name("logits"), array_name("/head/../out")
-    ('logits', '_head_.._out-6fa23bc3')
+    ('logits', '_head_.._out-1d00528f')
     """
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", output) and output not in ("zarr.json", PROGRESS):
         return output
