@@ -72,6 +72,7 @@ def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     assert (tmp_path / "unet3d.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("resnet50", []), ("gpt", ["checkpoints"])])
 def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, others: list[str]) -> None:
     rows = rounds(tmp_path, name, ",".join(["oocdl 1/4", *(f"PyTorch + {other}*" for other in others)]))

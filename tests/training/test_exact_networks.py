@@ -208,7 +208,9 @@ def test_float32_is_as_good_as_pytorchs(name: str, engine: str, cut: str, jobs: 
     check_traffic(run)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt", pytest.param("unet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "unet"))]
+)
 def test_dropout_does_not_depend_on_cuts(name: str, jobs: Any, tmp_path: Path) -> None:
     makes: dict[str, tuple[Net, Callable[[], nn.Module]]] = {
         "mlp": (NETS["mlp"], lambda: MLP((7, 11, 3), dropout=0.3)),
