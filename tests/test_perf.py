@@ -170,9 +170,12 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     threads, layers = (table.splitlines()[2:] for table in done.stdout.split("\n\n"))
     assert {row.split()[1] for row in threads} <= {"oocdl_0", "oocdl_1", "oocdl_2"} and threads
+    busy = 0.0
     for row in threads:  # what a thread did, and what it did not, is the step
         *phases, spill, idle = map(float, row.split("|")[2:-1])
-        assert spill == 0 and sum(phases) > 0 and sum(phases) + idle < made.history[0]["seconds"] + 0.1
+        assert spill == 0 and sum(phases) + idle < made.history[0]["seconds"] + 0.1
+        busy += sum(phases)
+    assert busy > 0  # of one thread it may be less than a millisecond, which prints as none
     named = {layer.layer.name for layer in made.plan.layers}
     assert len(layers) == 10 and all(row.split("|")[1].strip() in named for row in layers)
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
