@@ -6,7 +6,7 @@ public so that whoever adds an operator can check it with one call, as the tests
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from oocdl.host.heap import Heap
 from oocdl.planning.pass_plan import PassPlan, plan_pass
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import expand_pass, versioned_pieces
-from oocdl.planning.task_key import stored_key
+from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.planning.tile_search import Layering, Limits
 from oocdl.runtime import execute
 from oocdl.runtime.inputs import Feed, Sources, own_regions
@@ -87,6 +87,16 @@ class Ran:
     peak_bytes: int
 
 
+def _adopted(
+    tier: Tier, factored: Factored, pieces: Mapping[str, Sequence[Region]], arrays: Mapping[str, Array]
+) -> Iterator[tuple[TaskKey, Chunk]]:
+    """Put the pieces of weights and state into the tier, one at a time."""
+    for name, regions in pieces.items():
+        for number, region in enumerate(regions):
+            piece = stored_piece(factored, name, arrays[name], region)
+            yield stored_key(name, number), tier.adopt(piece, region, ())
+
+
 def run_graph(
     graph: Graph,
     rules: Rules,
@@ -135,23 +145,15 @@ def run_graph(
             Heap(workers, 1 << 40, lambda: tier.mapped_bytes),
         )
         execute.register("test", context)
-        inputs: dict[Any, Any] = {
-            stored_key(name, number): DataNode(
-                stored_key(name, number),
-                tier.adopt(stored_piece(factored, name, arrays[name], region), region, ()),
-            )
-            for name, regions in pieces.items()
-            for number, region in enumerate(regions)
-        }
+        adopted = _adopted(tier, factored, pieces, arrays)
+        inputs: dict[Any, Any] = {key: DataNode(key, chunk) for key, chunk in adopted}
         dsk = inputs | execute.pass_tasks(task_graph, "test", "main", info)
         chunks = (scheduler or get)(dsk, list(task_graph.outputs))
         by_key: dict[Any, Chunk] = dict(zip(task_graph.outputs, chunks, strict=True))
         outputs = {}
         for name in (*small.outputs, *small.updates.values()):
-            held = task_graph.pieces[factored.stored(name)]
-            outputs[name] = whole_array(
-                factored, name, [(region, by_key[key].copy()) for region, key in held]
-            )
+            held = [(region, by_key[key].copy()) for region, key in task_graph.pieces[factored.stored(name)]]
+            outputs[name] = whole_array(factored, name, held)
         peak = tier.stats.peak_bytes
         del by_key, chunks, inputs, dsk
         execute.forget("test")

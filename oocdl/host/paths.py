@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from oocdl.errors import InputError
 
 MOST_SHOWN_CHARACTERS = 60
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+"""Errors that are no fault of the path: whoever opens it knows whether something has to be there."""
 
 
 def path_of(name: str, value: Any) -> Path:
@@ -25,10 +28,9 @@ def path_of(name: str, value: Any) -> Path:
         raise InputError(f"{name} takes a path, got {_short(repr(value))}")
     try:
         os.lstat(text)
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # whoever opens it knows whether it has to be there
     except OSError as error:
-        raise InputError(f"{name} {_short(repr(text))} cannot be reached: {error.strerror}") from None
+        if error.errno not in NOTHING_THERE:
+            raise InputError(f"{name} {_short(repr(text))} cannot be reached: {error.strerror}") from None
     return Path(text)
 
 
