@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,24 +71,26 @@ def reporting(path: Path) -> Iterator[None]:
         raise io_error(error, path, 0) from error
 
 
-def write_array(path: Path, array: Array, sync: bool = False) -> None:
-    """Write the bytes of a C-contiguous array to ``path``, replacing it.
+def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
+    """Write the bytes of C-contiguous arrays to ``path``, one after the other, replacing it.
 
     Raises ResourceError if the disk is full, StoreError for any other failure.
     """
-    view = as_bytes(array).data
+    nbytes = 0
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            done = 0
-            while done < len(view):  # the kernel takes at most 2 GiB a call
-                done += os.write(handle, view[done:])
+            for part in parts:
+                nbytes += part.nbytes
+                view, done = as_bytes(part).data, 0
+                while done < len(view):  # the kernel takes at most 2 GiB a call
+                    done += os.write(handle, view[done:])
             if sync:
                 os.fsync(handle)
         finally:
             os.close(handle)
     except OSError as error:
-        raise io_error(error, path, array.nbytes) from error
+        raise io_error(error, path, nbytes) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -102,7 +104,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file durably, as ``write_text`` does."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-    write_array(partial, np.frombuffer(data, np.uint8), sync=True)
+    write_parts(partial, [np.frombuffer(data, np.uint8)], sync=True)
     partial.replace(path)
 
 

@@ -143,7 +143,7 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oocdl.storage.cache.spill_store.write_array", watched(direct_io.write_array))
-        patch.setattr("oocdl.storage.run.commit.write_array", watched(files.write_array))
+        patch.setattr("oocdl.storage.run.commit.write_parts", watched(files.write_parts))
         machine.fit(*job, workdir=tmp_path / "run", **{**tight, "steps": 2})
     assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import StoreError
-from oocdl.graph.ir.index import Region, region_shape
+from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c
-from oocdl.storage.files import io_error, part_of, sync_path, write_array
+from oocdl.storage.files import io_error, part_of, sync_path, write_parts
 from oocdl.storage.run.chunks import metadata_of
 from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
@@ -41,21 +41,19 @@ class Writer:
     def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
         """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each chunk.
 
-        ``region`` starts and ends on chunk borders or at the tensor's end. Takes memory for one chunk at
-        most. Raises StoreError for a region that cuts a chunk, another shape or dtype, or a version that is
-        gone; ResourceError if the disk is full.
+        ``region`` starts and ends on chunk borders or at the tensor's end. Takes memory for a block of
+        ``BLOCK_BYTES``. Raises StoreError for a region that cuts a chunk, another shape or dtype, or a
+        version that is gone; ResourceError if the disk is full.
         """
         tensor = self.tensors[name]
         _check(tensor.spec, region, array)
         records = {}
         for index in touched(region, tensor.spec.chunks):
-            piece = _padded(tensor.spec, index, region, array)
             path = self.root / tensor.folder / chunk_key(index)
             # A second run of the same task may come late: replace whole files only.
             partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-            write_array(partial, piece, self.sync)
+            records[index] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
             partial.replace(path)
-            records[index] = Record(piece.nbytes, crc32c(piece))
         return records
 
 
@@ -195,11 +193,30 @@ def _check(spec: TensorSpec, region: Region, array: Array) -> None:
             raise StoreError(f"array {spec.name!r}: {region} is not made of whole {spec.chunks}")
 
 
-def _padded(spec: TensorSpec, index: Index, region: Region, array: Array) -> Array:
+def _write(path: Path, parts: Iterable[Array], sync: bool) -> Record:
+    nbytes = crc = 0
+
+    def noted() -> Iterator[Array]:
+        nonlocal nbytes, crc
+        for part in parts:
+            nbytes, crc = nbytes + part.nbytes, crc32c(part, crc)
+            yield part
+
+    write_parts(path, noted(), sync)
+    return Record(nbytes, crc)
+
+
+def _in_file_order(spec: TensorSpec, index: Index, region: Region, array: Array) -> Iterator[Array]:
+    """Yield a chunk as it is, or in small copies where it is no run of memory or ends beyond the tensor."""
     covered = chunk_region(index, spec.shape, spec.chunks)
     piece = part_of(array, covered, region)
-    if piece.shape == spec.chunks:
-        return np.ascontiguousarray(piece).reshape(spec.chunks)
-    full = np.zeros(spec.chunks, array.dtype)
-    full[tuple(slice(extent) for extent in piece.shape)] = piece
-    return full
+    if piece.shape == spec.chunks and piece.flags.c_contiguous:
+        yield piece
+        return
+    stored = tuple((start, start + size) for (start, _), size in zip(covered, spec.chunks, strict=True))
+    for block in contiguous_blocks(stored, array.itemsize):
+        part = np.zeros(region_shape(block), array.dtype)
+        inside = intersect(block, covered)
+        if not is_empty(inside):
+            part_of(part, inside, block)[...] = part_of(piece, inside, covered)
+        yield part

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -162,6 +163,22 @@ def test_workers_write_through_a_picklable_writer(path: Path) -> None:
             made.record(W.name, writer.write(W.name, region, content(W, 3)[top : top + 2]))
         made.finish({"step": 30})
         check(store, 3, (W,))
+
+
+def test_a_chunk_at_the_end_is_written_without_a_copy_of_it(path: Path) -> None:
+    """Nor is one that is no run of memory: what is written is counted, a copy of it would not be."""
+    spec = TensorSpec("large", "weights", (1024, 1500), "float32", (512, 1024))
+    array = np.random.default_rng(0).random(spec.shape, np.float32)
+    with RunStore.open(path, writable=True) as store:
+        made = store.begin(3, (spec,))
+        tracemalloc.start()
+        made.write(spec.name, whole(spec.shape), array)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        made.finish({"step": 30})
+        assert peak < spec.chunk_bytes / 2
+        assert np.array_equal(store.read(spec.name, whole(spec.shape)), array)
+    assert np.array_equal(zarr.open_array(folder(path, spec), mode="r")[...], array)
 
 
 def test_threads_may_write_together(path: Path) -> None:
