@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from oocdl.graph.ir.op_rule import OpRule
 from oocdl.ops import (
     activation,
-    conv,
     einsum,
     gather,
     norm,
     pointwise,
-    pool,
     reduce,
-    resample,
     shape,
     softmax,
 )
+from oocdl.ops.windows import conv, pool, resample
 
 RULES: Mapping[str, OpRule] = {
     rule.op: rule

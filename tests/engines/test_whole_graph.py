@@ -11,7 +11,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Graph, Node, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.registry import RULES
-from oocdl.ops.resample import matrix
+from oocdl.ops.windows.resample import matrix
 from tests.kit.kernel_cases import noise
 from tests.kit.programs import whole_program
 

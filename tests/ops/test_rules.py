@@ -16,7 +16,7 @@ from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float, size
-from oocdl.ops.resample import matrix
+from oocdl.ops.windows.resample import matrix
 from tests.kit.interpret import OPS, evaluate, run
 from tests.kit.op_cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
 

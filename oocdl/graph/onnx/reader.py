@@ -21,9 +21,9 @@ from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.input_sizes import sizes_of
-from oocdl.graph.onnx.lower_math import ARITHMETIC, of_rules
-from oocdl.graph.onnx.lower_nn import LAYERS
-from oocdl.graph.onnx.lower_shape import STRUCTURE
+from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
+from oocdl.graph.onnx.lower.layers import LAYERS
+from oocdl.graph.onnx.lower.structure import STRUCTURE
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
     OnnxNode,

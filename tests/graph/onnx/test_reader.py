@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.onnx.lower_shape import rebound
+from oocdl.graph.onnx.lower.structure import rebound
 from oocdl.graph.onnx.model_file import load
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx

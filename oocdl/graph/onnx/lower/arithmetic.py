@@ -204,4 +204,4 @@ ARITHMETIC: dict[str, Lower] = {
     "Gemm": _gemm,
     "Einsum": _einsum,
 }
-"""Lowerings of operators that compute, besides those of ``lower_nn`` and those that rules describe."""
+"""Lowerings of operators that compute, besides those of ``layers`` and those that rules describe."""

@@ -20,7 +20,7 @@ from oocdl.graph.ir.index import AxisRule, Index, Inverse, Plain, Whole, Window
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
+from oocdl.ops.windows.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
 
 SPATIAL = "dhw"
 """Letters of the spatial axes, aligned from the right."""

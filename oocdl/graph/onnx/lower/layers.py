@@ -11,7 +11,7 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower_math import need_floats
+from oocdl.graph.onnx.lower.arithmetic import need_floats
 
 
 def _filled(ctx: Context, index: int, number: float) -> bool:

@@ -1,0 +1,1 @@
+"""Operators whose result looks at windows of an operand: convolutions, pooling, resampling."""
