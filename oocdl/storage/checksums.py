@@ -1,7 +1,8 @@
-"""Checksums of what is stored: crc32c of arrays, whole or block by block, and texts that hold their digest.
+"""Checksums of what is stored: of arrays, whole or block by block, and texts that hold their digest.
 
 They are taken from the memory that is written, and compared with the memory that was read into: what is
-used is what was verified.
+used is what was verified. Runs have crc32c, as Zarr has it; sums of the spill stay in memory, and are CRC-32
+by ISA-L, which takes half of the time and leaves other threads running.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from oocdl.graph.ir.array_layout import PAGE_BYTES
 from oocdl.storage.files import as_bytes
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
 
-LEAST_BLOCK_BYTES = 16 << 10
+LEAST_BLOCK_BYTES = 64 << 10
+"""Of smaller blocks the calls would cost more than the sums."""
 MOST_BLOCK_BYTES = 256 << 10
-USUAL_BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def record_of(data: bytes) -> Record:
 
 @dataclass(frozen=True)
 class BlockSums:
-    """The crc32c of each block of a file; the last block may be shorter."""
+    """The CRC-32 of each block of a file; the last block may be shorter."""
 
     nbytes: int
     """Of the file."""
@@ -72,25 +73,28 @@ def block_sums(runs: Sequence[Array], block_bytes: int) -> BlockSums:
 
 
 def block_bytes_for(row_bytes: int) -> int:
-    """Return the size of blocks for a file of rows: rows are whole blocks where that is possible.
+    """Return the size of blocks for a file of rows: a row is whole blocks, or a block is whole rows.
 
-    So a strip of rows is verified without reading more than the strip.
+    That is where a row is whole pages. So a strip of rows is verified without reading much more than it.
 
-    >>> block_bytes_for(36 << 10) >> 10, block_bytes_for(512 << 10) >> 10, block_bytes_for(1000) >> 10
-    (36, 256, 64)
+    >>> block_bytes_for(512 << 10) >> 10, block_bytes_for(36 << 10) >> 10, block_bytes_for(1000) >> 10
+    (256, 108, 64)
     """
     pages, rest = divmod(row_bytes, PAGE_BYTES)
-    if pages and not rest:
-        most = MOST_BLOCK_BYTES // PAGE_BYTES
-        block = PAGE_BYTES * max(count for count in range(1, most + 1) if pages % count == 0)
-        if block >= LEAST_BLOCK_BYTES:
-            return block
-    return USUAL_BLOCK_BYTES
+    if rest or not pages:
+        return LEAST_BLOCK_BYTES
+    if row_bytes < LEAST_BLOCK_BYTES:
+        return row_bytes * (2 * LEAST_BLOCK_BYTES // row_bytes)
+    most = MOST_BLOCK_BYTES // PAGE_BYTES
+    block = PAGE_BYTES * max(count for count in range(1, most + 1) if pages % count == 0)
+    return block if block >= LEAST_BLOCK_BYTES else LEAST_BLOCK_BYTES
 
 
 def crc32c(array: Array, before: int = 0) -> int:
     """Return the crc32c of a C-contiguous array's memory, after bytes whose crc32c is ``before``."""
-    return int(google_crc32c.extend(before, _read_only(array)))
+    view = as_bytes(array).view()
+    view.flags.writeable = False  # google_crc32c takes nothing else
+    return int(google_crc32c.extend(before, view))
 
 
 def sealed(kind: str, body: Any, default: Callable[[Any], Any] | None = None) -> str:
@@ -121,19 +125,16 @@ def digest_of(text: str) -> str:
 def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:
     crc, left = 0, block_bytes
     for run in runs:
-        if run.nbytes < left and run.dtype.kind == "u":
-            # A run may be a single page, and there are thousands: this is all that is done for one.
-            whole = run
-            if run.flags.writeable:
-                whole = run.view()
-                whole.flags.writeable = False
-            crc = google_crc32c.extend(crc, whole)
+        if (
+            run.nbytes < left
+        ):  # a run may be a single page, and there are thousands: this is all that is done for one
+            crc = isal_zlib.crc32(run, crc)
             left -= run.nbytes
             continue
-        view, done = _read_only(run), 0
+        view, done = as_bytes(run), 0
         while done < view.size:
             part = view[done : done + left]
-            crc = google_crc32c.extend(crc, part)
+            crc = isal_zlib.crc32(part, crc)
             done += part.size
             left -= part.size
             if not left:
@@ -141,9 +142,3 @@ def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:
                 crc, left = 0, block_bytes
     if left < block_bytes:
         yield crc
-
-
-def _read_only(array: Array) -> Bytes:
-    view = as_bytes(array).view()
-    view.flags.writeable = False  # google_crc32c takes nothing else
-    return view

@@ -14,7 +14,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -38,8 +37,6 @@ LONG_RUN_BYTES = 64 << 10
 MOST_RUNS_PER_CALL = 1024
 """Buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)."""
 MOST_BYTES_PER_CALL = 64 << 20
-LEAST_CHECKED_BYTES, MOST_CHECKED_BYTES = 2 << 20, 8 << 20
-"""Of a chunk, what is read before its verification begins beside the reading; less keeps the disk waiting."""
 _local = threading.local()
 
 
@@ -70,15 +67,7 @@ def can_be_outer(array: Array, axis: int) -> bool:
 
 def in_file_order(array: Array, outer: int) -> list[Any]:
     """Return the contiguous runs of a C-contiguous array as they follow each other in its file."""
-    array = _frozen(array)
     return _runs(np.moveaxis(array, outer, 0)) if outer else [array]
-
-
-def _frozen(array: Array) -> Array:
-    """Return a view that cannot be written to: what checksums are made of has to be one."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
@@ -172,8 +161,6 @@ class _File:
     path: Path
     handle: int
     sums: BlockSums | None
-    checks: Executor | None
-    """Threads that verify what has been read while more of it is read."""
 
     @property
     def most_bounce_bytes(self) -> int:
@@ -199,14 +186,12 @@ def read_box(
     flag: int,
     outer: int = 0,
     sums: BlockSums | None = None,
-    checks: Executor | None = None,
 ) -> int:
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
     ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are
     contiguous in both are read in place; small strips are read together through one fixed buffer.
-    With ``sums`` every block that the box touches is read whole and verified, where it is read to; by
-    ``checks``, if there are any, while the next part of a large chunk is read.
+    With ``sums`` every block that the box touches is read whole and verified, where it is read to.
     Returns the bytes read, without those of such blocks outside of the box.
 
     Raises StoreError if the file is missing or too short, CorruptError if a block is not what was written.
@@ -222,7 +207,7 @@ def read_box(
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
         try:
-            return _read(_File(path, handle, sums, checks), start, strides, out)
+            return _read(_File(path, handle, sums), start, strides, out)
         finally:
             os.close(handle)
     except OSError as error:
@@ -239,11 +224,11 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:
     if _is_run(out.shape, strides, out.dtype.itemsize):
         if out.flags.c_contiguous:
-            _read_runs(file, start, [as_bytes(out)], [_frozen(out)])
+            _read_runs(file, start, [as_bytes(out)])
             return out.nbytes
         runs = _runs(out) if out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0 else []
         if runs:
-            _read_runs(file, start, runs, _runs(_frozen(out)) if file.sums else runs)
+            _read_runs(file, start, runs)
             return out.nbytes
     span: int = out.dtype.itemsize + sum(
         (extent - 1) * step for extent, step in zip(out.shape, strides, strict=True)
@@ -272,11 +257,8 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
     return True
 
 
-def _read_runs(file: _File, start: int, runs: list[Any], filled: list[Any]) -> None:
-    """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer.
-
-    ``filled`` is the same memory, to be read only.
-    """
+def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
+    """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
     stop = start + sum(run.nbytes for run in runs)
     low, high = start, stop
     if file.sums is not None:
@@ -292,31 +274,11 @@ def _read_runs(file: _File, start: int, runs: list[Any], filled: list[Any]) -> N
                 piece = run[done : done + file.most_bounce_bytes]
                 piece[:] = _through_bounce(file, place + done, piece.size)
             place += run.size
-    blocks = _split(_split(filled, low - start)[1], high - low)[0]
     if len(middle) > 1:
         _move(os.preadv, _fill, file.handle, low, middle)
-        file.check(low, blocks)
     elif middle:
-        _read_run(file, low, as_bytes(middle[0]), as_bytes(blocks[0]))
-
-
-def _read_run(file: _File, start: int, run: Bytes, filled: Bytes) -> None:
-    """Fill a run of whole blocks, and verify it part by part, each while the next one is read."""
-    if file.sums is None or file.checks is None or run.size <= LEAST_CHECKED_BYTES:
-        _fill(file.handle, start, run)
-        file.check(start, [filled])
-        return
-    size = min(max(run.size // 4, LEAST_CHECKED_BYTES), MOST_CHECKED_BYTES)
-    size -= size % file.sums.block_bytes
-    under_way = []
-    try:
-        for done in range(0, run.size, size):
-            _fill(file.handle, start + done, run[done : done + size])
-            under_way.append(file.checks.submit(file.check, start + done, [filled[done : done + size]]))
-    finally:
-        wait(under_way)
-    for check in under_way:
-        check.result()
+        _fill(file.handle, low, as_bytes(middle[0]))
+    file.check(low, middle)
 
 
 def _split(runs: list[Any], size: int) -> tuple[list[Any], list[Any]]:

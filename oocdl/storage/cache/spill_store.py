@@ -2,7 +2,7 @@
 
 Each chunk is an element of its array and a file of its own. Making and deleting files costs more than
 writing them, so a file that nobody needs is written over, by a chunk of another kind if need be.
-The crc32c of its blocks stays in memory, and is compared whenever a part of the chunk is read.
+The CRC-32 of its blocks stays in memory, and is compared whenever a part of the chunk is read.
 
 A spill is private to one process and worth nothing after it. Every process has a folder of its own with
 a lock in it; the next process of the same user that starts on this host deletes the folders of dead ones.
@@ -45,7 +45,7 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
 MOST_CHUNKS = 1 << 31
 """Chunks that a spill can number: the length of its Zarr arrays."""
 CHECK_THREADS = 2
-"""Threads that take and compare checksums while chunks are written and read."""
+"""Threads that take checksums while chunks are written."""
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -195,7 +195,7 @@ class SpillStore:
         StoreError if the file is missing or too short.
         """
         begun = perf_counter()
-        count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums, self._checks)
+        count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
         if (watch := self.watch) is not None:
             watch("spill read", begun, count)
         return count
