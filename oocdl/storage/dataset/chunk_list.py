@@ -44,12 +44,15 @@ class ChunkList:
         gaps = self.numbers != np.arange(len(self.numbers))
         return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
 
+    def place(self, number: int) -> int | None:
+        """Where in the list a chunk stands; None if it was not stored."""
+        place = number if not self.missing else int(np.searchsorted(self.numbers, number))
+        return place if place < len(self.numbers) and self.numbers[place] == number else None
+
     def find(self, number: int) -> tuple[int, int] | None:
         """Size and mark of a chunk; None if it was not stored."""
-        place = number if not self.missing else int(np.searchsorted(self.numbers, number))
-        if place >= len(self.numbers) or self.numbers[place] != number:
-            return None
-        return int(self.sizes[place]), int(self.marks[place])
+        place = self.place(number)
+        return None if place is None else (int(self.sizes[place]), int(self.marks[place]))
 
 
 def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:

@@ -6,18 +6,23 @@ A file is one thing: as long as its size and time are what they were, so are all
 from __future__ import annotations
 
 import threading
+import zlib
 from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from math import prod
 from typing import Any
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from oocdl.errors import DatasetError
+from oocdl.storage.dataset.bounded_codecs import most_bytes
 from oocdl.storage.dataset.checked_store import file_mark, parts_of
 from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
+from oocdl.storage.dataset.hdf5_filters import check_chunk, refused
 from oocdl.storage.dataset.zarr_source import check_chunks, check_type
 from oocdl.storage.zarr_json import grid
 
@@ -105,7 +110,49 @@ class Hdf5Array:
 
         with self.file.lock:
             stored.chunk_iter(add)
-        return listed(extents, found)
+        chunks, most = listed(extents, found), most_bytes(self.stored_bytes)
+        if len(chunks.sizes) and int(chunks.sizes.max()) > most:
+            raise DatasetError(
+                f"{self.label}: a chunk has {int(chunks.sizes.max()):,} bytes, one of its shape "
+                f"{list(self.stored_chunks)} takes at most {most:,}; write it again"
+            )
+        return chunks
+
+    @property
+    def stored_bytes(self) -> int:
+        """What a chunk decodes to."""
+        return prod(self.stored_chunks) * int(self.dtype.itemsize)
+
+    @cached_property
+    def filters(self) -> list[int]:
+        """The filters of its chunks by number, in the order in which they were applied."""
+        settings = self.data.id.get_create_plist()
+        return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]
+
+    @cached_property
+    def _unchecked(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each stored chunk whether it is yet to be looked at: the file stays as it is."""
+        return np.full(len(self.known.numbers), self.data.chunks is not None)
+
+    def _check_chunks(self, where: tuple[slice, ...]) -> None:
+        """Raise ValueError for a chunk that does not decode to its size. Call it under the lock."""
+        if not self._unchecked.any():
+            return
+        touched = (
+            range(part.start // extent, -(-part.stop // extent))
+            for part, extent in zip(where, self.stored_chunks, strict=True)
+        )
+        for index in product(*touched):
+            place = self.known.place(number_of(index, self.known.grid))
+            if place is None or not self._unchecked[place]:
+                continue
+            corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
+            skipped, data = self.data.id.read_direct_chunk(corner)
+            try:
+                check_chunk(self.filters, skipped, data, self.stored_bytes)
+            except (ValueError, zlib.error) as error:
+                raise ValueError(f"chunk {'/'.join(map(str, index))}: {error}") from error
+            self._unchecked[place] = False
 
     @property
     def tells(self) -> str:
@@ -126,6 +173,7 @@ class Hdf5Array:
     def __getitem__(self, where: tuple[slice, ...]) -> Any:
         with self.file.lock:
             self.file.check(self.label)
+            self._check_chunks(where)
             found = self.data[where]
             self.file.check(self.label)  # again: it may have been changed while it was read
             return found
@@ -169,3 +217,6 @@ def _check(array: Hdf5Array) -> None:
         raise DatasetError(f"{label} has its data in other files, which is refused; copy it in")
     if data.chunks is not None:
         check_chunks(label, array.shape, array.stored_chunks, array.stored_chunks)
+        reason = refused(array.filters)
+        if reason is not None:
+            raise DatasetError(f"{label} {reason}: write the array again")

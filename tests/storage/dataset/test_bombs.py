@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,8 @@ import oocdl
 from oocdl.errors import BudgetError, DatasetError
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
+from tests.kit.bombs import HUGE_BYTES, little_memory
 from tests.kit.settings import QUICK
-
-HUGE_BYTES = 128 << 20
-MOST_BYTES = 8 << 20
-
-
-@contextmanager
-def little_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
-    """What is allocated inside stays below so many bytes."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most_bytes
-    finally:
-        tracemalloc.stop()
 
 
 def zstd_without_a_size() -> bytes:
