@@ -174,7 +174,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-def export_as(module: nn.Module, x: Tensor, path: Path, way: str) -> Path:
+def export_as(module: nn.Module, inputs: Sequence[Tensor], path: Path, way: str) -> Path:
     """Write a module as it is: its modes are kept. ``way``: one of ``WAYS``."""
     options: dict[str, Any] = {"dynamo": True, "optimize": way == "dynamo", "verbose": False}
     options |= {"external_data": False}
@@ -184,26 +184,32 @@ def export_as(module: nn.Module, x: Tensor, path: Path, way: str) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        torch.onnx.export(module, (x,), str(path), input_names=["x"], output_names=["y"], **options)
+        names = [f"x{number}" for number in range(len(inputs))]
+        torch.onnx.export(module, tuple(inputs), str(path), input_names=names, **options)
     return path
 
 
-def losses_of_module(module: nn.Module, x: Tensor) -> list[float]:
-    """Mean squares of the output in three steps of SGD by PyTorch in float64."""
+def _doubled(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in inputs]
+
+
+def losses_of_module(module: nn.Module, inputs: Sequence[Tensor]) -> list[float]:
+    """Mean squares of the outputs, summed, in three steps of SGD by PyTorch in float64."""
     module = copy.deepcopy(module).double()
-    x = x.double() if x.is_floating_point() else x
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     optimizer, losses = torch.optim.SGD(weights, lr=RATE), []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = module(x).square().mean()
+        made = module(*_doubled(inputs))
+        outputs = [made] if isinstance(made, Tensor) else made.values() if isinstance(made, dict) else made
+        loss = torch.stack([output.square().mean() for output in outputs]).sum()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-def losses_of_file(imported: Imported, x: Tensor) -> list[float]:
+def losses_of_file(imported: Imported, inputs: Sequence[Tensor]) -> list[float]:
     """The same of what was read, with its own word on what is trained and on running statistics."""
     graph = imported.graph
     values: dict[str, Tensor] = {
@@ -214,8 +220,8 @@ def losses_of_file(imported: Imported, x: Tensor) -> list[float]:
     for _ in range(STEPS):
         for name in trained:
             values[name] = values[name].detach().requires_grad_()
-        found = evaluate(graph, {**values, imported.inputs[0]: x.double() if x.is_floating_point() else x})
-        loss = found[imported.outputs[0][1]].square().mean()
+        found = evaluate(graph, {**values, **dict(zip(imported.inputs, _doubled(inputs), strict=True))})
+        loss = torch.stack([found[value].square().mean() for _, value in imported.outputs]).sum()
         gradients = torch.autograd.grad(loss, [values[name] for name in trained], allow_unused=True)
         for name, gradient in zip(trained, gradients, strict=True):
             values[name] = values[name] - RATE * (0 if gradient is None else gradient)

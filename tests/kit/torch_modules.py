@@ -163,8 +163,7 @@ def sequences(length: int = 5, width: int = 8) -> Callable[[np.random.Generator]
 def tokens(length: int = 6, words: int = 11) -> Callable[[np.random.Generator], Arrays]:
     """Ids that hold 0 and 1 more often than others, and labels."""
     return lambda r: {
-        "x": np.minimum(r.integers(0, words + 4, (SAMPLES, length)), words - 1)
-        * r.integers(0, 2, (SAMPLES, length)),
+        "x": r.choice([*range(words)] + [0, 1] * 5, (SAMPLES, length)),
         "target": r.integers(0, words, (SAMPLES, length)),
     }
 

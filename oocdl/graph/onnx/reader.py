@@ -38,7 +38,7 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.refusals import grouped
 from oocdl.graph.onnx.remarks import TracedFile
-from oocdl.graph.onnx.roles import evaluated, role_of
+from oocdl.graph.onnx.roles import direct_statistics, evaluated, role_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 
@@ -104,7 +104,8 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         }
         for key in (_KIND, _FOLDED)
     }
-    nodes = plain_nodes(model)
+    ends = {info.name for info in model.graph.output}
+    nodes = direct_statistics(plain_nodes(model), initializers.keys(), ends)
     return OnnxModel(
         path=path,
         opset=opset,

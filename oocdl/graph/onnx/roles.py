@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 
@@ -76,19 +77,46 @@ def role_of(
     return Role.WEIGHT
 
 
+def direct_statistics(
+    nodes: Sequence[OnnxNode], initializers: Set[str], outputs: Set[str]
+) -> tuple[OnnxNode, ...]:
+    """Let every BatchNormalization read its running statistics themselves.
+
+    Of one that is called twice, PyTorch's dynamo exporter gives the second the first one's through Identity.
+    ``outputs``: those of the graph.
+    """
+    same = {name: name for name in initializers}
+    for node in nodes:
+        if node.op == "Identity" and node.inputs[0] in same:
+            same[node.outputs[0]] = same[node.inputs[0]]
+    found = [
+        replace(node, inputs=node.inputs[:3] + tuple(same.get(name, name) for name in node.inputs[3:]))
+        if node.op == "BatchNormalization"
+        else node
+        for node in nodes
+    ]
+    read = outputs | {name for node in found for name in node.inputs}
+    spared = {name for node in nodes for name in node.inputs} - read
+    return tuple(node for node in found if node.op != "Identity" or node.outputs[0] not in spared)
+
+
+def trains_by_origin(node: OnnxNode) -> bool:
+    """Whether PyTorch's dynamo exporter made a BatchNormalization of one in training mode.
+
+    It never writes ``training_mode``, but names the operator that it exported.
+    """
+    return "batch_norm_legit_functional" in node.origin and "_no_training" not in node.origin
+
+
 def batch_norm_modes(
     nodes: Sequence[OnnxNode], initializers: Set[str], opset: int
 ) -> Mapping[OnnxNode, bool]:
-    """Return each BatchNormalization that keeps statistics, and whether the file has it in training mode.
-
-    PyTorch's dynamo exporter never writes ``training_mode``, but names the operator that it exported.
-    """
+    """Return each BatchNormalization that keeps statistics, and whether the file has it in training mode."""
     found = {}
     for node in nodes:
         if node.op == "BatchNormalization" and initializers >= set(node.inputs[3:5]):
             attribute = node.attrs.get("training_mode", 0) if opset >= 14 else len(node.outputs) > 1
-            named = "batch_norm_legit_functional" in node.origin
-            found[node] = "_no_training" not in node.origin and bool(named or attribute)
+            found[node] = "_no_training" not in node.origin and (trains_by_origin(node) or bool(attribute))
     return found
 
 

@@ -258,7 +258,9 @@ def _infer_only(model: onnx.ModelProto) -> None:
     """Switch BatchNorm to its running statistics, where it has any, and Dropout off."""
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "BatchNormalization" and stored.issuperset(node.input[3:5]):
+        if node.op_type == "Identity" and node.input[0] in stored:
+            stored.update(node.output)
+        elif node.op_type == "BatchNormalization" and stored.issuperset(node.input[3:5]):
             kept = [item for item in node.attribute if item.name != "training_mode"]
             del node.attribute[:]
             node.attribute.extend(kept)

@@ -56,7 +56,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     def call(name: str, way: str, *freeze: str) -> tuple[Imported, list[float], list[float]]:
         make, example = MODULES[name]
         torch.manual_seed(0)
-        module, x = make(), example()
+        module, x = make(), [example()]
         if (name, way) not in files:
             path = export_as(module, x, folder / f"{name}-{way}.onnx", way)
             files[name, way] = path, losses_of_module(module, x)
@@ -138,7 +138,7 @@ def test_the_record_says_what_each_tensor_is_for(read: Read) -> None:
 
 def test_a_file_that_says_itself_what_is_trained_gets_no_remarks(tmp_path: Path) -> None:
     make, example = MODULES["frozen-norm"]
-    path = export_as(make(), example(), tmp_path / "plain.onnx", "torchscript")
+    path = export_as(make(), [example()], tmp_path / "plain.onnx", "torchscript")
     kinds = {"0": "parameter", "1": "buffer", "3": "parameter"}
     facts = {
         name: Fact(kind=kinds[name[0]], names=(name,), requires_grad=name[0] == "3")

@@ -12,6 +12,7 @@ from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.roles import trains_by_origin
 
 
 def _filled(ctx: Context, index: int, number: float) -> bool:
@@ -189,7 +190,8 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     if any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
         ctx.refuse("running statistics used elsewhere")
     roles = {ctx.build.values[value].role for value in stats}
-    if Role.WEIGHT in roles:
+    trains = ctx.training and trains_by_origin(ctx.node) and ctx.node.outputs[0] not in ctx.evaluated
+    if Role.WEIGHT in roles or (trains and Role.CONSTANT in roles):
         ctx.refuse("running statistics that are trained, or read elsewhere")
     if Role.STATE in roles:
         frozen = any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
@@ -216,7 +218,7 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
         raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
     for index, value, unbiased in ((3, batch[0], 1.0), (4, batch[1], count / (count - 1))):
         name = ctx.node.inputs[index]
-        if ctx.build.values[name].role != Role.STATE:
+        if name not in ctx.build.values or ctx.build.values[name].role != Role.STATE:
             ctx.refuse("running statistics that are no initializers")
         now = ctx.build.updates.get(name, name)
         fresh = ctx.reshape(value, (shape[1],))
