@@ -4,7 +4,7 @@ A budget is kept by counting: arrays exactly, scratch of programs and growth of 
 guard looks at what the process *has*. Where that, and what programs that run may still take, is more than it
 may have, the heap is trimmed; if that is not enough, so much is *withheld* from the memory tier, which then
 keeps fewer chunks in RAM, and programs wait for others to end. Results stay as they are: no order of sums
-changes.
+changes. Where even one unit that runs alone finds no room, the run ends with an error before it starts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from oocdl.errors import ResourceError
 from oocdl.host.limits import anonymous_bytes
 
 PERIOD_SECONDS = 0.005
@@ -21,7 +22,10 @@ RELIEF_SECONDS = 0.02
 
 
 class MemoryGuard:
-    """Compares what the process has with ``most_bytes``. Not thread-safe: ``Heap`` asks under its lock.
+    """Compares what the process has with a budget. Not thread-safe: ``Heap`` asks under its lock.
+
+    Of the budget, ``kernel_bytes`` are the kernel's, and ``file_bytes`` for pages of mapped files, which one
+    unit that runs alone may use up: the kernel can read them again.
 
     >>> guard = MemoryGuard(100, measure=lambda: 90, clock=lambda: 0.0)
     >>> guard.is_due(), guard.is_due(), guard.over_bytes(5), guard.over_bytes(30)
@@ -33,12 +37,16 @@ class MemoryGuard:
 
     def __init__(
         self,
-        most_bytes: int,
+        budget_bytes: int,
+        *,
+        kernel_bytes: int = 0,
+        file_bytes: int = 0,
         measure: Callable[[], int] = anonymous_bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.most_bytes = most_bytes
+        self.most_bytes = budget_bytes - kernel_bytes - file_bytes
         """What the process may have of memory of its own; the kernel's share and file pages come on top."""
+        self._budget_bytes, self._kernel_bytes = budget_bytes, kernel_bytes
         self.withheld_bytes = 0
         """What the tier does without. It never gets it back: what was not predicted once may come again."""
         self.notice: str | None = None
@@ -76,3 +84,22 @@ class MemoryGuard:
                 "predicted; units wait and chunks leave memory earlier from now on (equal results, slower "
                 "steps); more memory= avoids it"
             )
+
+    def excess_bytes(self, to_come_bytes: int) -> int:
+        """How far the process would be beyond its whole budget, pages of files given up; negative: below."""
+        return self.over_bytes(to_come_bytes) + self.most_bytes + self._kernel_bytes - self._budget_bytes
+
+    def check_alone(self, to_come_bytes: int) -> None:
+        """Raise ResourceError if one unit is too much that will take so many bytes, all others waiting."""
+        excess_bytes = self.excess_bytes(to_come_bytes)
+        if excess_bytes <= 0:
+            return
+        has_bytes = self._budget_bytes - self._kernel_bytes + excess_bytes - to_come_bytes
+        enough_bytes = has_bytes + to_come_bytes + self._budget_bytes - self.most_bytes
+        raise ResourceError(
+            f"this process has {has_bytes / 2**20:.0f} MiB, with no chunk in memory but those of one unit, "
+            f"which needs {to_come_bytes / 2**20:.0f} MiB more; the budget is "
+            f"{self._budget_bytes / 2**20:.0f} MiB, of which {self._kernel_bytes / 2**20:.0f} MiB are the "
+            "kernel's: a library, a callback or another thread takes more than was predicted; the run stays "
+            f"at its last commit; free what holds it, or go on with memory='{-(-enough_bytes >> 20)}MiB'"
+        )

@@ -143,6 +143,18 @@ class Heap:
             self._is_over(to_come_bytes)
             return self._guard.withheld_bytes
 
+    def check_alone(self, to_come_bytes: int) -> None:
+        """Raise ResourceError if the process has no room for the only unit that runs.
+
+        ``to_come_bytes``: what the arrays and the program of the unit will take.
+        """
+        if self._guard is None:
+            return
+        with self._lock:
+            if self._guard.excess_bytes(to_come_bytes) > 0:
+                trim()
+                self._guard.check_alone(to_come_bytes)
+
     def _is_over(self, arrays: int = 0) -> bool:
         """Whether the process has more than it may; tries to mend that, and withholds what it cannot mend."""
         guard = self._guard

@@ -81,7 +81,9 @@ class Machine:
     def guard(self) -> MemoryGuard:
         """What watches that the process, its files and the kernel's share stay in the budget."""
         budget = self.base_bytes + self.capacity_bytes
-        return MemoryGuard(budget - KERNEL_BYTES - FILE_BYTES, self.running_bytes)
+        return MemoryGuard(
+            budget, kernel_bytes=KERNEL_BYTES, file_bytes=FILE_BYTES, measure=self.running_bytes
+        )
 
     def limits(self, settings: Settings, unit_bytes: int) -> Limits:
         """The limits that a plan has to keep where a unit may take ``unit_bytes``."""

@@ -111,7 +111,11 @@ class WorkerSetup(WorkerPlugin):
         keep_freed_memory()
         heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes, machine.guard())
         self.tier = Tier(
-            room, SpillStore(folder), before_mapping=heap.before_mapping, withheld_bytes=heap.withheld_bytes
+            room,
+            SpillStore(folder),
+            before_mapping=heap.before_mapping,
+            withheld_bytes=heap.withheld_bytes,
+            check_alone=heap.check_alone,
         )
         use(self.tier)
         scale, kept = known.settings.scale or {}, Kept()

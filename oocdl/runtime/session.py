@@ -141,6 +141,7 @@ class Session(Held[Chunk]):
             SpillStore(self.spill),
             before_mapping=heap.before_mapping,
             withheld_bytes=heap.withheld_bytes,
+            check_alone=heap.check_alone,
         )
         self.before, kept = current(), Kept()
         use(self.tier)

@@ -6,7 +6,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from oocdl.errors import ResourceError
 from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import Heap
 from oocdl.storage.cache.memory_tier import Tier
@@ -22,7 +24,7 @@ class Process:
         self.nbytes, self.seconds = nbytes, 0.0
 
     def guard(self, most_bytes: int) -> MemoryGuard:
-        return MemoryGuard(most_bytes, lambda: self.nbytes, self.clock)
+        return MemoryGuard(most_bytes, measure=lambda: self.nbytes, clock=self.clock)
 
     def clock(self) -> float:
         self.seconds += 1.0
@@ -68,6 +70,46 @@ def test_programs_run_one_at_a_time_where_the_process_has_too_much() -> None:
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+def test_a_process_without_room_for_one_unit_is_an_error_with_both_numbers() -> None:
+    process = Process(70 * MIB)
+    guard = MemoryGuard(100 * MIB, kernel_bytes=10 * MIB, file_bytes=15 * MIB, measure=lambda: process.nbytes)
+    heap = Heap(2, 50 * MIB, lambda: 0, guard)
+    heap.check_alone(20 * MIB)  # pages of files may go
+    with pytest.raises(ResourceError, match=r"has 70 MiB, .* 21 MiB more; the budget is 100 MiB") as told:
+        heap.check_alone(21 * MIB)
+    assert "memory='116MiB'" in str(told.value)
+
+
+def test_the_tier_is_as_it_was_where_even_one_unit_is_refused(tmp_path: Path) -> None:
+    withheld, room = [0], [True]
+
+    def check_alone(nbytes: int) -> None:
+        asked.append(nbytes)
+        if not room[0]:
+            raise ResourceError("no room")
+
+    asked: list[int] = []
+    spill = SpillStore(tmp_path / "spill")
+    with Tier(4 * MIB, spill, withheld_bytes=lambda _: withheld[0], check_alone=check_alone) as tier:
+        with tier.reserve(MIB) as unit:
+            array = unit.empty((MIB // 4,), "f4")
+            array[...] = 7
+            chunk = unit.put(array, ((0, MIB // 4),), uses=(5,))
+            del array
+        assert asked == []
+        withheld[0], room[0] = 4 * MIB, False
+        with tier.reserve(0):  # puts the chunk out
+            pass
+        for _ in range(2):
+            with pytest.raises(ResourceError, match="no room"):
+                tier.reserve(MIB, [chunk], scratch_bytes=MIB)
+        assert asked[-1] == 3 * MIB
+        assert tier.stats.resident_bytes == tier.stats.reserved_bytes == 0
+        withheld[0] = 0
+        with tier.reserve(0, [chunk]):
+            assert chunk.array()[0] == 7
 
 
 def test_the_tier_shrinks_and_one_unit_always_runs(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ class Small:
     process_bytes: int | None = None
     """The process is counted as if it always were so large, as it is not from one test to the next."""
 
-    later_bytes: int | None = None
-    """While units run the process is counted as so large, though it was planned as smaller."""
+    over_bytes: int | None = None
+    """While units run the process is counted as so much larger than the guard lets it be."""
 
     def job(self, model: str | Path, dataset: Any, **options: Any) -> Job:
         """The job of a call of ``fit``, on this machine."""
@@ -36,11 +36,13 @@ class Small:
             nbytes = self.process_bytes
             base = nbytes + machine.reserved_bytes
             left = max(job.settings.memory_bytes - base, 1)
-            later = nbytes if self.later_bytes is None else self.later_bytes
-            sizes: Any = {"process_bytes": lambda: nbytes, "running_bytes": lambda: later}
+            sizes: Any = {"process_bytes": lambda: nbytes, "running_bytes": lambda: nbytes}
             machine = replace(machine, base_bytes=base, capacity_bytes=left, **sizes)
         if self.capacity_bytes is not None:
             machine = replace(machine, capacity_bytes=self.capacity_bytes)
+        if self.over_bytes is not None:
+            later = machine.guard().most_bytes + self.over_bytes
+            machine = replace(machine, running_bytes=lambda: later)
         return replace(job, machine=machine)
 
 

@@ -81,7 +81,7 @@ def _reference(bench: Bench, engine: str) -> Bits:
 
 def test_a_process_that_takes_too_much_makes_equal_bits(bench: Bench) -> None:
     """Then units run one after the other and chunks leave memory, the run says so once, and goes on."""
-    machine = Small(process_bytes=300 << 20, later_bytes=100 << 30)
+    machine = Small(process_bytes=300 << 20, capacity_bytes=64 << 20, over_bytes=15 << 20)
     with pytest.warns(RuntimeWarning, match="more than was predicted") as told:
         bits, run = bench.train("torch", machine)
     assert bits == _reference(bench, "torch")

@@ -23,6 +23,7 @@ from oocdl.errors import (
     InputError,
     ModelError,
     OocdlError,
+    ResourceError,
     StoreError,
     UnsupportedError,
 )
@@ -316,6 +317,17 @@ def test_an_impossible_budget_names_the_one_that_would_do(tmp_path: Path) -> Non
     assert smallest and not (tmp_path / "unet.run").exists()
     run = machine.fit(model, data, **{**options, "memory": smallest[1]})
     assert run.steps == 1 and run.history[0]["peak_bytes"] <= parse_bytes(smallest[1])
+
+
+def test_a_process_that_alone_is_too_large_ends_the_run_by_name(tmp_path: Path) -> None:
+    """Its growth is noticed before a unit starts; it is neither waited for nor trimmed for ever."""
+    model, data = nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "d.zarr", nets.vectors())
+    small = Small(capacity_bytes=64 << 20, process_bytes=300 << 20, over_bytes=100 << 20)
+    budget = small.job(model, data, **QUICK).machine.guard().most_bytes + (36 << 20)
+    text = refused(ResourceError, "process has", lambda: machine.fit(model, data, machine=small, **QUICK))
+    assert f"has {(budget >> 20) + 64} MiB" in text and f"the budget is {budget >> 20} MiB" in text
+    enough = re.search(r"memory='(\d+)MiB'", text)
+    assert enough and int(enough[1]) >= (budget >> 20) + 100
 
 
 def test_a_place_that_cannot_be_written(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:

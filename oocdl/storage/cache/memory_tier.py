@@ -84,8 +84,9 @@ class Tier:
 
     The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
     mapped; ``withheld_bytes``, called with the bytes that a unit's arrays will take anew, says how much of
-    the capacity has to stay unused because the process has more than was predicted. All methods may be
-    called by any thread.
+    the capacity has to stay unused because the process has more than was predicted. ``check_alone`` is
+    called with the bytes that a unit will take anew where that leaves it no room, so that it runs alone; it
+    raises an error if even that is too much. All methods may be called by any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -104,12 +105,14 @@ class Tier:
         io_threads: int = IO_THREADS,
         before_mapping: Callable[[int], None] | None = None,
         withheld_bytes: Callable[[int], int] | None = None,
+        check_alone: Callable[[int], None] | None = None,
     ) -> None:
         self._spill = spill
         self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
         self._ledger, self._changed = self._mover.ledger, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
+        self._check_alone = check_alone or (lambda _: None)
         self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
 
     @property
@@ -135,7 +138,8 @@ class Tier:
 
         ``scratch_bytes`` more are kept free for what the unit's program takes from the heap. Callers are
         served first come first served. Never reserve while holding a reservation. Raises BudgetError if
-        the request is larger than the tier, StoreError or ResourceError if the spill has failed.
+        the request is larger than the tier, StoreError or ResourceError if the spill has failed,
+        ResourceError if the process has too much even for this unit alone.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
         need = nbytes + scratch_bytes + sum(pin.slot.footprint_bytes for pin in unique)
@@ -149,8 +153,11 @@ class Tier:
             loads = self._acquire(claim)
             self._scratch_bytes += scratch_bytes
             self._pool.shrink(self._paged_bytes())
+            alone, cold_bytes = self._ledger.lendable_bytes < 0, self._cold_bytes(0)
         reservation = Reservation(self, claim, unique)
         try:
+            if alone:
+                self._check_room(loads, cold_bytes + scratch_bytes)
             for slot in loads:
                 self._mover.load(slot)
             with self._changed:  # another unit may be loading the others
@@ -261,6 +268,16 @@ class Tier:
         """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
+    def _check_room(self, loads: Sequence[Slot], to_come_bytes: int) -> None:
+        """Ask whether the process has room for the only unit; if not, the chunks it needs do not come."""
+        try:
+            self._check_alone(to_come_bytes)
+        except BaseException:
+            with self._changed:
+                for slot in loads:
+                    self._ledger.loaded(slot, done=False)
+            raise
+
     def _put(self, claim: Claim[Slot], slot: Slot, region: Region, order: Order) -> Chunk:
         made = Chunk(self, slot, region, order)
         with self._changed:
@@ -281,10 +298,10 @@ class Tier:
         """What arrays may have of pages: the rest is for scratch, or is withheld."""
         return max(self.capacity_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
 
-    def _cold_bytes(self, claim: Claim[Slot]) -> int:
-        """What arrays will take from the system once the claim is let in, beyond pages that are there."""
+    def _cold_bytes(self, more_bytes: int) -> int:
+        """What arrays and ``more_bytes`` of them will take from the system, beyond pages that are there."""
         books = self._ledger
-        arrays = books.resident_bytes + books.reserved_bytes - self._scratch_bytes + claim.left_bytes
+        arrays = books.resident_bytes + books.reserved_bytes - self._scratch_bytes + more_bytes
         return max(arrays - self._pool.mapped_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
@@ -296,7 +313,7 @@ class Tier:
                 self._mover.wait()
             while True:
                 self._mover.bury()
-                self._ledger.withheld_bytes = self._withheld_bytes(self._cold_bytes(claim))
+                self._ledger.withheld_bytes = self._withheld_bytes(self._cold_bytes(claim.left_bytes))
                 loads = self._ledger.admit(claim)
                 if loads is not None:
                     return loads
