@@ -132,6 +132,11 @@ class Heap:
                     self._computing -= 1
                     self._ended.notify_all()
 
+    @property
+    def notice(self) -> str | None:
+        """What the guard tells the user, once it had to withhold memory."""
+        return None if self._guard is None else self._guard.notice
+
     def withheld_bytes(self, to_come_bytes: int = 0) -> int:
         """Measure the process, if it is time to, and return what the memory tier is to do without.
 

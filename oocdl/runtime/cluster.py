@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -156,11 +156,12 @@ class WorkerSetup(WorkerPlugin):
         give_back_freed_memory()
 
 
-def _moved(run_id: str) -> tuple[int, int, int, int, int]:
-    """What a worker has moved so far; runs on the worker."""
+def _moved(run_id: str) -> tuple[Moved, str | None]:
+    """What a worker has moved so far, and what its guard has noticed; runs on the worker."""
     context = execute.context_of(run_id)
     stats, moved = context.tier.stats, context.measured
-    return moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes, stats.peak_bytes
+    found = moved.read_bytes, moved.made_bytes, stats.read_bytes, stats.written_bytes, stats.peak_bytes
+    return Moved(*found), context.heap.notice
 
 
 def _write(
@@ -321,11 +322,17 @@ class ClusterSession(Held[Future[Chunk]]):
         writing.finish(meta)
 
     def moved(self) -> Moved:
-        """Totals over all workers since the session began; the peak is the largest worker's."""
-        found = self.client.run(_moved, self.run_id).values()
-        totals = [sum(numbers) for numbers in zip(*found, strict=True)]
-        peak = max(numbers[4] for numbers in found)
-        return Moved(totals[0], totals[1], totals[2], totals[3], peak)
+        """Totals over all workers since the session began; the peak is the largest worker's.
+
+        The first worker whose guard withholds memory is named to the user.
+        """
+        found: dict[str, tuple[Moved, str | None]] = self.client.run(_moved, self.run_id)
+        for worker, (_, notice) in found.items():
+            self.tell(None if notice is None else f"worker {worker}: {notice}")
+        each = [astuple(moved) for moved, _ in found.values()]
+        totals = [sum(numbers) for numbers in zip(*each, strict=True)]
+        peak = max(moved.peak_bytes for moved, _ in found.values())
+        return replace(Moved(*totals), peak_bytes=peak)
 
     def start_recording(self) -> None:
         """Record all workers."""

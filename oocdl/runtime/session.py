@@ -67,6 +67,14 @@ class Held(ABC, Generic[T]):
 
     spent: bool = False
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
+    told: bool = False
+    """Whether the user knows that a guard withholds memory."""
+
+    def tell(self, notice: str | None) -> None:
+        """Tell the user what a guard has noticed: once, however many of them notice how much."""
+        if notice is not None and not self.told:
+            self.told = True
+            warnings.warn(notice, RuntimeWarning, stacklevel=3)
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -127,15 +135,13 @@ class Session(Held[Chunk]):
     """Of memory that is worth taking; None: all that the machine gives."""
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    told: bool = False
-    """Whether the user knows that the guard withholds memory."""
 
     def __enter__(self) -> Session:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
         self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
         keep_freed_memory()
-        self.guard = self.machine.guard()
-        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes, self.guard)
+        guard = self.machine.guard()
+        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes, guard)
         self.tier = Tier(
             self.room_bytes,
             SpillStore(self.spill),
@@ -195,9 +201,7 @@ class Session(Held[Chunk]):
         self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weight_io.after_pass(compiled, made, self.held)
-        if self.guard.notice is not None and not self.told:
-            self.told = True
-            warnings.warn(self.guard.notice, RuntimeWarning, stacklevel=2)
+        self.tell(self.context.heap.notice)
         return scalar_outputs(compiled, made)
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:

@@ -20,12 +20,14 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.events import Event, StepDone
 from oocdl.graph.ir.index import Region
+from oocdl.host.limits import anonymous_bytes
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
+from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.planning.placement import largest_crossing, place
 from oocdl.planning.task_graph import UnitCall
 from oocdl.planning.task_key import TaskKey, dask_key
-from oocdl.runtime import dask_records
+from oocdl.runtime import dask_records, execute
 from oocdl.runtime.cluster import ClusterSession
 from tests.kit import nets
 
@@ -315,6 +317,35 @@ def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl
             assert placed.worker_of[call.key] == 0
     largest = max(np.prod([b - a for a, b in region]) for ps in graph.pieces.values() for region, _ in ps)
     assert largest_crossing(graph, placed) < 4 * largest
+
+
+def test_a_worker_that_takes_too_much_is_named_once(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+) -> None:
+    """Its memory is taken by somebody else, between two steps; what the run makes stays as it is."""
+    budget = oocdl.plan(*job, **CUTS, **QUICK).machine.base_bytes + (100 << 20)
+    hoarder = sorted(client.scheduler_info(n_workers=-1)["workers"])[1]
+
+    def hoard() -> None:
+        # Beyond what it may have of its own, and not so much that even one unit finds no room.
+        most = budget - KERNEL_BYTES - FILE_BYTES + (4 << 20)
+        execute.hoarded = b"x" * (most - anonymous_bytes())  # type: ignore[attr-defined]
+
+    def let_go() -> None:
+        del execute.hoarded  # type: ignore[attr-defined]
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone) and event.row["step"] == 1:
+            client.run(hoard, workers=[hoarder])
+
+    options = {**CUTS, **QUICK, "memory": budget}
+    try:
+        with pytest.warns(RuntimeWarning, match=rf"^worker {hoarder}: .* more than was predicted") as told:
+            run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+    finally:
+        client.run(let_go, workers=[hoarder])
+    assert len(told) == 1
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in local.history]
 
 
 @pytest.mark.parametrize("spare", [100 << 20, 250 << 20])
