@@ -155,7 +155,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Add": lambda i, a: i[0] + i[1],
     "Sub": lambda i, a: i[0] - i[1],
     "Mul": lambda i, a: i[0] * i[1],
-    "Div": lambda i, a: i[0] / i[1],
+    "Div": lambda i, a: torch.div(*i, rounding_mode=None if i[0].is_floating_point() else "trunc"),
     "Pow": lambda i, a: torch.pow(i[0], i[1]),
     "Max": lambda i, a: torch.maximum(i[0], i[1]),
     "Min": lambda i, a: torch.minimum(i[0], i[1]),
