@@ -1,4 +1,4 @@
-"""Operators that only move elements: Transpose, Reshape, Expand, Concat, Split, Slice, Pad."""
+"""Operators that only move elements: Transpose, Reshape, Expand, Concat, Split, Slice, Reverse, Pad."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _gradient_split(build: Builder, node: Node, grads: Sequence[str | None]) -> 
     return [build("Concat", *parts, axis=node.attrs["axis"])]
 
 
-# Slice, Pad ----------------------------------------------------------------------------------
+# Slice, Reverse, Pad -------------------------------------------------------------------------
 
 
 def _infer_slice(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -223,6 +223,20 @@ def _gradient_slice(build: Builder, node: Node, grads: Sequence[str | None]) -> 
     if start or after:
         grad = build("Pad", grad, axis=axis, before=start, after=after)
     return [grad]
+
+
+def _infer_reverse(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    _axis(node, inputs[0].shape)
+    return [(inputs[0].shape, inputs[0].dtype)]
+
+
+def _axes_reverse(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    axis = node.attrs["axis"]
+    return _along(axis, outputs[0], [Shifted(f"a{axis}", outputs[0][axis] - 1, -1)])
+
+
+def _gradient_reverse(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    return [None if grads[0] is None else build("Reverse", grads[0], axis=node.attrs["axis"])]
 
 
 def _infer_pad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -273,6 +287,11 @@ def _probes_concat(shape: Shape) -> Iterator[Probe]:
 def _probes_slice(shape: Shape) -> Iterator[Probe]:
     half = {"axis": 2, "start": 0, "stop": shape[2] // 2, "step": 1}
     yield Probe("Slice", ((shape, "float32"),), half)
+
+
+def _probes_reverse(shape: Shape) -> Iterator[Probe]:
+    for axis in (2, 4):
+        yield Probe("Reverse", ((shape, "float32"),), {"axis": axis})
 
 
 def _probes_pad(shape: Shape) -> Iterator[Probe]:
@@ -338,6 +357,16 @@ RULES: tuple[OpRule, ...] = (
         gradient=_gradient_slice,
         axes=_axes_slice,
         speed=streaming(MOVING, 180, _probes_slice),
+        flops=_no_flops,
+        scratch_elements=no_scratch,
+        moves_only=True,
+    ),
+    OpRule(
+        op="Reverse",
+        infer=_infer_reverse,
+        gradient=_gradient_reverse,
+        axes=_axes_reverse,
+        speed=streaming(MOVING, None, _probes_reverse),
         flops=_no_flops,
         scratch_elements=no_scratch,
         moves_only=True,

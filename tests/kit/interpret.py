@@ -197,6 +197,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Concat": lambda i, a: torch.cat(tuple(i), a["axis"]),
     "Split": lambda i, a: torch.split(i[0], list(a["sizes"]), a["axis"]),
     "Slice": _slice,
+    "Reverse": lambda i, a: i[0].flip(a["axis"]),
     "Pad": _pad,
     "Gather": lambda i, a: i[0][i[1]],
     "GatherGrad": _gather_grad,

@@ -255,6 +255,8 @@ def structure() -> list[Case]:
             lambda a: a.clone(),
             {"axis": 2, "start": 7, "stop": 9, "step": 1},
         ),
+        Case("Reverse", "Reverse", [x], lambda a: a.flip(2), {"axis": 2}),
+        Case("Reverse-bool", "Reverse", [flags], lambda a: a.flip(3), {"axis": 3}),
         Case(
             "Pad",
             "Pad",

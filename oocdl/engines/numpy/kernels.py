@@ -200,6 +200,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Expand": _kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
     "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
     "Slice": _kernel(_slice, _none),
+    "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
     "Gather": _kernel(lambda args, item: [args[0][args[1]]], _none),
     "GatherGrad": _kernel(_gather_grad, _none),
     "ReduceSum": _kernel(_sum, _none),

@@ -61,6 +61,10 @@ def _slice(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val
     return [emit.slice(x, [(0, extent) for extent in x.shape], steps)]
 
 
+def _reverse(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    return [emit.flip(args[0], [int(instruction.attrs["axis"])])]
+
+
 def _gather(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [emit.node("Gather", args, instruction.kernel_shapes[0], axis=0)]
 
@@ -162,6 +166,7 @@ KERNELS: Mapping[str, Kernel] = {
         left_to_sessions(_concat), takes_unpadded=True, channels_last=_moving(channels_last.concat)
     ),
     "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
+    "Reverse": left_to_sessions(_reverse),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
     "Gather": left_to_sessions(_gather),
     "GatherGrad": left_to_sessions(_gather_grad, one_thread=True),

@@ -67,6 +67,10 @@ def _slice(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     return [args[0][tuple(index)]]
 
 
+def _reverse(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    return [args[0].flip(int(instruction.attrs["axis"]))]
+
+
 def _gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     table, ids = args
     flat = _wrap(ids, table.shape[0])
@@ -153,6 +157,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Expand": _plain(_expand, Result.VIEW),
     "Concat": replace(_plain(_concat, Result.EITHER), takes_unpadded=True),
     "Slice": _plain(_slice, Result.VIEW),
+    "Reverse": _plain(_reverse, Result.OWN),
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
     "Gather": _plain(_gather, Result.EITHER),
     "GatherGrad": replace(_plain(_gather_grad, Result.EITHER), on_device=_gather_grad_in_order),

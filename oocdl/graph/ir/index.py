@@ -38,15 +38,15 @@ class Plain:
 
 @dataclass(frozen=True)
 class Shifted:
-    """The index is ``step * letter + offset`` (Slice, Concat, Pad)."""
+    """The index is ``step * letter + offset`` (Slice, Concat, Pad; Reverse, whose step is -1)."""
 
     letter: str
     offset: int
     step: int = 1
 
     def needs(self, out: Range) -> Range:
-        start, stop = out
-        return start * self.step + self.offset, (stop - 1) * self.step + self.offset + 1
+        first, last = out[0] * self.step + self.offset, (out[1] - 1) * self.step + self.offset
+        return min(first, last), max(first, last) + 1
 
 
 @dataclass(frozen=True)

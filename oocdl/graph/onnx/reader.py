@@ -23,6 +23,7 @@ from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.input_sizes import sizes_of
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
 from oocdl.graph.onnx.lower.layers import LAYERS
+from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.structure import STRUCTURE
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
@@ -47,7 +48,7 @@ __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "sup
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
     """Return the lowerings of all ONNX operators that can be read."""
-    return {**of_rules(rules), **ARITHMETIC, **STRUCTURE, **LAYERS}
+    return {**of_rules(rules), **ARITHMETIC, **STRUCTURE, **REARRANGE, **LAYERS}
 
 
 def supported(rules: Rules) -> frozenset[str]:

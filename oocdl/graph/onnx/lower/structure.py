@@ -77,12 +77,14 @@ def _slice(ctx: Context) -> Sequence[Operand]:
         extent = ctx.build.shape(x)[axis]
         if before is not None and last == before[axis] and not ctx.is_sized(2):
             last = extent  # a traced end that was the whole axis
-        if step < 1 and extent > 1:
-            ctx.refuse(f"step {step}")
-        start, stop, _ = slice(first, last, max(step, 1)).indices(extent)
-        if stop <= start:
+        if not step:
+            raise ModelError(f"step 0 along axis {axis}")
+        taken = range(extent)[slice(first, last, step)]
+        if not taken:
             raise ModelError(f"nothing is left of axis {axis} (extent {extent}) between {first} and {last}")
-        x = slice_axis(ctx, x, axis, start, stop, max(step, 1))
+        x = slice_axis(ctx, x, axis, min(taken), max(taken) + 1, abs(step))
+        if step < 0 and len(taken) > 1:
+            x = ctx.make("Reverse", x, axis=axis)
     return [x]
 
 
