@@ -114,6 +114,8 @@ FLOATS: Mapping[str, Emit] = {
     "Neg": lambda b, args, attrs: b.new(f"fneg {b.type} {args[0]}"),
     "Sqrt": _call("sqrt"),
     "Abs": _call("fabs"),
+    "Floor": _call("floor"),
+    "Round": _call("roundeven"),
     "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {args[0]}"),
     "Relu": _relu,
     "ReluGrad": _relu_grad,
@@ -148,6 +150,10 @@ ATTRIBUTES = frozenset({"alpha", "eps", "ratio"})
 _FUNCTION = "LLVM has no vectors of this function: it would call the C library a number at a time"
 _ORDER = "engines multiply in orders of their own, and their bits would change"
 NO_LOOP: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Mod"),
+        _FUNCTION,
+    ),
     **dict.fromkeys(
         ("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus", "Elu", "Gelu", "GeluGrad"), _FUNCTION
     ),

@@ -8,6 +8,7 @@ from oocdl.graph.ir.op_rule import OpRule
 from oocdl.ops import (
     activation,
     einsum,
+    functions,
     gather,
     norm,
     pointwise,
@@ -22,6 +23,7 @@ RULES: Mapping[str, OpRule] = {
     for rules in (
         pointwise.RULES,
         activation.RULES,
+        functions.RULES,
         norm.RULES,
         reduce.RULES,
         softmax.RULES,

@@ -166,6 +166,13 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Abs": lambda i, a: i[0].abs(),
     "Erf": lambda i, a: i[0].erf(),
     "Reciprocal": lambda i, a: 1 / i[0],
+    **{
+        op: (lambda i, a, op=op: getattr(torch, op.lower())(i[0]))
+        for op in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh")
+    },
+    "Floor": lambda i, a: i[0].floor(),
+    "Round": lambda i, a: i[0].round(),
+    "Mod": lambda i, a: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*i),
     "Identity": lambda i, a: i[0],
     "Cast": lambda i, a: i[0].to(DTYPES[a["to"]]),
     "Greater": lambda i, a: i[0] > i[1],

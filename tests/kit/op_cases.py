@@ -110,6 +110,11 @@ POINT = [
         Case(op, (A,))
         for op in ("Neg", "Exp", "Abs", "Erf", "Sigmoid", "Tanh", "Softplus", "Identity", "Relu")
     ),
+    *(Case(op, (A,)) for op in ("Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh")),
+    *(Case(op, (("unit", A),)) for op in ("Asin", "Acos", "Atanh")),
+    Case("Acosh", (np.linspace(1.1, 3, 24).reshape(A),)),
+    *(Case(op, (np.linspace(-3, 3, 24).reshape(A),)) for op in ("Floor", "Round")),
+    *(Case("Mod", (A, B), {"fmod": fmod}) for fmod in (0, 1)),
     *(Case(op, (("pos", A),)) for op in ("Sqrt", "Log", "Reciprocal")),
     Case("Cast", (A,), {"to": "float32"}),
     Case("Cast", (("ids", A, 5),), {"to": "float64"}),

@@ -67,6 +67,19 @@ def _dropout(x: Array, u: Array, item: Instruction) -> Array:
 
 Formula = Callable[..., Any]
 _PLAIN: Mapping[str, Formula] = {
+    "Sin": np.sin,
+    "Cos": np.cos,
+    "Tan": np.tan,
+    "Asin": np.arcsin,
+    "Acos": np.arccos,
+    "Atan": np.arctan,
+    "Sinh": np.sinh,
+    "Cosh": np.cosh,
+    "Asinh": np.arcsinh,
+    "Acosh": np.arccosh,
+    "Atanh": np.arctanh,
+    "Floor": np.floor,
+    "Round": np.rint,
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
@@ -105,6 +118,7 @@ _OF_INSTRUCTIONS: Mapping[str, Formula] = {
     "EluGrad": lambda dy, y, item: np.where(y > 0, dy, dy * (y + item.attrs["alpha"])),
     "Gelu": _gelu,
     "GeluGrad": _gelu_grad,
+    "Mod": lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y),
     "Dropout": _dropout,
     "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
 }

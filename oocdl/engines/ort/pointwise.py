@@ -195,6 +195,16 @@ def _emit_leaky_relu(emit: Emitter, args: list[Val], instruction: Instruction) -
     return [emit("LeakyRelu", args[0], alpha=float(instruction.attrs["alpha"]))]
 
 
+def _emit_mod(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    x, divisor = args
+    like_dividend = int(instruction.attrs.get("fmod", 0))
+    if like_dividend or not x.dtype.startswith("float"):
+        return [emit("Mod", x, divisor, fmod=like_dividend)]
+    rest = emit("Mod", x, divisor, fmod=1)  # all that there is for floating-point numbers
+    wrong = emit("Less", emit("Mul", emit("Sign", rest), emit("Sign", divisor)), 0.0, dtype="bool")
+    return [_emit_where(emit, wrong, emit("Add", rest, divisor), rest)]
+
+
 def _emit_elu(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [emit("Elu", args[0], alpha=float(instruction.attrs["alpha"]))]
 
@@ -296,7 +306,15 @@ def _elementwise(lowering: Lowering, bind: Bind, *, in_place: int) -> Kernel:
     return replace(left_to_sessions(lowering), blocks=blockwise.Blockwise(bind, in_place, None))
 
 
+_FUNCTIONS = ("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh")
+
 KERNELS: Mapping[str, Kernel] = {
+    **{op: left_to_sessions(_same(op)) for op in _FUNCTIONS},
+    "Sin": _elementwise(_same("Sin"), _out(np.sin), in_place=1),
+    "Cos": _elementwise(_same("Cos"), _out(np.cos), in_place=1),
+    "Floor": _elementwise(_same("Floor"), _out(np.floor), in_place=1),
+    "Round": _elementwise(_same("Round"), _out(np.rint), in_place=1),
+    "Mod": left_to_sessions(_emit_mod),
     "Add": _elementwise(_same("Add"), _out(np.add), in_place=2),
     "Sub": _elementwise(_same("Sub"), _out(np.subtract), in_place=2),
     "Mul": _elementwise(_same("Mul"), _out(np.multiply), in_place=2),

@@ -89,6 +89,11 @@ def _gelu_grad(attrs: Mapping[str, Any]) -> Into:
     return lambda args, outs: aten.gelu_backward.grad_input(*args, approximate=how, grad_input=outs[0])
 
 
+def _mod(attrs: Mapping[str, Any]) -> Into:
+    function = torch.fmod if attrs.get("fmod", 0) else torch.remainder
+    return _out(function)(attrs)
+
+
 def _cast(args: list[Tensor], outs: list[Tensor]) -> None:
     outs[0].copy_(args[0])
 
@@ -200,7 +205,24 @@ def _elementwise(bind: Bind, *, in_place: int, temporaries: int) -> Blocks:
     return Blocks(bind, in_place, None, temporaries)
 
 
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "Sin": torch.sin,
+    "Cos": torch.cos,
+    "Tan": torch.tan,
+    "Asin": torch.asin,
+    "Acos": torch.acos,
+    "Atan": torch.atan,
+    "Sinh": torch.sinh,
+    "Cosh": torch.cosh,
+    "Asinh": torch.asinh,
+    "Acosh": torch.acosh,
+    "Atanh": torch.atanh,
+    "Floor": torch.floor,
+    "Round": torch.round,
+}
 BLOCKWISE: Mapping[str, Blocks] = {
+    **{op: _elementwise(_out(function), in_place=1, temporaries=0) for op, function in _FUNCTIONS.items()},
+    "Mod": _elementwise(_mod, in_place=2, temporaries=0),
     "Add": _elementwise(_out(torch.add), in_place=2, temporaries=0),
     "Sub": _elementwise(_out(torch.sub), in_place=2, temporaries=0),
     "Mul": _elementwise(_out(torch.mul), in_place=2, temporaries=0),

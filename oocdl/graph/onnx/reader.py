@@ -21,6 +21,7 @@ from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.input_sizes import sizes_of
+from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
@@ -48,7 +49,7 @@ __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "sup
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
     """Return the lowerings of all ONNX operators that can be read."""
-    return {**of_rules(rules), **ARITHMETIC, **STRUCTURE, **REARRANGE, **LAYERS}
+    return {**of_rules(rules), **ARITHMETIC, **ACTIVATIONS, **STRUCTURE, **REARRANGE, **LAYERS}
 
 
 def supported(rules: Rules) -> frozenset[str]:

@@ -32,6 +32,7 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "Less": (0, 1),
     "LessOrEqual": (0, 1),
     "GreaterOrEqual": (0, 1),
+    "Mod": (1,),
     "Range": (0, 1, 2),
     "CastLike": (1,),
     "Shape": (0,),
@@ -67,6 +68,8 @@ def role_of(
     if setting or kind not in (None, "PARAMETER"):
         return Role.CONSTANT
     generated = _GENERATED.match(item.name) is not None
+    if any(node.op == "PRelu" and index == 1 for node, index in uses):
+        return Role.WEIGHT  # a single number, too
     if kind is None and not item.shape and (generated or producer != "pytorch"):
         return Role.CONSTANT  # a number written in the model's code
     if kind is None and generated and item.nbytes <= LIMIT_BYTES:

@@ -34,8 +34,26 @@ def _chain(op: str) -> Lower:
     return lambda ctx: [reduce(lambda a, b: ctx.make(op, a, b), ctx.values())]
 
 
-def _negated(op: str) -> Lower:
-    return lambda ctx: [ctx.make("Not", ctx.make(op, *ctx.values()))]
+def _or_equal(op: str) -> Lower:
+    """Build a comparison that also holds for equal numbers, and for nothing that is no number."""
+    return lambda ctx: [ctx.make("Or", ctx.make(op, *ctx.values()), ctx.make("Equal", *ctx.values()))]
+
+
+def _ceil(ctx: Context) -> Sequence[Operand]:
+    return [ctx.make("Neg", ctx.make("Floor", ctx.make("Neg", ctx.value(0))))]
+
+
+def _sign(ctx: Context) -> Sequence[Operand]:
+    """-1, 0 or 1; no gradient comes back through the comparisons."""
+    x = ctx.value(0)
+    zero, dtype = ctx.number(0, x), ctx.build.dtype(x)
+    signs = (ctx.make("Cast", ctx.make(op, x, zero), to=dtype) for op in ("Greater", "Less"))
+    return [ctx.make("Sub", *signs)]
+
+
+def _mean(ctx: Context) -> Sequence[Operand]:
+    total = reduce(lambda a, b: ctx.make("Add", a, b), ctx.values())
+    return [ctx.make("Div", total, ctx.number(len(ctx.node.inputs), total))]
 
 
 def _pass(ctx: Context) -> Sequence[Operand]:
@@ -185,8 +203,11 @@ ARITHMETIC: dict[str, Lower] = {
     "Max": _chain("Max"),
     "Min": _chain("Min"),
     "Sum": _chain("Add"),
-    "LessOrEqual": _negated("Greater"),
-    "GreaterOrEqual": _negated("Less"),
+    "Mean": _mean,
+    "Ceil": _ceil,
+    "Sign": _sign,
+    "LessOrEqual": _or_equal("Less"),
+    "GreaterOrEqual": _or_equal("Greater"),
     "Identity": _pass,
     "Pow": _pow,
     "Cast": _cast,
