@@ -12,6 +12,7 @@ from oocdl.ops import (
     gather,
     norm,
     pointwise,
+    recurrent,
     reduce,
     shape,
     softmax,
@@ -33,6 +34,7 @@ RULES: Mapping[str, OpRule] = {
         resample.RULES,
         shape.RULES,
         gather.RULES,
+        recurrent.RULES,
     )
     for rule in rules
 }

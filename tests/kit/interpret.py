@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.graph.ir.graph import Graph, Node
+from tests.kit import recurrent_cases
 
 Tensors = Sequence[torch.Tensor]
 DTYPES = {
@@ -220,4 +221,5 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxPool": lambda i, a: _max_pool(i[0], a),
     "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
     "Resample": _resample,
+    **recurrent_cases.ORACLES,
 }

@@ -15,7 +15,7 @@ from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.kit.interpret import OPS
-from tests.kit.op_cases import CASES
+from tests.kit.op_cases import CASES, RECURRENT
 from tests.kit.programs import single
 
 Range = tuple[int, int]
@@ -145,17 +145,17 @@ def pointwise() -> list[Case]:
 
 
 def others(known: Collection[str]) -> list[Case]:
-    """Elementwise operators that are not ``known``, as the tests of their rules have them."""
+    """Elementwise and recurrent operators that are not ``known``, as the tests of their rules have them."""
     return [
         Case(
-            str(case),
+            f"{case} {[a.shape for a in case.arrays()]}",
             case.op,
             case.arrays(),
             lambda *args, case=case: OPS[case.op](args, case.attrs),
             case.attrs,
         )
         for case in CASES
-        if case.op in BLOCKWISE and case.op not in known
+        if case.op in {*BLOCKWISE, *(one.op for one in RECURRENT)} and case.op not in known
     ]
 
 

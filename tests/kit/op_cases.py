@@ -12,6 +12,7 @@ import pytest
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder, Product, Rules
 from oocdl.ops import RULES
+from tests.kit import recurrent_cases
 
 AS_CONVOLUTIONS: Rules = {
     op: rule if rule.product and rule.product.data else replace(rule, product=Product(data=(0,)))
@@ -33,6 +34,8 @@ class Case:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     constant: tuple[int, ...] = ()
     """Operands that are constants of the graph."""
+    read: tuple[int, ...] = ()
+    """The results that have a gradient, where some are kept for that of the others; else all."""
 
     def arrays(self, seed: int = 0) -> list[Array]:
         """The operands' contents."""
@@ -236,8 +239,11 @@ MOVE = [
     Case("Gather", ((6, 3), ("ids", (2, 5), 6)), {}),
     Case("Gather", ((6, 3, 2), ("ids", (4,), 6)), {}),
 ]
-DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE]
-CASES = [*DIFFERENTIABLE, *GRADS]
+RECURRENT = [
+    Case(op, tuple(arrays), attrs, read=read) for op, arrays, attrs, read in recurrent_cases.instances()
+]
+DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE, *(case for case in RECURRENT if case.read)]
+CASES = [*DIFFERENTIABLE, *GRADS, *(case for case in RECURRENT if not case.read)]
 
 
 def params(cases: list[Case]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.engines import recurrent
 from oocdl.engines.numpy import windows
 from oocdl.engines.numpy.record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
@@ -190,6 +191,11 @@ def _operands(times: int) -> Scratch:
     return elements
 
 
+def _recurrent(run: recurrent.Run) -> Kernel:
+    """The states before all steps are as large as a result."""
+    return _kernel(lambda args, item: run(args, item.attrs), _operands(2))
+
+
 def _kernel(run: Run, scratch: Scratch) -> Kernel:
     """A kernel whose operands come padded."""
     return Kernel(run, scratch, takes_unpadded=False)
@@ -221,6 +227,7 @@ KERNELS: Mapping[str, Kernel] = {
     "ReduceMax": _kernel(_max, _none),
     "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
     "Moments": _kernel(_moments, _operands(2)),
+    **{op: _recurrent(run) for op, run in recurrent.KERNELS.items()},
     "Einsum": _kernel(_einsum, _operands(2)),
     "Resample": _kernel(_resample, _operands(2)),
 }

@@ -10,19 +10,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from oocdl.engines import recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.ort import channels_last, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.nchwc import tiles
-from oocdl.engines.ort.pointwise import left_to_sessions
-from oocdl.engines.ort.record import ChannelsLast, Kernel, RunChannelsLast
+from oocdl.engines.ort.pointwise import left_to_numpy, left_to_sessions
+from oocdl.engines.ort.record import Bind, ChannelsLast, Into, Kernel, RunChannelsLast
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.operands import aligned, concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
 
@@ -89,6 +91,17 @@ def _resample(emit: Emitter, args: list[Val], instruction: Instruction) -> list[
     else:
         y = emit.matmul(emit.constant(matrix), emit.reshape(x, (before, x.shape[axis], after)))
     return [emit.reshape(y, instruction.kernel_shapes[0])]
+
+
+def _recurrent(run: recurrent.Run) -> Bind:
+    def bind(attrs: Mapping[str, Any]) -> Into:
+        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+            for out, result in zip(outs, run(list(map(aligned, args)), attrs), strict=True):
+                out[...] = result
+
+        return kernel
+
+    return bind
 
 
 def _unchanged(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -170,6 +183,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
     "Gather": left_to_sessions(_gather),
     "GatherGrad": left_to_sessions(_gather_grad, one_thread=True),
+    **{op: left_to_numpy(_recurrent(run)) for op, run in recurrent.KERNELS.items()},
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_sessions(_resample),
     "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),

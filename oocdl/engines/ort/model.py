@@ -62,7 +62,9 @@ def model_of(program: Program) -> tuple[onnx.ModelProto, list[Val]]:
         args = [
             _operand(emit, slots[operand.slot], item, index) for index, operand in enumerate(item.operands)
         ]
-        results = KERNELS[item.op].lowering(emit, args, item)
+        lowering = KERNELS[item.op].lowering
+        assert lowering is not None, f"{item.op} is left to NumPy"
+        results = lowering(emit, args, item)
         for index, result in enumerate(results):
             if result.shape != item.kernel_shapes[index] or result.dtype != item.dtypes[index]:
                 raise ValueError(

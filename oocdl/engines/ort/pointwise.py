@@ -294,11 +294,25 @@ def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
     """An operator that NumPy has no fast loop for; ``one_thread``: see ``Kernel``."""
     return Kernel(
         lowering=lowering,
+        whole=None,
         blocks=None,
         channels_last=None,
         takes_unpadded=False,
         convolution=None,
         one_thread=one_thread,
+    )
+
+
+def left_to_numpy(bind: Bind) -> Kernel:
+    """An operator that no session computes, or not as fast, by NumPy on whole arrays without padding."""
+    return Kernel(
+        lowering=None,
+        whole=bind,
+        blocks=None,
+        channels_last=None,
+        takes_unpadded=False,
+        convolution=None,
+        one_thread=False,
     )
 
 

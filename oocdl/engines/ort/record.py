@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.ort.emit import Lowering
+from oocdl.fusion import blockwise
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
 RunChannelsLast = Callable[[Sequence[Array], Array, Instruction], None]
 """(operands ``[n, c, *space]``, where the result goes, instruction)."""
+
+Into = blockwise.Into[Array]
+Bind = blockwise.Bind[Array]
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,10 @@ class ChannelsLast:
 class Kernel:
     """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
-    lowering: Lowering
-    """Writes the operator as standard ONNX operators, for a session."""
+    lowering: Lowering | None
+    """Writes the operator as standard ONNX operators, for a session; None: ``whole`` is given."""
+    whole: Bind | None
+    """The operator by NumPy on whole arrays, where no session computes it, or not as fast."""
     blocks: Blockwise[Array] | None
     """The operator by NumPy, where that has vector loops; None: it is left to sessions."""
     channels_last: ChannelsLast | None

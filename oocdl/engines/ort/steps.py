@@ -47,6 +47,8 @@ class Kinds:
 
 def suits_numpy(item: Instruction) -> bool:
     """Whether NumPy has a kernel for an instruction as it is."""
+    if KERNELS[item.op].whole is not None:
+        return True
     kernel = BLOCKWISE.get(item.op)
     known = kernel is not None and (kernel.finish is None or len(item.attrs["axes"]) > 0)
     sizes = [prod(operand.shape) for operand in item.operands]
@@ -58,7 +60,7 @@ class NumpyStep:
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         self._item, self._kinds = item, kinds
-        self._kernel = BLOCKWISE[item.op].bind(item.attrs)
+        self._kernel = (KERNELS[item.op].whole or BLOCKWISE[item.op].bind)(item.attrs)
         self.outputs = item.outputs
 
     def run(self, slots: Slots, places: Places) -> None:

@@ -23,6 +23,7 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.linear import einsum, resample
 from oocdl.engines.torch.pooling import DEVICE_CHUNK_ELEMENTS
 from oocdl.engines.torch.record import Kernel, Landing, Result, Run
+from oocdl.engines.torch.sequences import recurrent
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
@@ -161,6 +162,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
     "Gather": _plain(_gather, Result.EITHER),
     "GatherGrad": replace(_plain(_gather_grad, Result.EITHER), on_device=_gather_grad_in_order),
+    **{op: _plain(run, Result.OWN) for op, run in recurrent.KERNELS.items()},
     "Einsum": _plain(einsum, Result.EITHER),
     "Resample": _plain(resample, Result.EITHER),
     "Conv": _convolution(

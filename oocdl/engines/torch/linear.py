@@ -33,15 +33,15 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
     return x.reshape([math.prod(extents[letter] for letter in group) for group in groups])
 
 
+def suits_onednn(a: Tensor, multiply_adds: int, least: int) -> bool:
+    """Whether oneDNN computes products of ``a``, and is worth its call from ``least`` multiply-adds on."""
+    return a.dtype == torch.float32 and a.device.type == "cpu" and multiply_adds >= least and _ONEDNN
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices; in float32 by oneDNN: MKL takes twice as long on AMD processors."""
     multiply_adds = a.shape[0] * a.shape[1] * b.shape[1]
-    if (
-        a.dtype != torch.float32
-        or a.device.type != "cpu"
-        or multiply_adds < _LEAST_ONEDNN_MULTIPLY_ADDS
-        or not _ONEDNN
-    ):
+    if not suits_onednn(a, multiply_adds, _LEAST_ONEDNN_MULTIPLY_ADDS):
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return product

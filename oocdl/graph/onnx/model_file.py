@@ -282,9 +282,11 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
         return tuple(shortest(number) for number in item.floats)
     if item.type == kinds.INTS:
         return tuple(int(number) for number in item.ints)
+    if item.type == kinds.STRINGS:
+        return tuple(text.decode("utf-8", "replace") for text in item.strings)
     if item.type == kinds.TENSOR:
         return inside(item.t, f"the constant of node {shown(node)}")
-    return None  # graphs, strings, types: no supported operator has one
+    return None  # graphs, types: no supported operator has one
 
 
 def shortest(number: float) -> float:

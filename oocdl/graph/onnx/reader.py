@@ -25,6 +25,7 @@ from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
+from oocdl.graph.onnx.lower.recurrent import RECURRENT
 from oocdl.graph.onnx.lower.structure import STRUCTURE
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
@@ -49,7 +50,8 @@ __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "sup
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
     """Return the lowerings of all ONNX operators that can be read."""
-    return {**of_rules(rules), **ARITHMETIC, **ACTIVATIONS, **STRUCTURE, **REARRANGE, **LAYERS}
+    tables = (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, LAYERS, RECURRENT)
+    return {**of_rules(rules), **{op: lower for table in tables for op, lower in table.items()}}
 
 
 def supported(rules: Rules) -> frozenset[str]:

@@ -20,6 +20,7 @@ from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "Resize": (1, 2, 3),
     "Upsample": (1,),
@@ -75,8 +76,9 @@ def role_of(
     if kind is None and generated and item.nbytes <= LIMIT_BYTES:
         data = item.raw()
         norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, _ in uses)
-        if data.size == 1 or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()):
-            return Role.CONSTANT  # a number, a mask, the ones and zeros of a norm without weights
+        state = all(node.op in _RECURRENT and index in (5, 6) for node, index in uses) and not data.any()
+        if data.size == 1 or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()) or state:
+            return Role.CONSTANT  # a number, a mask, ones and zeros of a norm without weights, a zero state
     return Role.WEIGHT
 
 

@@ -139,17 +139,14 @@ class LayerCutter:
                     region = _output_region(view, letters | mine)
                     makes[view.value] = region
                     wanted[view.value] = hull(wanted.get(view.value), region)
-            out = next((wanted[v.value] for v in cell.outputs if v.value in wanted), None)
-            if out is None or is_empty(out):
+            seen = [view for view in cell.outputs if not is_empty(wanted.get(view.value, ((0, 0),)))]
+            if not seen:
                 continue
-            for view in cell.outputs[1:]:
-                out = hull(out, wanted.get(view.value, out))
-            out = _whole_where_uncut(cell, out)
-            letters.update(_letters(cell.outputs[0], out))
+            letters.update(_letters(cell, seen, wanted))
             letters.update({k: v for k, v in mine.items() if k in cell.reduced})
             ranges[cell.node.name] = letters
             for view in cell.outputs:
-                wanted[view.value] = out
+                wanted[view.value] = _output_region(view, letters)
                 counts[view.value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
             axes = operands[cell.node.name] = [
                 self.operands.axes(cell, number, letters) for number in range(len(cell.inputs))
@@ -283,14 +280,17 @@ class LayerCutter:
         return Operand(slots[view.value], _crop(tuple(part), held), shape, pads)
 
 
-def _letters(view: View, region: Region) -> dict[str, Range]:
-    """Return the ranges of an output's letters from its region."""
+def _letters(cell: Cell, views: Sequence[View], wanted: Mapping[str, Region]) -> dict[str, Range]:
+    """Return the ranges of the letters that results need, all of those that cannot be cut."""
     found: dict[str, Range] = {}
-    for positions, indices in zip(view.positions, view.indices, strict=True):
-        for position, index in zip(positions, indices, strict=False):
-            if isinstance(index, Plain):
-                found[index.letter] = region[position]
-    return found
+    for view in views:
+        for positions, indices in zip(view.positions, view.indices, strict=True):
+            for position, index in zip(positions, indices, strict=False):
+                if isinstance(index, Plain):
+                    start, stop = wanted[view.value][position]
+                    low, high = found.get(index.letter, (start, stop))
+                    found[index.letter] = min(low, start), max(high, stop)
+    return {k: (0, cell.extents[k]) if k in cell.uncut else found[k] for k in found}
 
 
 def _output_region(view: View, letters: Mapping[str, Range]) -> Region:
@@ -299,18 +299,6 @@ def _output_region(view: View, letters: Mapping[str, Range]) -> Region:
         for _, index in zip(positions, indices, strict=False):
             assert isinstance(index, Plain)
             found.append(letters[index.letter])
-    return tuple(found)
-
-
-def _whole_where_uncut(cell: Cell, region: Region) -> Region:
-    """Return ``region`` with all of the axes that cannot be cut."""
-    if not cell.uncut:
-        return region
-    found = list(region)
-    for positions, indices in zip(cell.outputs[0].positions, cell.outputs[0].indices, strict=True):
-        for position, index in zip(positions, indices, strict=False):
-            if isinstance(index, Plain) and index.letter in cell.uncut:
-                found[position] = (0, cell.extents[index.letter])
     return tuple(found)
 
 

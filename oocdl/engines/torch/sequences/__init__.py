@@ -1,0 +1,1 @@
+"""Kernels of what runs along time: recurrent layers."""

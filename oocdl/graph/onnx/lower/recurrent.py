@@ -1,0 +1,188 @@
+"""Lowers LSTM, GRU and RNN: a product of the input for all steps, and the recurrence by segments of time.
+
+A segment passes its last states on to the next. It is as long as the gates of one sample fill
+``SEGMENT_ELEMENTS``, so that what a unit needs of a sequence is bounded however long that is; the length
+follows from the network's sizes alone, so that every budget computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir.index import pieces
+from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.lower.structure import slice_axis
+
+SEGMENT_ELEMENTS = 1 << 21
+"""Elements of the gates of one sample (steps x gates x hidden size) in a segment: 8 MiB of float32."""
+ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
+"""By ONNX's names in lower case."""
+
+
+class _Kind(NamedTuple):
+    """What ONNX says of one of its operators."""
+
+    op: str
+    """Ours."""
+    states: int
+    """How many states go from step to step."""
+    activations: tuple[str, ...]
+    """Of one direction, where none are given."""
+
+
+_KINDS = {
+    "RNN": _Kind("RnnSteps", 1, ("Tanh",)),
+    "GRU": _Kind("GruSteps", 1, ("Sigmoid", "Tanh")),
+    "LSTM": _Kind("LstmSteps", 2, ("Sigmoid", "Tanh", "Tanh")),
+}
+
+
+class _Direction(NamedTuple):
+    """One direction of a layer."""
+
+    x: str
+    """The input's part of the gates [T, N, G H]."""
+    weight: str
+    states: tuple[str, ...]
+    """Initial h, and c of an LSTM, [1, N, H]."""
+    bias: tuple[str, ...]
+    reverse: bool
+    activations: tuple[str, ...]
+
+
+def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
+    """Return the activations of each direction."""
+    names = [str(name) for name in ctx.attr("activations", ())] or [*kind.activations] * directions
+    if len(names) != directions * len(kind.activations):
+        raise ModelError(f"{len(names)} activations are given, not {directions * len(kind.activations)}")
+    for name in names:
+        if name.lower() not in ACTIVATIONS:
+            ctx.refuse(f"activation {name}")
+    known = [ACTIVATIONS[name.lower()] for name in names]
+    count = len(kind.activations)
+    return [tuple(known[start : start + count]) for start in range(0, len(known), count)]
+
+
+def _refuse(ctx: Context, direction: str) -> None:
+    """Refuse what is not computed here."""
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
+    if ctx.attr("clip") is not None:
+        ctx.refuse("clip")
+    if ctx.attr("input_forget", 0):
+        ctx.refuse("input_forget")
+    if ctx.has(7):
+        ctx.refuse("peepholes")
+
+
+def _mask(ctx: Context, steps: int, samples: int) -> str | None:
+    """Return where samples have steps [T, N, 1]; None if all have all of them."""
+    if not ctx.has(4):
+        return None
+    times = np.arange(steps).reshape(-1, 1, 1)
+    known = ctx.known(4)
+    if known is not None:
+        lengths = known.astype(np.int64).reshape(1, samples, 1)
+        return None if (lengths >= steps).all() else ctx.build.constant(times < lengths)
+    lengths = ctx.reshape(ctx.value(4), (1, samples, 1))
+    return ctx.make("Less", ctx.build.constant(times, "int64"), lengths)
+
+
+def _initial(ctx: Context, index: int, direction: int, batch_first: bool, shape: tuple[int, ...]) -> str:
+    """Return an initial state of one direction: that input, or zeros."""
+    known = ctx.known(index)
+    if not ctx.has(index) or (known is not None and not known.any()):
+        return ctx.build("Expand", ctx.number(0.0, ctx.value(1)), shape=shape)
+    one = slice_axis(ctx, ctx.value(index), 1 if batch_first else 0, direction, direction + 1)
+    return ctx.reshape(one, shape)
+
+
+def _direction(
+    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...]
+) -> _Direction:
+    """Return one direction, its input already multiplied and its biases added."""
+    batch_first = bool(ctx.attr("layout", 0))
+    x, given = ctx.value(0), ctx.shape(0)
+    samples, (_, width, hidden) = given[0 if batch_first else 1], ctx.shape(2)
+
+    def one(index: int, *shape: int) -> str:
+        return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, number, number + 1), shape)
+
+    gates = ctx.make(
+        "Einsum",
+        x,
+        one(1, width, given[2]),
+        equation="nti,gi->tng" if batch_first else "tni,gi->tng",
+    )
+    late = ctx.node.op == "GRU" and bool(ctx.attr("linear_before_reset", 0))
+    bias = (ctx.build.constant(np.zeros(hidden), ctx.build.dtype(gates)),) * late
+    if ctx.has(3):
+        both = one(3, 2 * width)
+        added, inner = (slice_axis(ctx, both, 0, start, start + width) for start in (0, width))
+        if late:  # the last gate's recurrent bias is multiplied by the reset gate
+            cut = 2 * hidden
+            bias = (slice_axis(ctx, inner, 0, cut, width),)
+            two = ctx.make("Add", slice_axis(ctx, added, 0, 0, cut), slice_axis(ctx, inner, 0, 0, cut))
+            added = ctx.make("Concat", two, slice_axis(ctx, added, 0, cut, width), axis=0)
+        else:
+            added = ctx.make("Add", added, inner)
+        gates = ctx.make("Add", gates, added)
+    states = tuple(
+        _initial(ctx, 5 + place, number, batch_first, (1, samples, hidden)) for place in range(kind.states)
+    )
+    return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations)
+
+
+def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return h of all steps [T, N, H], and the last states, by as many segments as there have to be."""
+    steps, _, width = ctx.build.shape(given.x)
+    segments = pieces(steps, -(-steps * width // SEGMENT_ELEMENTS))
+    attrs: dict[str, object] = {"reverse": given.reverse, "activations": given.activations}
+    if ctx.node.op == "GRU":
+        attrs["linear_before_reset"] = bool(given.bias)
+    states, parts = given.states, []
+    for start, stop in reversed(segments) if given.reverse else segments:
+        x = slice_axis(ctx, given.x, 0, start, stop)
+        here = () if mask is None else (slice_axis(ctx, mask, 0, start, stop),)
+        made = ctx.build.node(kind.op, [x, given.weight, *states, *given.bias, *here], attrs)
+        parts.append(made[0])
+        states = made[-kind.states :]
+    ordered = parts[::-1] if given.reverse else parts
+    return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
+
+
+def _recurrent(ctx: Context) -> Sequence[Operand]:
+    kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
+    _refuse(ctx, direction)
+    need_floats(ctx, 0, 1, 2)
+    batch_first = bool(ctx.attr("layout", 0))
+    steps, samples = ctx.shape(0)[1::-1] if batch_first else ctx.shape(0)[:2]
+    count, hidden = 2 if direction == "bidirectional" else 1, ctx.shape(2)[2]
+    activations = _activations(ctx, kind, count)
+    mask = _mask(ctx, steps, samples)
+    outputs, lasts = [], []
+    for number in range(count):
+        reverse = direction == "reverse" or number == 1
+        one = _direction(ctx, kind, number, reverse, activations[number])
+        h, last = _steps(ctx, kind, one, mask)
+        if mask is not None:
+            h = ctx.make("Where", mask, h, ctx.number(0.0, h))
+        outputs.append(ctx.reshape(h, (steps, 1, samples, hidden)))
+        lasts.append(last)
+    y = outputs[0] if count == 1 else ctx.make("Concat", *outputs, axis=1)
+    states = [
+        each[0] if count == 1 else ctx.make("Concat", *each, axis=0) for each in zip(*lasts, strict=True)
+    ]
+    if batch_first:
+        y = ctx.make("Transpose", y, perm=(2, 0, 1, 3))
+        states = [ctx.make("Transpose", state, perm=(1, 0, 2)) for state in states]
+    return [y, *states][: len(ctx.node.outputs)]
+
+
+RECURRENT: dict[str, Lower] = dict.fromkeys(_KINDS, _recurrent)
+"""Lowerings of recurrent layers."""

@@ -1,0 +1,175 @@
+"""LSTM, GRU and RNN nodes against ONNX Runtime; what is not computed is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.onnx.lower import recurrent
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops import RULES
+from tests.kit.onnx_kit import run
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+OUTPUTS = {"RNN": ("y", "yh"), "GRU": ("y", "yh"), "LSTM": ("y", "yh", "yc")}
+
+
+def node_model(
+    op: str,
+    x: Array,
+    hidden: int,
+    *,
+    lengths: Array | None = None,
+    states: bool = False,
+    bias: bool = True,
+    random: np.random.Generator,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """One node on ``x`` [T, N, I] (with layout 1 [N, T, I]), lengths as an input, all else in the file."""
+    directions = 2 if attrs.get("direction") == "bidirectional" else 1
+    batch_first = attrs.get("layout", 0)
+    samples, width = x.shape[0 if batch_first else 1], GATES[op] * hidden
+    start = (samples, directions, hidden) if batch_first else (directions, samples, hidden)
+    shapes = {"W": (directions, width, x.shape[2]), "R": (directions, width, hidden)}
+    shapes |= {"B": (directions, 2 * width)} if bias else {}
+    shapes |= dict.fromkeys(("h0", "c0")[: len(OUTPUTS[op]) - 1], start) if states else {}
+    tensors = [
+        numpy_helper.from_array(random.normal(size=shape).astype("f4") / 2, name)
+        for name, shape in shapes.items()
+    ]
+    there = {"x", *shapes, *(["lengths"] if lengths is not None else [])}
+    names = [name if name in there else "" for name in ("x", "W", "R", "B", "lengths", "h0", "c0")]
+    names = names[: max(place for place, name in enumerate(names) if name) + 1]
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    if lengths is not None:
+        ports.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, lengths.shape))
+    made = helper.make_node(op, names, OUTPUTS[op], name="layer", hidden_size=hidden, **attrs)
+    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in OUTPUTS[op]]
+    graph = helper.make_graph([made], "g", ports, outs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def found(model: onnx.ModelProto, x: Array, lengths: Array | None, folder: Path) -> list[Array]:
+    """What the graph of the file computes, in float64."""
+    path = folder / "layer.onnx"
+    path.write_bytes(model.SerializeToString())
+    given = {"x": x.shape} | ({} if lengths is None else {"lengths": lengths.shape})
+    imported = inspect_onnx(path).bind(RULES, given, precision="float64", training=False)
+    more = [] if lengths is None else [torch.as_tensor(lengths.astype(np.int64))]
+    values = run(imported, torch.as_tensor(x), *more)
+    return [values[value].numpy() for _, value in imported.outputs]
+
+
+def wanted(model: onnx.ModelProto, x: Array, lengths: Array | None) -> list[Array]:
+    """What ONNX Runtime computes."""
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": x} | ({} if lengths is None else {"lengths": lengths})
+    results: list[Array] = session.run(None, feeds)
+    return results
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    op=st.sampled_from(sorted(GATES)),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
+    direction=st.sampled_from(["forward", "reverse", "bidirectional"]),
+    states=st.booleans(),
+    bias=st.booleans(),
+    late=st.booleans(),
+    short=st.booleans(),
+    segment=st.sampled_from([1, 20, 1 << 21]),
+    seed=st.integers(0, 99),
+)
+def test_results_are_onnxs(
+    op: str,
+    sizes: tuple[int, int, int, int],
+    direction: str,
+    states: bool,
+    bias: bool,
+    late: bool,
+    short: bool,
+    segment: int,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    random = np.random.default_rng(seed)
+    steps, samples, width, hidden = sizes
+    x = random.normal(size=(steps, samples, width)).astype("f4")
+    lengths = random.integers(1, steps + 1, samples).astype("i4") if short else None
+    attrs: dict[str, Any] = {"direction": direction}
+    if op == "GRU":
+        attrs["linear_before_reset"] = int(late)
+    if op == "RNN" and late:
+        attrs["activations"] = ["Relu"] * (2 if direction == "bidirectional" else 1)
+    model = node_model(op, x, hidden, lengths=lengths, states=states, bias=bias, random=random, **attrs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "SEGMENT_ELEMENTS", segment)
+        results = found(model, x, lengths, tmp_path_factory.mktemp("layer"))
+    for one, other in zip(results, wanted(model, x, lengths), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_layout_1_has_the_batch_first_in_all_that_goes_in_and_out(op: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=(4, 3, 2)).astype("f4")
+    kinds = {"direction": "bidirectional", "states": True}
+    first = node_model(op, x, 5, random=np.random.default_rng(0), **kinds)
+    swapped = node_model(op, x.swapaxes(0, 1), 5, random=np.random.default_rng(0), layout=1, **kinds)
+    for tensor, other in zip(swapped.graph.initializer, first.graph.initializer, strict=True):
+        array = numpy_helper.to_array(other)
+        array = array.swapaxes(0, 1) if tensor.name in ("h0", "c0") else array
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
+    y, *lasts = wanted(first, x, None)
+    results = found(swapped, np.ascontiguousarray(x.swapaxes(0, 1)), None, tmp_path)
+    for one, other in zip(
+        results, [y.transpose(2, 0, 1, 3), *(a.swapaxes(0, 1) for a in lasts)], strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "why"),
+    [
+        ({"clip": 1.0}, "LSTM with clip"),
+        ({"input_forget": 1}, "LSTM with input_forget"),
+        ({"activations": ["Sigmoid", "Softsign", "Tanh"]}, "LSTM with activation Softsign"),
+    ],
+)
+def test_what_is_not_computed_is_refused(attrs: dict[str, Any], why: str, tmp_path: Path) -> None:
+    x = np.zeros((2, 1, 3), "f4")
+    model = node_model("LSTM", x, 2, random=np.random.default_rng(0), **attrs)
+    with pytest.raises(UnsupportedError, match=why):
+        found(model, x, None, tmp_path)
+
+
+@pytest.mark.parametrize("attrs", [{"activations": ["Tanh"]}, {"direction": "sideways"}])
+def test_what_is_wrong_is_an_error(attrs: dict[str, Any], tmp_path: Path) -> None:
+    x = np.zeros((2, 1, 3), "f4")
+    model = node_model("LSTM", x, 2, random=np.random.default_rng(0), **attrs)
+    with pytest.raises(ModelError, match="layer"):
+        found(model, x, None, tmp_path)
+
+
+def test_a_generated_initial_state_of_zeros_is_no_weight(tmp_path: Path) -> None:
+    x = np.zeros((2, 1, 3), "f4")
+    model = node_model("LSTM", x, 2, states=True, random=np.random.default_rng(0))
+    for tensor in model.graph.initializer:
+        if tensor.name in ("h0", "c0"):
+            zeros = np.zeros(tuple(tensor.dims), "f4")
+            tensor.CopyFrom(numpy_helper.from_array(zeros, f"onnx::LSTM_{tensor.name[0] == 'c':d}"))
+    model.graph.node[0].input[5:7] = ["onnx::LSTM_0", "onnx::LSTM_1"]
+    path = tmp_path / "layer.onnx"
+    path.write_bytes(model.SerializeToString())
+    imported = inspect_onnx(path).bind(RULES, {"x": x.shape})
+    assert sorted(imported.weights) == ["B", "R", "W"]
