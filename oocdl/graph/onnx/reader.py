@@ -21,12 +21,8 @@ from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.input_sizes import sizes_of
-from oocdl.graph.onnx.lower.activations import ACTIVATIONS
-from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
-from oocdl.graph.onnx.lower.layers import LAYERS
-from oocdl.graph.onnx.lower.rearrange import REARRANGE
-from oocdl.graph.onnx.lower.recurrent import RECURRENT
-from oocdl.graph.onnx.lower.structure import STRUCTURE
+from oocdl.graph.onnx.lower.arithmetic import of_rules
+from oocdl.graph.onnx.lower.registry import LOWERINGS
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
     OnnxNode,
@@ -50,8 +46,7 @@ __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "sup
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
     """Return the lowerings of all ONNX operators that can be read."""
-    tables = (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, LAYERS, RECURRENT)
-    return {**of_rules(rules), **{op: lower for table in tables for op, lower in table.items()}}
+    return {**of_rules(rules), **LOWERINGS}
 
 
 def supported(rules: Rules) -> frozenset[str]:

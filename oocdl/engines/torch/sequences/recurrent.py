@@ -146,7 +146,7 @@ def lstm(args: list[Tensor], item: Instruction) -> list[Tensor]:
     states, cells = (_of(given, walk.steps, walk.samples, hidden) for _ in range(2))
     gates = _of(given, *given.shape)
     product, h, c = _Product(weight, walk.samples), h0[0], c0[0]
-    views = zip(*(part.unbind(0) for part in gates.split(hidden, 2)), strict=True)
+    views = zip(*(part.unbind(0) for part in torch.split(gates, hidden, 2)), strict=True)
     each = list(zip(given.unbind(0), gates[..., : 3 * hidden].unbind(0), views, strict=True))
     for t in walk.order:
         x, three, (i, o, f, g) = each[t]
@@ -180,7 +180,7 @@ def lstm_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
             part.mul_(here)
             rise.mul_(here)
             forget = forget.masked_fill(~here, 1)
-        four = part.unflatten(2, (4, hidden))
+        four = part.view(*part.shape[:2], 4, hidden)
         di, do, dfg = four[:, :, 0].unbind(0), four[:, :, 1].unbind(0), four[:, :, 2:].unbind(0)
         for t in block:
             dh, n = carry.add_(dstates[t]), t - low
@@ -230,7 +230,7 @@ def gru(args: list[Tensor], item: Instruction) -> list[Tensor]:
     gates = _of(given, walk.steps, walk.samples, 4 * hidden)
     product, h = _Product(weight, walk.samples), h0[0]
     added = torch.cat([bias.new_zeros(2 * hidden), bias]).expand(walk.samples, -1).contiguous()
-    views = list(zip(*(part.unbind(0) for part in gates.split(hidden, 2)), strict=True))
+    views = list(zip(*(part.unbind(0) for part in torch.split(gates, hidden, 2)), strict=True))
     for t in walk.order:
         z, r, n, q = views[t]
         x, made, both = given[t], product(h, added), gates[t, :, : 2 * hidden]
@@ -249,10 +249,10 @@ def _gru_reset_first(args: list[Tensor], item: Instruction) -> list[Tensor]:
     given, weight, h0, *mask = args
     walk, (sigma, squash), hidden = _Walk(item, given), _acts(item), weight.shape[1]
     states, gates = _of(given, walk.steps, walk.samples, hidden), _of(given, *given.shape)
-    both, new = (_Product(part, walk.samples) for part in weight.split([2 * hidden, hidden]))
+    both, new = (_Product(part, walk.samples) for part in torch.split(weight, [2 * hidden, hidden]))
     h = h0[0]
     for t in walk.order:
-        z, r, n = gates[t].split(hidden, 1)
+        z, r, n = torch.split(gates[t], hidden, 1)
         x, two = given[t], gates[t, :, : 2 * hidden]
         sigma.into(both(h, x[:, : 2 * hidden]), two)
         squash.into(new(r * h, x[:, 2 * hidden :]), n)
@@ -275,9 +275,9 @@ def gru_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     through = _of(states, walk.samples, 3 * hidden)
     for block in walk.blocks():
         low, high = min(block), max(block) + 1
-        part, pieces = dgates[low:high], gates[low:high].split(hidden, 2)
+        part, pieces = dgates[low:high], torch.split(gates[low:high], hidden, 2)
         z, r, n = pieces[:3]
-        dz, dr, dn = part.split(hidden, 2)
+        dz, dr, dn = torch.split(part, hidden, 2)
         squash.back(1 - z, n, dn)
         for place, state in walk.before(block, states, h0):
             sigma.back(state - n[place], z[place], dz[place])

@@ -89,8 +89,8 @@ def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     if known is not None:
         lengths = known.astype(np.int64).reshape(1, samples, 1)
         return None if (lengths >= steps).all() else ctx.build.constant(times < lengths)
-    lengths = ctx.reshape(ctx.value(4), (1, samples, 1))
-    return ctx.make("Less", ctx.build.constant(times, "int64"), lengths)
+    given = ctx.reshape(ctx.value(4), (1, samples, 1))
+    return ctx.make("Less", ctx.build.constant(times, "int64"), given)
 
 
 def _initial(ctx: Context, index: int, direction: int, batch_first: bool, shape: tuple[int, ...]) -> str:

@@ -1,0 +1,19 @@
+"""All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oocdl.graph.onnx.context import Lower
+from oocdl.graph.onnx.lower.activations import ACTIVATIONS
+from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC
+from oocdl.graph.onnx.lower.layers import LAYERS
+from oocdl.graph.onnx.lower.rearrange import REARRANGE
+from oocdl.graph.onnx.lower.recurrent import RECURRENT
+from oocdl.graph.onnx.lower.structure import STRUCTURE
+
+LOWERINGS: Mapping[str, Lower] = {
+    op: lower
+    for table in (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, LAYERS, RECURRENT)
+    for op, lower in table.items()
+}
