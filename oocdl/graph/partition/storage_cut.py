@@ -241,6 +241,8 @@ def _finish(search: _Search, group: Group) -> Layer:
         if cell.node.name in anchors
         or (not search.is_anchor(cell) and any(view.value in computed for view in cell.outputs))
     )
+    # A cell with several results makes all of them again, also one that is stored.
+    made = {view.value for cell in cells for view in cell.outputs}
     stores: list[str] = []
     partials: list[str] = []
     for cell in cells:
@@ -261,7 +263,7 @@ def _finish(search: _Search, group: Group) -> Layer:
         name=title,
         index=group.index,
         cells=cells,
-        reads=tuple(sorted(reads)),
+        reads=tuple(sorted(reads - made)),
         stores=tuple(stores),
         partials=tuple(partials),
         touched=group.touched,
