@@ -2,18 +2,60 @@
 
 Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows}``; over cut ids the partial
 tables are summed. With ``padding_idx`` places of that id add nothing to it.
+
+An id below 0 counts from the end, as ONNX has it since opset 11 and PyTorch in ``table[ids]``;
+``nn.Embedding``, which alone has a ``padding_idx``, takes none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Plain, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
 from oocdl.graph.ir.speed import Given, Probe
 from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
 from oocdl.ops._speed import MOVING, streaming
+
+_MOVES = ("Reshape", "Transpose", "Cast")
+"""Operators whose result has each number of their first operand."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which ids may stand in an input: all of them are looked up in a table."""
+
+    table: str
+    """The smallest of the tables, by name."""
+    rows: int
+    """Of that table."""
+    negative: bool
+    """Whether ids from ``-rows`` on are rows too, counted from the end."""
+
+
+def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
+    """Return which ids may stand in those inputs of a graph that are looked up as they are.
+
+    ``negative``: whether ids below 0 count from the end.
+    """
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    found: dict[str, Rows] = {}
+    for node in graph.nodes:
+        if node.op != "Gather":
+            continue
+        table, ids = node.inputs
+        while ids in makers and makers[ids].op in _MOVES and graph.values[ids].dtype == "int64":
+            ids = makers[ids].inputs[0]
+        value = graph.values[ids]
+        if value.role is not Role.INPUT or value.dtype != "int64":
+            continue
+        here = Rows(table, graph.values[table].shape[0], negative and "padding_idx" not in node.attrs)
+        known = found.get(ids, here)
+        smaller = here if here.rows < known.rows else known
+        found[ids] = Rows(smaller.table, smaller.rows, here.negative and known.negative)
+    return found
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:

@@ -12,6 +12,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
+from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
 from oocdl.planning.recipe import (
@@ -46,8 +47,8 @@ class CompiledPass:
     """Model output -> value, as the model computes it; empty where losses are computed instead."""
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
-    labels: Mapping[str, Labels]
-    """Value of role TARGET -> the classes of its loss; only those whose loss has classes."""
+    labels: Mapping[str, Labels | Rows]
+    """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
     kept_values: Mapping[str, str]
     """Name that ``keep`` gives -> value."""
     bfloat16_values: frozenset[str]

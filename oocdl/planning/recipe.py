@@ -29,6 +29,7 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
+from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, Labels, add_losses, labels_of
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding
@@ -74,8 +75,8 @@ class Network:
     graph: Graph
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
-    labels: Mapping[str, Labels] = field(default_factory=dict, kw_only=True)
-    """Value of role TARGET -> the classes of its loss; only those whose loss has classes."""
+    labels: Mapping[str, Labels | Rows] = field(default_factory=dict, kw_only=True)
+    """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
     outputs: Mapping[str, str]
     """Model output -> value, as the model computes it; empty where losses are asked for instead."""
     loss: str | None = None
@@ -126,7 +127,11 @@ def import_model(request: Request) -> Network:
     if request.settings.strict and request.kind is not PassKind.FORWARD:
         imported.trained.refuse()
     network = Network(
-        imported=imported, graph=imported.graph, feeds=dict(binding.inputs), outputs=dict(imported.outputs)
+        imported=imported,
+        graph=imported.graph,
+        feeds=dict(binding.inputs),
+        outputs=dict(imported.outputs),
+        labels=rows_of(imported.graph, negative=request.model.opset >= 11),
     )
     verify(network.graph, request.rules, "import", network.results)
     return network
@@ -172,7 +177,10 @@ def _add_loss(network: Network, request: Request) -> Network:
         network,
         graph=build.graph(),
         feeds=feeds,
-        labels={target: labels for target, labels in found.items() if labels is not None},
+        labels={
+            **network.labels,
+            **{target: labels for target, labels in found.items() if labels is not None},
+        },
         outputs={},
         loss=loss,
         output_losses=output_losses,

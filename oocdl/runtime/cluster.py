@@ -31,6 +31,7 @@ from oocdl.graph.ir.index import Region, region_shape, whole
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use_one_heap
 from oocdl.host.limits import check_budget
+from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import machine_for
@@ -79,7 +80,7 @@ class Setup:
     graphs: Mapping[str, TaskGraph]
     factored: Mapping[str, Factored]
     feeds: Mapping[str, Mapping[str, str]]
-    labels: Mapping[str, Mapping[str, Labels]]
+    labels: Mapping[str, Mapping[str, Labels | Rows]]
     dataset: DatasetSpec
     identities: Mapping[str, Mapping[str, Any]]
     """What the client has found the arrays of the dataset to be."""

@@ -1,4 +1,4 @@
-"""Checks what was read of a dataset before it is used: labels have classes, numbers are finite."""
+"""Checks what was read of a dataset before it is used: labels are classes, ids rows, numbers finite."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
+from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
 
 
@@ -33,6 +34,25 @@ def check_labels(label: str, labels: Labels, values: Array, region: Region) -> N
             f"classes are 0 to {labels.classes - 1}{ignored}; mend the labels, or have the loss ignore them "
             "(ignore_index)",
         )
+
+
+def check_ids(label: str, rows: Rows, values: Array, region: Region) -> None:
+    """Raise DatasetError for the first of ``values`` that is no row of the table it is looked up in.
+
+    ``region`` is where in the array named ``label`` they were read, samples first.
+    """
+    low = -rows.rows if rows.negative else 0
+    if int(values.max()) < rows.rows and (values.dtype.kind in "ub" or int(values.min()) >= low):
+        return
+    ends = f", or {low} to -1 from its end" if rows.negative else ""
+    _refuse(
+        label,
+        "id",
+        values,
+        (values < low) | (values >= rows.rows),
+        region,
+        f"table {rows.table!r} has rows 0 to {rows.rows - 1}{ends}; mend the ids, or use a larger table",
+    )
 
 
 def check_finite(label: str, values: Array, region: Region) -> None:

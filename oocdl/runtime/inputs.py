@@ -20,10 +20,11 @@ import numpy as np
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
+from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.dataset_values import check_finite, check_labels
+from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels
 from oocdl.storage.dataset.dataset import Dataset
 
 _decoding = threading.Lock()
@@ -57,15 +58,18 @@ class Feed:
 
     reader: Reader
     scale: float | None = None
-    labels: Labels | None = None
+    labels: Labels | Rows | None = None
     """Which whole numbers may stand in it; None: any numbers that are finite."""
     label: str = "the array"
     """What messages call it."""
 
     def check(self, found: Array, used: Array, region: Region) -> None:
         """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
-        if self.labels is not None:
-            check_labels(self.label, self.labels, found if self.scale is None else used, region)
+        whole = found if self.scale is None else used
+        if isinstance(self.labels, Labels):
+            check_labels(self.label, self.labels, whole, region)
+        elif isinstance(self.labels, Rows):
+            check_ids(self.label, self.labels, whole, region)
         elif used.dtype.kind == "f" and (found.dtype.kind == "f" or self.scale is not None):
             same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
             check_finite(self.label, found if same else used, region)
@@ -73,7 +77,7 @@ class Feed:
 
 def feeds_of(
     feeds: Mapping[str, str],
-    labels: Mapping[str, Labels],
+    labels: Mapping[str, Labels | Rows],
     dataset: Dataset,
     scale: Mapping[str, float],
 ) -> dict[str, Feed]:

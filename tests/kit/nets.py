@@ -41,6 +41,20 @@ def save(
     return path
 
 
+def write_lookup(path: Path, nodes: Sequence[NodeProto] = (), opset: int = 17) -> Path:
+    """Ids "x" of which a table of 5 rows and one of 7 are read, after some nodes that make "i"."""
+    ids = "i" if nodes else "x"
+    tables = [helper.make_node("Gather", [f"w{rows}", ids], [f"e{rows}"]) for rows in (5, 7)]
+    total = helper.make_node("Add", ["e5", "e7"], ["y"])
+    weights = {f"w{rows}": np.ones((rows, 3), np.float32) for rows in (5, 7)}
+    save(path, [*nodes, *tables, total], weights, ["b", 4], {"y": ["p", "q", 3]})
+    model = load_onnx(str(path))
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    model.opset_import[0].version = opset
+    save_onnx(model, str(path))
+    return path
+
+
 def mlp_weights(sizes: Sequence[int] = (6, 8, 3), seed: int = 0) -> dict[str, Array]:
     """w1, b1, w2, b2 as in ``write_mlp``."""
     random = np.random.default_rng(seed)

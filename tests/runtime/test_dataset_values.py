@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import NodeProto, helper
 
 from oocdl.errors import DatasetError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.losses import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
-from oocdl.runtime.dataset_values import check_finite, check_labels
+from oocdl.ops.registry import RULES
+from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels
 from oocdl.runtime.inputs import Feed
 from oocdl.testing import ArrayReader
+from tests.kit.nets import write_lookup
 
 REGION = ((5, 6), (10, 12), (20, 23))
 
@@ -45,6 +51,48 @@ def test_labels_outside_the_classes_are_named(dtype: str, wrong: int, ignored: i
         DatasetError, match=rf"array 'y' has label {text} in sample 5 at \[11, 22\]; classes are 0 to"
     ):
         check_labels("array 'y'", labels, values, REGION)
+
+
+@pytest.mark.parametrize("negative", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "id", "passes"),
+    [
+        ("i8", 4, True),
+        ("u1", 4, True),
+        ("i8", 5, False),
+        ("u8", 2**64 - 1, False),
+        ("i4", -5, None),
+        ("i8", -1, None),
+        ("i2", -6, False),
+    ],
+)
+def test_ids_outside_a_table_are_named(dtype: str, id: int, passes: bool | None, negative: bool) -> None:
+    """Ids from the end (None) are taken where that is what the operator says."""
+    values = np.zeros((1, 2, 3), dtype)
+    values[0, 1, 2] = id
+    rows = Rows("w\x1b", 5, negative)
+    if negative if passes is None else passes:
+        check_ids("array 'x'", rows, values, REGION)
+        return
+    ends = ", or -5 to -1 from its end" if negative else ""
+    message = rf"array 'x' has id {id} in sample 5 at \[11, 22\]; table 'w\\x1b' has rows 0 to 4{ends}; mend"
+    with pytest.raises(DatasetError, match=message):
+        check_ids("array 'x'", rows, values, REGION)
+
+
+@pytest.mark.parametrize("opset", [10, 11])
+@pytest.mark.parametrize(
+    ("nodes", "known"),
+    [
+        ([helper.make_node("Identity", ["x"], ["i"])], True),
+        ([helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Transpose", ["f"], ["i"])], True),
+        ([helper.make_node("Abs", ["x"], ["i"])], False),
+    ],
+)
+def test_ids_of_a_graph(tmp_path: Path, nodes: list[NodeProto], known: bool, opset: int) -> None:
+    model = inspect_onnx(write_lookup(tmp_path / "m.onnx", nodes, opset))
+    graph = model.bind(RULES, {"x": (2, 4)}).graph
+    assert rows_of(graph, opset >= 11) == ({"x": Rows("w5", 5, opset >= 11)} if known else {})
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])

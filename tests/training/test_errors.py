@@ -285,6 +285,24 @@ def test_a_label_out_of_range(tmp_path: Path, label: int, loss: str) -> None:
     assert code == DatasetError.exit_code
 
 
+@pytest.mark.parametrize("id", [5, -6])
+def test_an_id_outside_its_table(tmp_path: Path, id: int) -> None:
+    ids = np.arange(12 * 4).reshape(12, 4) % 5
+    ids[3, 0] = -5  # counts from the end, as ONNX says
+    ids[7, 2] = id
+    model = nets.write_lookup(tmp_path / "m.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": ids, "y": np.zeros((12, 4, 3), "f4")})
+    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": "mse", "steps": 5, "commit_seconds": 0}
+    message = rf"array 'x' of .* has id {id} in sample 7 at \[2\]; table 'w5' has rows 0 to 4, or -5 to -1"
+    refused(DatasetError, message, lambda: oocdl.fit(model, data, **options))
+    run = oocdl.open(model.with_suffix(".run"))
+    assert run.steps == 3
+    refused(DatasetError, message, lambda: run.predict(data, tmp_path / "out.zarr", memory="2GiB"))
+    words = ["fit", str(model), str(data), "--loss", "mse", "--engine", "onnxruntime", "--no-progress"]
+    code = app.run_command([*words, "--workdir", str(tmp_path / "cli.run")], debug=False)
+    assert code == DatasetError.exit_code == 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite(tmp_path: Path, value: float) -> None:
     model = nets.write_mlp(tmp_path / "mlp.onnx")
