@@ -80,7 +80,10 @@ def machine_tables(engine: str, again: bool = False) -> list[Table]:
         classes.setdefault(2.0 ** floor(log2(rate)), []).append(op)
     for rate, ops in sorted(classes.items(), reverse=True):
         light.add_row(cell(", ".join(sorted(ops))), cell(speed_text(rate)))
-    return [machine, heavy, light]
+    more = table(f"{engine}: scratch beyond what is told", "operator", "by size, times what is told")
+    for kind, points in rates.scratch_ratios.items():
+        more.add_row(cell(kind), cell("  ".join(f"{size}: {ratio:.2f}" for size, ratio in points)))
+    return [machine, heavy, light, *([more] if rates.scratch_ratios else [])]
 
 
 def run_tables(run: Run) -> list[Table]:

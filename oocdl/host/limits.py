@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -129,6 +129,21 @@ def anonymous_bytes() -> int:
     with Path("/proc/self/statm").open("rb", buffering=0) as file:
         resident, shared = map(int, file.read().split()[1:3])
     return (resident - shared) * _PAGE_BYTES
+
+
+def most_taken_bytes(call: Callable[[], object]) -> int | None:
+    """Call ``call``, and return the most that this process had at once meanwhile beyond what it had before.
+
+    What other threads take counts as well. None, and nothing is called, where Linux does not tell
+    (``/proc/self/clear_refs`` cannot be written).
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew from what is resident
+    except OSError:
+        return None
+    before = _status_bytes()["VmHWM"]
+    call()
+    return _status_bytes()["VmHWM"] - before
 
 
 def cores() -> int:

@@ -10,9 +10,8 @@ from oocdl.config import Settings
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.ops import RULES
-from oocdl.planning.calibrate import load_rates
+from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
-from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.machine import (
     SLACK_BYTES,
     DeviceShortage,
@@ -50,17 +49,12 @@ class Candidate:
     simulated: Simulated
 
 
-def rates_of(engine: str) -> Rates:
-    """The rates that were measured on this machine with ``engine``, else the nominal ones."""
-    return load_rates(engine) or NOMINAL
-
-
 def predict_pass(graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """Simulate a pass that follows another, where arrays and programs have ``room_bytes``.
 
     ``keeps_old``: weights and state of before the pass stay until its end.
     """
-    rates = rates_of(machine.engine)
+    rates = known_rates(machine.engine)
     processes = max(machine.workers, 1)  # taken for one that has all of their memory
     permits = machine.permits
     return simulate(graph, room_bytes * processes, permits, permits + processes, rates, RULES, keeps_old)

@@ -1,4 +1,4 @@
-"""Measures how fast this machine is with an engine, and caches the rates.
+"""Measures how fast this machine is with an engine, and how much scratch it takes; caches the rates.
 
 Each probe runs on as many threads as there are cores, all of them at once: that is how units
 run, and one thread alone would be faster. Rates are kept in the user's cache folder until the
@@ -34,10 +34,10 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, RateTable, Scale
-from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, use_one_heap
-from oocdl.host.limits import cores, installed_version, processor
+from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim, use_one_heap
+from oocdl.host.limits import cores, installed_version, most_taken_bytes, processor
 from oocdl.ops import RULES
-from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, Rates, moved_bytes
+from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, NOMINAL, Rates, moved_bytes
 from oocdl.planning.probes import (
     bfloat16_probes,
     computing_probes,
@@ -61,6 +61,8 @@ MEASURE_TWICE_SECONDS = 12
 use the machine for a while."""
 TIMED_CALLS = 3
 """How many calls of a probe count, on every thread."""
+SCRATCH_NOISE_BYTES = 256 << 10
+"""The same program takes so much more or less scratch from one run to the next."""
 FULL_SIZE_THREADS = 4
 """With more threads than these arrays are smaller, so that measuring takes a few hundred MiB at most."""
 
@@ -80,6 +82,11 @@ def measure_and_store_rates(engine: str = "auto", folder: Path | None = None) ->
     found = measure_rates(engine, folder)
     store_rates(engine, found)
     return found
+
+
+def known_rates(engine: str) -> Rates:
+    """The rates that were measured on this machine with ``engine``, else the nominal ones."""
+    return load_rates(engine) or NOMINAL
 
 
 def load_rates(engine: str = "auto") -> Rates | None:
@@ -162,8 +169,10 @@ def measure_rates(
         arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
         if time.monotonic() - begun < MEASURE_TWICE_SECONDS:
             arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
+        scratch = _scratch_ratios(bench, computing_probes(sizes))
         if bench.engine.has_bfloat16:
             arithmetic |= _arithmetic(bench, bfloat16_probes(sizes))
+            scratch |= _scratch_ratios(bench, bfloat16_probes(sizes))
         copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
@@ -176,6 +185,7 @@ def measure_rates(
         disk_read_bytes_per_second=read,
         disk_write_bytes_per_second=written,
         thin_slab_elements=sizes.thin_slab_elements,
+        scratch_ratios=scratch,
     )
 
 
@@ -190,6 +200,16 @@ def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
         kind: tuple((size, 1 / fmean(each)) for size, each in sorted(table.items()))
         for kind, table in found.items()
     }
+
+
+def _scratch_ratios(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
+    """How many times what is told of its scratch each heavy operator takes, by size; kinds that take more."""
+    found: dict[str, dict[int, float]] = {}
+    for kind, size, probe in probes:
+        ratio = bench.scratch_ratio(probe_program(probe, bench.channels_last_ranks))
+        each = found.setdefault(kind, {})
+        each[size] = max(ratio, each.get(size, 1.0))
+    return {kind: tuple(sorted(each.items())) for kind, each in found.items() if max(each.values()) > 1}
 
 
 def _memory(bench: _Bench, scale: float) -> dict[str, float]:
@@ -239,6 +259,21 @@ class _Bench:
         whole = self.seconds(program)
         spent = self.program_seconds + self.instruction_seconds * len(program.instructions)
         return max(whole - spent, whole / 10)
+
+    def scratch_ratio(self, program: Program) -> float:
+        """How many times the scratch that the engine tells of a program a run of it takes here, at least 1.
+
+        1 where Linux does not tell the peak of a process, and for programs that run on a device.
+        """
+        if self.engine.device:
+            return 1.0
+        run, arrays = self.engine.compile(program), self._arrays(program)
+        outs = run(arrays)
+        run(arrays, outs)  # what a kernel keeps from its first run is no scratch
+        trim()
+        taken = most_taken_bytes(partial(run, arrays, outs)) or 0
+        told = self.engine.scratch_of(program, RULES).scratch_bytes
+        return taken / max(told, SCRATCH_NOISE_BYTES) if taken > told + SCRATCH_NOISE_BYTES else 1.0
 
     def copy_bytes_per_second(self, nbytes: int) -> float:
         """Bytes a second, read and written, of copies of ``nbytes`` to new memory."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any
 
-from oocdl.engines.engine import get_engine
+from oocdl.engines.engine import get_engine, resolve
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
+from oocdl.planning.calibrate import known_rates
+from oocdl.planning.cost_model import Rates, scratch_ratio
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
 from oocdl.planning.recipe import (
     FACTOR_TRANSFORMS,
@@ -135,8 +141,14 @@ def _layering(network: Network, request: Request) -> Layering:
     """The layers of a network with a canonical graph."""
     factored = apply(FACTOR_TRANSFORMS, network, request).factored
     assert factored is not None
-    scratch_of = get_engine(request.settings.engine).scratch_of
-    return Layering(factored, request.rules, partial(scratch_of, rules=request.rules))
+    engine = resolve(request.settings.engine)
+    return Layering(factored, request.rules, partial(_scratch_of, engine, request.rules, known_rates(engine)))
+
+
+def _scratch_of(engine: str, rules: Rules, rates: Rates, program: Program) -> ProgramScratch:
+    """What the engine tells of a program's scratch, and more where this machine was found to take more."""
+    told = get_engine(engine).scratch_of(program, rules)
+    return told._replace(scratch_bytes=ceil(told.scratch_bytes * scratch_ratio(program, rules, rates)))
 
 
 def _first_stored(layering: Layering) -> frozenset[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import exp, log, prod
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
@@ -54,6 +54,9 @@ class Rates:
     thin_slab_elements: int
     """The engine's ``Engine.thin_slab_elements`` when it was measured: channels x depth x height of the
     thickest slab with rates of its own; 0: there are none."""
+    scratch_ratios: Mapping[str, RateTable] = field(default_factory=dict)
+    """Kind of heavy operator -> by size, how many times the scratch that the engine tells of it was taken on
+    this machine; 1 or more, and only kinds that took more than is told. Files of before it have none."""
 
     def to_json(self) -> str:
         """All rates as JSON text."""
@@ -64,14 +67,17 @@ class Rates:
         """Read what ``to_json`` wrote; ValueError if it is anything else."""
         try:
             body = json.loads(text)
-            tables = {
-                str(kind): tuple((int(size), float(rate)) for size, rate in points)
-                for kind, points in body.pop("arithmetic").items()
-            }
+            tables, ratios = (
+                {
+                    str(kind): tuple((int(size), float(rate)) for size, rate in points)
+                    for kind, points in given.items()
+                }
+                for given in (body.pop("arithmetic"), body.pop("scratch_ratios", {}))
+            )
             memory = {str(op): float(rate) for op, rate in body.pop("memory").items()}
             thin = int(body.pop("thin_slab_elements"))
             numbers = {str(name): float(number) for name, number in body.items()}
-            rates = Rates(tables, memory, **numbers, thin_slab_elements=thin)
+            rates = Rates(tables, memory, **numbers, thin_slab_elements=thin, scratch_ratios=ratios)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"these are no rates: {error}") from None
         rates._check()
@@ -81,7 +87,7 @@ class Rates:
         """ValueError unless every rate is a positive number and every table ascends."""
         numbers = [self.copy_bytes_per_second, self.disk_read_bytes_per_second, *self.memory.values()]
         numbers.append(self.disk_write_bytes_per_second)
-        for kind, points in self.arithmetic.items():
+        for kind, points in (*self.arithmetic.items(), *self.scratch_ratios.items()):
             sizes = [size for size, _ in points]
             if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
                 raise ValueError(f"the table of '{kind}' is not one of rates by size")
@@ -91,6 +97,8 @@ class Rates:
             raise ValueError("a rate is not positive")
         if not all(0 <= number < float("inf") for number in overheads):
             raise ValueError("an overhead is negative")
+        if any(ratio < 1 for points in self.scratch_ratios.values() for _, ratio in points):
+            raise ValueError("less scratch than the engine tells is not counted on")
         if self.thin_slab_elements < 0:
             raise ValueError("the rate of slabs of less than no elements is asked for")
 
@@ -181,6 +189,20 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
     parts = [out for out in program.outputs if out.crop is not None]
     copied = 2 * sum(array_bytes(out.shape, dtypes[out.slot]) for out in parts)
     return seconds + copied / rates.copy_bytes_per_second
+
+
+def scratch_ratio(program: Program, rules: Rules, rates: Rates) -> float:
+    """How many times what the engine tells of its scratch a program may take on this machine, at least 1."""
+    dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
+    most = 1.0
+    for instruction in program.instructions if rates.scratch_ratios else ():
+        dtypes.update(zip(instruction.outputs, instruction.dtypes, strict=True))
+        rule = rules[instruction.op]
+        if isinstance(rule.speed, Computing):
+            dtype = dtypes[instruction.operands[0].slot]
+            kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
+            most = max(most, interpolate(rates.scratch_ratios.get(kind, ((1, 1.0),)), size))
+    return most
 
 
 def _nominal_arithmetic(rules: Rules) -> Iterator[tuple[str, RateTable]]:

@@ -16,7 +16,8 @@ from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.trained import Trained
-from oocdl.planning.budget import predict_pass, rates_of
+from oocdl.planning.budget import predict_pass
+from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
@@ -296,7 +297,7 @@ class Plan:
 
     def summary(self) -> str:
         """Write a few lines on time, spill, disk and engine of a step."""
-        nominal = rates_of(self.machine.engine) is NOMINAL
+        nominal = known_rates(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
         return "\n".join(

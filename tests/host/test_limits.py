@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import oocdl
@@ -28,6 +29,21 @@ def cgroups(mount: Path, files: dict[str, str], *lines: str) -> dict[int, str]:
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(f"{text}\n")
     return {limit.nbytes: limit.name for limit in limits._cgroup_limits(list(lines), mount)}
+
+
+def test_the_peak_of_a_call_is_beside_what_was_there() -> None:
+    held, made = np.ones(4 << 20, np.uint8), list[int]()
+
+    def call() -> None:
+        for size in (8 << 20, 3 << 20):
+            made.append(int(np.ones(size, np.uint8)[-1]))
+
+    taken = limits.most_taken_bytes(call)
+    if taken is None:
+        assert not made, "nothing is called where it is not told"
+        return
+    assert len(made) == 2 and len(held) == 4 << 20
+    assert 7 << 20 < taken < 11 << 20
 
 
 def test_version_2_counts_all_ancestors_and_both_kinds_of_limit(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import oocdl
 from oocdl.cli import app
+from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import ProgramScratch
+from oocdl.graph.ir.speed import Scale
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.calibrate import (
@@ -22,7 +30,10 @@ from oocdl.planning.calibrate import (
     store_rates,
 )
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, NOMINAL, Rates, program_seconds
-from oocdl.planning.probes import overhead_program
+from oocdl.planning.probes import computing_probes, overhead_program
+from oocdl.planning.task_graph import UnitCall
+from oocdl.planning.task_key import TaskKey
+from tests.kit import nets
 
 ENGINES = ("torch", "onnxruntime")
 TINY = {"scale": 1e-4, "disk_bytes": 1 << 16}
@@ -60,6 +71,49 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
     assert Rates.from_json(rates.to_json()) == rates
     assert 1e-9 < program_seconds(overhead_program(3), RULES, rates) < 1
     assert not list(tmp_path.iterdir()), "the disk's files are gone"
+
+
+class HalfTold:
+    """An engine whose tables are of another build of its library: it takes twice what it tells."""
+
+    def __init__(self, share: float) -> None:
+        self.inner, self.share = get_engine("torch"), share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
+        told = self.inner.scratch_of(program, rules)
+        return told._replace(scratch_bytes=int(told.scratch_bytes * self.share))
+
+
+def test_scratch_is_measured_beside_what_is_told() -> None:
+    # What pooling takes is made by oocdl itself, of arrays that are as large on any processor.
+    probes = [one for one in computing_probes(Scale(0.2)) if one[0] == "MaxPoolGrad"]
+    ratios = {}
+    for share in (1.0, 0.25):
+        with calibrate._Bench(HalfTold(share), 1) as bench:  # type: ignore[arg-type]
+            ratios[share] = calibrate._scratch_ratios(bench, probes)
+    assert not ratios[1.0]
+    ((kind, points),) = ratios[0.25].items()
+    assert kind == "MaxPoolGrad" and all(2 < ratio <= 4.1 for _, ratio in points)
+
+
+def test_a_plan_reserves_the_scratch_that_was_measured(tmp_path: Path) -> None:
+    model = write_unet3d(tmp_path / "unet.onnx", base=4, depth=1, classes=2)
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 16))
+
+    def scratch() -> dict[TaskKey, tuple[bool, int]]:
+        calls = oocdl.plan(model, data, engine="torch", loss="dice_ce", threads=1).compiled.graph.calls
+        units = [call for call in calls if isinstance(call, UnitCall)]
+        heavy = {c.key: any(i.op.startswith("Conv") for i in c.unit.program.instructions) for c in units}
+        return {call.key: (heavy[call.key], call.scratch_bytes) for call in units}
+
+    told = scratch()
+    doubled = {kind: ((1, 2.0),) for kind in NOMINAL.arithmetic if kind.startswith("Conv")}
+    store_rates("torch", replace(NOMINAL, scratch_ratios=doubled))
+    assert scratch() == {key: (heavy, nbytes * (1 + heavy)) for key, (heavy, nbytes) in told.items()}
+    assert sum(nbytes > 0 for heavy, nbytes in told.values() if heavy) > 5
 
 
 def test_disk_of_a_folder_that_is_not_there(tmp_path: Path) -> None:

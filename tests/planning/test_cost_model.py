@@ -23,6 +23,7 @@ from oocdl.planning.cost_model import (
     heavy_kind,
     interpolate,
     program_seconds,
+    scratch_ratio,
 )
 from oocdl.planning.probes import (
     bfloat16_probes,
@@ -53,6 +54,20 @@ def matmul(rows: int, inner: int, columns: int, equation: str = "ab,bc->ac") -> 
     arrays = [np.zeros((rows, inner), "float32"), np.zeros((inner, columns), "float32")]
     shape = (rows, columns) if equation.endswith("ac") else (columns, rows)
     return single("Einsum", arrays, [(shape, "float32")], {"equation": equation})
+
+
+def test_scratch_that_took_more_here_is_counted_more_and_files_without_it_are_read() -> None:
+    measured = replace(NOMINAL, scratch_ratios={"Conv 2d window": ((9, 3.0), (36, 1.0))})
+    assert Rates.from_json(measured.to_json()) == measured
+    two, four, none = (scratch_ratio(conv(channels, 6), RULES, measured) for channels in (1, 2, 4))
+    assert (two, none) == (3.0, 1.0) and 1 < four < 3
+    assert scratch_ratio(matmul(2, 3, 4), RULES, measured) == scratch_ratio(conv(1, 6), RULES, NOMINAL) == 1
+    old = json.loads(NOMINAL.to_json())
+    del old["scratch_ratios"]
+    assert Rates.from_json(json.dumps(old)) == NOMINAL
+    for wrong in ((9, 0.5),), ((9, 2.0), (4, 2.0)), ():
+        with pytest.raises(ValueError, match="scratch|table"):
+            Rates.from_json(replace(NOMINAL, scratch_ratios={"Conv 2d window": wrong}).to_json())
 
 
 def test_interpolation_stays_between_its_neighbours() -> None:
