@@ -40,6 +40,15 @@ def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
 
 
+def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
+    words = "--toy", "--grids", "2x2x2,8x1x1", "--json", "rows.json"
+    done = run(str(ROOT / "perf/planning.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["grid"] for row in rows] == ["2x2x2", "8x1x1"]
+    assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
+
+
 def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """What a bench prints at toy size, and the rows that it writes."""
     script = str(ROOT / f"perf/{name}.py")

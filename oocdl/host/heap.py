@@ -215,3 +215,19 @@ def lasting() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from running until the block ends: for what makes many objects that last.
+
+    It would go through all of them again and again, which took 40 % of the time of a plan of 12,000 units.
+    Memory of circles of objects is not freed meanwhile; all other memory is, as ever. Nested blocks are one.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from dataclasses import dataclass, replace
 
 from oocdl.config import Settings
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
+from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
@@ -49,15 +49,21 @@ class Candidate:
     simulated: Simulated
 
 
-def predict_pass(graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
+@uncollected()
+def predict_pass(
+    graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool, timeline: bool = True
+) -> Simulated:
     """Simulate a pass that follows another, where arrays and programs have ``room_bytes``.
 
-    ``keeps_old``: weights and state of before the pass stay until its end.
+    ``keeps_old``: weights and state of before the pass stay until its end. ``timeline``: whether the result
+    tells of each unit and moment.
     """
     rates = known_rates(machine.engine)
     processes = max(machine.workers, 1)  # taken for one that has all of their memory
     permits = machine.permits
-    return simulate(graph, room_bytes * processes, permits, permits + processes, rates, RULES, keeps_old)
+    return simulate(
+        graph, room_bytes * processes, permits, permits + processes, rates, RULES, keeps_old, timeline
+    )
 
 
 def compile_within(
@@ -87,7 +93,6 @@ def compile_within(
             f"{worst} beside the process itself ({machine.base_bytes >> 20} MiB with engine "
             f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
         ) from None
-    gc.collect()  # what was tried and not taken is large, and full of cycles
     return found.compiled
 
 
@@ -147,7 +152,7 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
     plan = compiled.plan
     room = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
     keeps_old = not discards_old_weights(plan, machine)
-    return Candidate(compiled, predict_pass(compiled.graph, machine, room, keeps_old))
+    return Candidate(compiled, predict_pass(compiled.graph, machine, room, keeps_old, timeline=False))
 
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:

@@ -2,14 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.array_layout import Order, itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.task_graph import CombineCall, Read, UnitCall
-from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.graph.ir.region_index import Parts
+from oocdl.graph.partition.unit import Unit
+from oocdl.planning.task_key import TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One input of a unit's program."""
+
+    value: str
+    region: Region
+    dtype: str
+    parts: Parts = Parts()
+    """Of as many arguments, one after the other: what together makes the region; empty for a source."""
+    first: int = 0
+    """Number of the first of these arguments."""
+    order: Order = ()
+    """How the program wants it to lie in memory."""
+    overwritten: bool = False
+    """Whether the program writes over it, so that it needs a copy that nobody else reads."""
+
+    @property
+    def chunks(self) -> Iterator[tuple[int, Region]]:
+        """(argument number, part of it) that together make the region."""
+        return enumerate(self.parts, self.first)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class UnitCall:
+    """Run one unit."""
+
+    key: TaskKey
+    position: int
+    """Place in the plan's order."""
+    unit: Unit
+    arguments: tuple[TaskKey, ...]
+    reads: tuple[Read, ...]
+    partial_sums: tuple[tuple[int, int] | None, ...]
+    """For each made value: (argument number, elements so far) of the partial sum that it is added to."""
+    combines: tuple[str | None, ...]
+    """For each made value: how it is combined."""
+    dtypes: tuple[str, ...]
+    uses: tuple[tuple[int, ...], ...] = ()
+    """For each made value: positions of the calls that read it; known once all calls are."""
+    buffer_bytes: int
+    """Of arrays read and made."""
+    scratch_bytes: int
+    """Of the program while it runs."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class CombineCall:
+    """Combine the partial sums of the outputs of one partial node, for one piece."""
+
+    key: TaskKey
+    position: int
+    combine: str
+    arguments: tuple[TaskKey, ...]
+    """One partial sum after the other, each with all outputs."""
+    values: tuple[str, ...]
+    counts: tuple[int, ...]
+    """Elements that went into each partial sum."""
+    region: Region
+    dtypes: tuple[str, ...]
+    uses: tuple[tuple[int, ...], ...] = ()
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PickCall:
+    """One result of a call that makes several."""
+
+    key: TaskKey
+    source: TaskKey
+    number: int
+
+
+Call = UnitCall | CombineCall | PickCall
 
 
 class Argument(Protocol):
@@ -41,9 +117,9 @@ class Acquired(Generic[A]):
 
 def in_place(read: Read, arguments: Sequence[A]) -> A | None:
     """The piece that a read uses where it lies: its only one, and all of it. None: the read is a copy."""
-    if read.overwritten or len(read.chunks) != 1:
+    if read.overwritten or not read.parts.is_one:
         return None
-    piece = arguments[read.chunks[0][0]]
+    piece = arguments[read.first]
     return piece if piece.region == read.region else None
 
 
@@ -60,33 +136,48 @@ def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A
 class Made(NamedTuple):
     """A result of a call."""
 
-    key: TaskKey
     region: Region
     nbytes: int
     uses: tuple[int, ...]
 
 
 def made_of(call: UnitCall | CombineCall) -> list[Made]:
-    """The results of a call."""
-    makes = call.unit.makes if isinstance(call, UnitCall) else [(name, call.region) for name in call.values]
-    count = len(makes)
+    """The results of a call, in order."""
+    if isinstance(call, UnitCall):
+        regions = [region for _, region in call.unit.makes]
+    else:
+        regions = [call.region] * len(call.values)
     return [
-        Made(result_key(call.key, name, count), region, region_size(region) * itemsize(dtype), uses)
-        for (name, region), dtype, uses in zip(makes, call.dtypes, call.uses, strict=True)
+        Made(region, region_size(region) * itemsize(dtype), uses)
+        for region, dtype, uses in zip(regions, call.dtypes, call.uses, strict=True)
     ]
 
 
-def parts_of(call: UnitCall | CombineCall) -> list[tuple[TaskKey, int]]:
-    """(chunk, bytes that the call reads of it)."""
+def parts_of(call: UnitCall | CombineCall) -> Iterator[tuple[int, int]]:
+    """(argument number, bytes that the call reads of it)."""
     if isinstance(call, CombineCall):
-        sizes = [made.nbytes for made in made_of(call)]
-        return [(key, sizes[n % len(sizes)]) for n, key in enumerate(call.arguments)]
-    found = [
-        (call.arguments[number], region_size(part) * itemsize(read.dtype))
-        for read in call.reads
-        for number, part in read.chunks
-    ]
+        sizes = [region_size(call.region) * itemsize(dtype) for dtype in call.dtypes]
+        yield from ((number, sizes[number % len(sizes)]) for number in range(len(call.arguments)))
+        return
+    for read in call.reads:
+        yield from enumerate(read.parts.sizes(itemsize(read.dtype)), read.first)
+    yield from _added_to(call)
+
+
+def _added_to(call: UnitCall) -> Iterator[tuple[int, int]]:
+    """The same of the partial sums that a unit adds to."""
     for partial_sum, (_, region), dtype in zip(call.partial_sums, call.unit.makes, call.dtypes, strict=True):
         if partial_sum is not None:
-            found.append((call.arguments[partial_sum[0]], region_size(region) * itemsize(dtype)))
-    return found
+            yield partial_sum[0], region_size(region) * itemsize(dtype)
+
+
+def copied_bytes(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> int:
+    """The bytes of ``parts_of`` together, without the arguments that are pinned."""
+    if isinstance(call, CombineCall):
+        return sum(nbytes for _, nbytes in parts_of(call))
+    found = 0
+    for read in call.reads:
+        # A unit reads a value once: a piece that is used where it lies is part of no other read.
+        if not (read.parts.is_one and arguments[read.first] in pins):
+            found += read.parts.size() * itemsize(read.dtype)
+    return found + sum(nbytes for _, nbytes in _added_to(call))

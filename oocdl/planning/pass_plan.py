@@ -8,6 +8,7 @@ class is added.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -243,8 +244,12 @@ def _plan_layer(cutter: LayerCutter, layering: Layering) -> LayerPlan:
     one_of_each = {unit.program.key: unit for unit in units}
     flops = {key: program_flops(unit.program, layering.rules) for key, unit in one_of_each.items()}
 
-    def total(count: Callable[[Unit, Factored], dict[str, int]]) -> int:
-        return sum(sum(count(unit, layering.factored).values()) for unit in units)
+    counts = Counter(unit.program.key for unit in units)
+
+    def total(bytes_of: Callable[[Unit, Factored], dict[str, int]]) -> int:
+        # Units with equal programs have equal arrays.
+        found = {key: sum(bytes_of(unit, layering.factored).values()) for key, unit in one_of_each.items()}
+        return sum(count * found[key] for key, count in counts.items())
 
     buffer_bytes, scratch_bytes = layering.largest_unit(cutter)
     return LayerPlan(
@@ -255,6 +260,6 @@ def _plan_layer(cutter: LayerCutter, layering: Layering) -> LayerPlan:
         scratch_bytes=scratch_bytes,
         read_bytes=total(read_bytes),
         written_bytes=total(made_bytes),
-        flops=sum(flops[unit.program.key] for unit in units),
+        flops=sum(count * flops[key] for key, count in counts.items()),
         scratch={key: layering.scratch(unit.program) for key, unit in one_of_each.items()},
     )

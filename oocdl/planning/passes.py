@@ -15,6 +15,7 @@ from typing import Any
 
 from oocdl.config import Settings
 from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.planning.binding import Binding
@@ -119,6 +120,7 @@ class Course:
         return found
 
 
+@uncollected()
 def compile_passes(
     model: OnnxModel,
     binding: Binding,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.task_graph import Call, CombineCall, PickCall, TaskGraph, UnitCall
+from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 
 

@@ -10,17 +10,26 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.index import Region
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.planning.calls import acquired, made_of, parts_of
+from oocdl.planning.calls import (
+    Call,
+    CombineCall,
+    PickCall,
+    UnitCall,
+    acquired,
+    copied_bytes,
+    made_of,
+    parts_of,
+)
 from oocdl.planning.cost_model import Rates, program_seconds
-from oocdl.planning.task_graph import Call, CombineCall, PickCall, TaskGraph, UnitCall
-from oocdl.planning.task_key import TaskKey
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.planning.window_order import WindowOrder
 from oocdl.storage.cache.ledger import Claim, Ledger
@@ -63,26 +72,53 @@ class _Unit(Claim[_Chunk]):
     """A call under way, and what it holds."""
 
     call: UnitCall | CombineCall
+    number: int
+    """Of the task."""
+    arguments: Sequence[_Chunk]
     worker: int
     begun: float
     computing: float = 0.0
 
 
+class _Tasks:
+    """The tasks of a graph by number, as the scheduler has them: one for each input, too."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        self.calls: list[Call | None] = [*(None for _ in graph.inputs), *graph.calls]
+        keys = [*graph.inputs, *(call.key for call in graph.calls)]
+        self.number = number = {key: place for place, key in enumerate(keys)}
+        self.results: list[Sequence[int]] = [(place,) for place in range(len(keys))]
+        """The tasks whose chunks are what a call makes: itself, or those that pick one of several."""
+        picks: dict[int, list[int]] = {}
+        self.arguments: list[tuple[int, ...]] = []
+        """Tasks whose results a task takes; an input takes none."""
+        for place, call in enumerate(self.calls):
+            if isinstance(call, PickCall):
+                picks.setdefault(number[call.source], []).append(place)
+                self.arguments.append((number[call.source],))
+            else:
+                self.arguments.append(() if call is None else tuple([number[key] for key in call.arguments]))
+        for source, places in picks.items():
+            self.results[source] = sorted(places, key=self._picked)
+        self.sources = [tuple(dict.fromkeys(arguments)) for arguments in self.arguments]
+
+    def _picked(self, place: int) -> int:
+        call = self.calls[place]
+        assert isinstance(call, PickCall)
+        return call.number
+
+
 class _Step:
     """One step of one graph; ``held`` are the chunks of weights and state that it starts from."""
 
-    def __init__(
-        self, machine: _Machine, graph: TaskGraph, held: Mapping[TaskKey, _Chunk], keeps_old: bool
-    ) -> None:
-        self.m, self.graph = machine, graph
-        self.chunks: dict[TaskKey, _Chunk] = dict(held)
-        # Tasks as the scheduler has them: one for each input, too.
-        self.calls: list[Call | None] = [*(None for _ in graph.inputs), *graph.calls]
-        self.keys = [*graph.inputs, *(call.key for call in graph.calls)]
-        self.number = {key: number for number, key in enumerate(self.keys)}
+    def __init__(self, machine: _Machine, tasks: _Tasks, held: Sequence[_Chunk], keeps_old: bool) -> None:
+        self.m, self.tasks = machine, tasks
+        graph, number = tasks.graph, tasks.number
+        self.chunks: list[Any] = [*held, *(None for _ in graph.calls)]
+        """By task its ``_Chunk``, or None where there is none (yet, or any more)."""
         kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced} | set(graph.outputs)
-        sources = [dict.fromkeys(self.number[key] for key in _arguments(call)) for call in self.calls]
-        self.order = WindowOrder(sources, [self.number[key] for key in kept])
+        self.order = WindowOrder(tasks.sources, [number[key] for key in kept])
         self.idle = list(range(machine.workers))
         self.slot_line: deque[_Unit] = deque()
 
@@ -91,17 +127,18 @@ class _Step:
     def start(self) -> None:
         """Give idle workers what may start."""
         while self.idle and (number := self.order.next()) is not None:
-            call = self.calls[number]
+            call = self.tasks.calls[number]
             if call is None or isinstance(call, PickCall):
                 self._finish(number)
                 continue
             self.m.books.advance(call.position)
-            needed = acquired(call, [self.chunks[key] for key in call.arguments])
+            chunks = [self.chunks[argument] for argument in self.tasks.arguments[number]]
+            needed = acquired(call, chunks)
             worker = self.idle.pop()
             self.m.books.line.append(
                 _Unit(
                     needed.pins, needed.array_bytes, needed.scratch_bytes,
-                    call=call, worker=worker, begun=self.m.now,
+                    call=call, number=number, arguments=chunks, worker=worker, begun=self.m.now,
                 )
             )  # fmt: skip
         self.acquire()
@@ -119,12 +156,22 @@ class _Step:
             self._read(unit, absent)
 
     def _read(self, unit: _Unit, absent: Sequence[_Chunk]) -> None:
-        books, loads, requests, copied = self.m.books, 0, len(absent), 0
+        books, loads = self.m.books, 0
         for chunk in absent:
             loads += chunk.nbytes
             books.loaded(chunk)
-        for key, nbytes in parts_of(unit.call):
-            chunk = self.chunks[key]
+        if all(map(books.is_resident, unit.arguments)):
+            more, requests, copied = 0, 0, copied_bytes(unit.call, unit.arguments, unit.pins)
+        else:
+            more, requests, copied = self._read_parts(unit)
+        wait = 2 * copied / self.m.rates.copy_bytes_per_second
+        self.m.at(self.m.disk(loads + more, 0, len(absent) + requests) + wait, lambda: self._compute(unit))
+
+    def _read_parts(self, unit: _Unit) -> tuple[int, int, int]:
+        """Read what is not pinned part by part: bytes and requests of the disk, and bytes that are copied."""
+        books, loads, requests, copied = self.m.books, 0, 0, 0
+        for number, nbytes in parts_of(unit.call):
+            chunk = unit.arguments[number]
             if chunk in unit.pins:
                 continue
             if books.is_resident(chunk):
@@ -137,8 +184,7 @@ class _Step:
             else:
                 loads += nbytes
                 requests += 1
-        wait = 2 * copied / self.m.rates.copy_bytes_per_second
-        self.m.at(self.m.disk(loads, 0, requests) + wait, lambda: self._compute(unit))
+        return loads, requests, copied
 
     def _compute(self, unit: _Unit) -> None:
         if self.m.slots == 0:
@@ -158,19 +204,19 @@ class _Step:
         if self.slot_line:
             self._compute(self.slot_line.popleft())
         books, call = self.m.books, unit.call
-        for made in made_of(call):
-            chunk = self.chunks[made.key] = _Chunk(made.region, made.nbytes, made.uses)
+        for place, made in zip(self.tasks.results[unit.number], made_of(call), strict=True):
+            chunk = self.chunks[place] = _Chunk(made.region, made.nbytes, made.uses)
             books.put(unit, chunk)
         books.release(unit)
         self.m.note()
-        self.m.units.append(Ran(call.position, call.key, unit.worker, unit.begun, unit.computing, self.m.now))
+        self.m.ran(unit)
         self.idle.append(unit.worker)
-        self._finish(self.number[call.key])
+        self._finish(unit.number)
         self.start()
 
     def _finish(self, number: int) -> None:
         for useless in self.order.finish(number):
-            chunk = self.chunks.pop(self.keys[useless], None)
+            chunk, self.chunks[useless] = self.chunks[useless], None
             if chunk is not None:  # several results of a unit are chunks of the tasks that pick them
                 self.m.drop(chunk)
 
@@ -178,11 +224,13 @@ class _Step:
 class _Machine:
     """The clock, the disk, the books and the compute slots."""
 
-    def __init__(self, tier_bytes: int, slots: int, workers: int, rates: Rates, rules: Rules) -> None:
+    def __init__(
+        self, tier_bytes: int, slots: int, workers: int, rates: Rates, rules: Rules, timeline: bool
+    ) -> None:
         self.books: Ledger[_Chunk] = Ledger(tier_bytes, self.write)
         self.slots, self.workers = slots, workers
-        self.rates, self.rules = rates, rules
-        self.now = self.free_at = self.compute_seconds = 0.0
+        self.rates, self.rules, self.timeline = rates, rules, timeline
+        self.begun = self.now = self.free_at = self.compute_seconds = 0.0
         self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
         self.moments: list[Moment] = []
         self.units: list[Ran] = []
@@ -202,6 +250,7 @@ class _Machine:
         while self._events:
             self.now, _, call = heapq.heappop(self._events)
             call()
+        self.step = None  # else there would be circles, which live until the collector comes
         assert step.order.over, "the simulated step stands still"
 
     def disk(self, read: int, written: int, requests: int) -> float:
@@ -245,7 +294,7 @@ class _Machine:
 
     def reset(self) -> None:
         """Begin to count anew."""
-        books = self.books
+        books, self.begun = self.books, self.now
         books.read_bytes = books.written_bytes = 0
         books.peak_bytes = books.resident_bytes + books.reserved_bytes
         self.moments, self.units, self.compute_seconds = [], [], 0.0
@@ -254,8 +303,16 @@ class _Machine:
     def note(self) -> None:
         """Write down how much memory is in use."""
         self.peak_scratch = max(self.peak_scratch, self.work)
-        books = self.books
-        self.moments.append(Moment(self.now, books.resident_bytes, books.reserved_bytes, self.work))
+        if self.timeline:
+            books, seconds = self.books, self.now - self.begun
+            self.moments.append(Moment(seconds, books.resident_bytes, books.reserved_bytes, self.work))
+
+    def ran(self, unit: _Unit) -> None:
+        """Write down when a unit ran that is done now."""
+        if self.timeline:
+            begun, call = self.begun, unit.call
+            times = unit.begun - begun, unit.computing - begun, self.now - begun
+            self.units.append(Ran(call.position, call.key, unit.worker, *times))
 
 
 def simulate(
@@ -266,56 +323,48 @@ def simulate(
     rates: Rates,
     rules: Rules,
     keeps_old: bool = True,
+    timeline: bool = True,
 ) -> Simulated:
     """One step after another has been: weights and state are where that left them.
 
     ``slots``: programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights and
-    state of before the step are there until its end.
+    state of before the step are there until its end. ``timeline``: whether each unit and moment is told.
     """
-    machine = _Machine(tier_bytes, slots, workers, rates, rules)
+    machine = _Machine(tier_bytes, slots, workers, rates, rules, timeline)
+    tasks = _Tasks(graph)
     regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    held = {
-        key: _Chunk(regions[key], graph.input_bytes[key], graph.input_uses.get(key, ()), spilled=True)
+    held = [
+        _Chunk(regions[key], graph.input_bytes[key], graph.input_uses.get(key, ()), spilled=True)
         for key in graph.inputs
-    }
-    machine.spilled = sum(chunk.nbytes for chunk in held.values())
-    first = _Step(machine, graph, held, keeps_old)
-    machine.run(first)
-    after = _next(machine, first)
-    begun = machine.now
+    ]
+    machine.spilled = sum(chunk.nbytes for chunk in held)
+    held = _after(machine, _Step(machine, tasks, held, keeps_old))
     machine.reset()
-    machine.run(_Step(machine, graph, after, keeps_old))
+    machine.run(_Step(machine, tasks, held, keeps_old))
     books = machine.books
+    del machine.books  # which write by the machine: this, too, would be a circle
     return Simulated(
-        machine.now - begun,
+        machine.now - machine.begun,
         books.read_bytes,
         books.written_bytes,
         books.peak_bytes,
         machine.peak_scratch,
         machine.peak_spilled,
         machine.compute_seconds,
-        tuple(replace(moment, seconds=moment.seconds - begun) for moment in machine.moments),
-        tuple(
-            replace(ran, begun=ran.begun - begun, computing=ran.computing - begun, done=ran.done - begun)
-            for ran in machine.units
-        ),
+        tuple(machine.moments),
+        tuple(machine.units),
     )
 
 
-def _next(machine: _Machine, step: _Step) -> dict[TaskKey, _Chunk]:
-    """What the next step starts from; the rest is dropped."""
-    graph, made = step.graph, step.chunks
-    after = {key: made[graph.replaced.get(key, key)] for key in graph.inputs}
-    kept = set(after.values())
-    for chunk in made.values():
-        if chunk not in kept:
+def _after(machine: _Machine, step: _Step) -> list[_Chunk]:
+    """Run a step; returns what the next one starts from. The rest is dropped."""
+    machine.run(step)
+    graph, number = step.tasks.graph, step.tasks.number
+    after = [step.chunks[number[graph.replaced.get(key, key)]] for key in graph.inputs]
+    kept = set(after)
+    for chunk in step.chunks:
+        if chunk is not None and chunk not in kept:
             machine.drop(chunk)
-    machine.books.renew((chunk, graph.input_uses.get(key, ())) for key, chunk in after.items())
+    uses = (graph.input_uses.get(key, ()) for key in graph.inputs)
+    machine.books.renew(zip(after, uses, strict=True))
     return after
-
-
-def _arguments(call: Call | None) -> tuple[TaskKey, ...]:
-    """Tasks whose results a task takes; an input takes none."""
-    if call is None:
-        return ()
-    return (call.source,) if isinstance(call, PickCall) else call.arguments

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oocdl.graph.ir.array_layout import Order, footprint, itemsize
+from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region, grid_of, region_shape, region_size, whole
 from oocdl.graph.ir.program import Operand, make_program
-from oocdl.graph.ir.region_index import RegionIndex
+from oocdl.graph.ir.region_index import Parts, RegionIndex
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Cell
+from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
@@ -28,74 +29,6 @@ Piece = tuple[Region, TaskKey]
 
 SOURCES = (Role.INPUT, Role.TARGET, Role.RANDOM, Role.SCALAR, Role.CONSTANT, Role.SUM)
 """Roles of values that a unit reads from elsewhere than from chunks (sums: where there are none yet)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One input of a unit's program."""
-
-    value: str
-    region: Region
-    dtype: str
-    chunks: tuple[tuple[int, Region], ...]
-    """(argument number, part of it) that together make the region; empty for a source."""
-    order: Order = ()
-    """How the program wants it to lie in memory."""
-    overwritten: bool = False
-    """Whether the program writes over it, so that it needs a copy that nobody else reads."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class UnitCall:
-    """Run one unit."""
-
-    key: TaskKey
-    position: int
-    """Place in the plan's order."""
-    unit: Unit
-    arguments: tuple[TaskKey, ...]
-    reads: tuple[Read, ...]
-    partial_sums: tuple[tuple[int, int] | None, ...]
-    """For each made value: (argument number, elements so far) of the partial sum that it is added to."""
-    combines: tuple[str | None, ...]
-    """For each made value: how it is combined."""
-    dtypes: tuple[str, ...]
-    uses: tuple[tuple[int, ...], ...] = ()
-    """For each made value: positions of the calls that read it; known once all calls are."""
-    buffer_bytes: int
-    """Of arrays read and made."""
-    scratch_bytes: int
-    """Of the program while it runs."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class CombineCall:
-    """Combine the partial sums of the outputs of one partial node, for one piece."""
-
-    key: TaskKey
-    position: int
-    combine: str
-    arguments: tuple[TaskKey, ...]
-    """One partial sum after the other, each with all outputs."""
-    values: tuple[str, ...]
-    counts: tuple[int, ...]
-    """Elements that went into each partial sum."""
-    region: Region
-    dtypes: tuple[str, ...]
-    uses: tuple[tuple[int, ...], ...] = ()
-    buffer_bytes: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class PickCall:
-    """One result of a call that makes several."""
-
-    key: TaskKey
-    source: TaskKey
-    number: int
-
-
-Call = UnitCall | CombineCall | PickCall
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,8 +56,17 @@ class _Draft:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     readers: dict[TaskKey, list[int]] = field(default_factory=dict)
     position: int = 0
+    reads: dict[Read, Read] = field(default_factory=dict)
+    """Those of the layer that several of its units may have."""
     indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
     """By value: where its pieces are, with their number when that was found."""
+
+    def add(self, call: UnitCall | CombineCall) -> None:
+        """Add the call at ``position``, which moves on."""
+        for argument in dict.fromkeys(call.arguments):
+            self.readers.setdefault(argument, []).append(self.position)
+        self.calls.append(call)
+        self.position += 1
 
     def index(self, name: str) -> RegionIndex:
         """The pieces of a value so far, by their regions."""
@@ -192,13 +134,15 @@ def expand_pass(
     outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
     outputs += [key for name in graph.outputs for _, key in draft.pieces.get(stored(name), [])]
     replaced = _read_in_next_step(draft, plan, pieces)
-    calls = tuple(_with_uses(call, draft.readers) for call in draft.calls)
+    input_uses = {key: tuple(draft.readers.pop(key, ())) for key in inputs}
+    for number, call in enumerate(draft.calls):  # one by one: both kinds of all of them are large
+        draft.calls[number] = _with_uses(call, draft.readers)
     return TaskGraph(
-        calls=calls,
+        calls=tuple(draft.calls),
         pieces={name: tuple(found) for name, found in draft.pieces.items()},
         inputs=tuple(inputs),
         outputs=tuple(dict.fromkeys(outputs)),
-        input_uses={key: tuple(draft.readers.get(key, ())) for key in inputs},
+        input_uses=input_uses,
         input_bytes=sizes,
         replaced=replaced,
     )
@@ -220,35 +164,50 @@ def _read_in_next_step(
 
 
 def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
-    layer = planned.layer
+    layer, values = planned.layer, plan.factored.graph.values
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
-    sums = PartialSums(plan, planned)
+    names = [*layer.stores, *layer.partials]
+    combines = tuple(cell_of[name].combine if name in layer.partials else None for name in names)
+    dtypes = tuple(values[name].dtype for name in names)
+    buffer_bytes: dict[str, int] = {}  # by program: units with equal programs have equal arrays
+    draft.reads.clear()
+    sums, alone = PartialSums(plan, planned), (None,) * len(names)
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
+        made = [result_key(key, name, len(names)) for name in names]
         arguments: list[TaskKey] = []
-        overwrites = planned.scratch[unit.program.key].overwrites
+        scratch, program = planned.scratch[unit.program.key], unit.program.key
         reads = tuple(
-            _read(draft, plan, name, region, arguments, place in overwrites)
+            _read(draft, plan, name, region, arguments, place in scratch.overwrites)
             for place, (name, region) in enumerate(unit.reads)
         )
-        added_to: list[tuple[int, int] | None] = [None] * len(unit.makes)
+        added_to: list[tuple[int, int] | None] = [None] * len(names)
+        for index in range(len(layer.stores), len(names)):
+            previous = sums.join(*unit.makes[index], unit.counts[index], made[index])
+            if previous is not None:
+                added_to[index] = (len(arguments), previous[1])
+                arguments.append(previous[0])
+        if program not in buffer_bytes:
+            buffer_bytes[program] = unit_buffer_bytes(unit, layer, plan.factored)
+        draft.add(
+            UnitCall(
+                key=key,
+                position=draft.position,
+                unit=unit,
+                arguments=tuple(arguments),
+                reads=reads,
+                partial_sums=tuple(added_to) if layer.partials else alone,
+                combines=combines,
+                dtypes=dtypes,
+                buffer_bytes=buffer_bytes[program],
+                scratch_bytes=scratch.scratch_bytes,
+            )
+        )
         for index, (name, region) in enumerate(unit.makes):
-            if name in layer.partials:
-                made = result_key(key, name, len(unit.makes))
-                previous = sums.join(name, region, unit.counts[index], made)
-                if previous is not None:
-                    added_to[index] = (len(arguments), previous[1])
-                    arguments.append(previous[0])
-        for argument in dict.fromkeys(arguments):
-            draft.readers.setdefault(argument, []).append(draft.position)
-        draft.calls.append(_unit_call(draft, plan, unit, key, arguments, reads, added_to, cell_of, planned))
-        draft.position += 1
-        for index, (name, region) in enumerate(unit.makes):
-            made = result_key(key, name, len(unit.makes))
-            if made != key:
-                draft.calls.append(PickCall(made, key, index))
+            if made[index] != key:
+                draft.calls.append(PickCall(made[index], key, index))
             if name not in layer.partials or sums.alone(name, region):
-                draft.pieces.setdefault(name, []).append((region, made))
+                draft.pieces.setdefault(name, []).append((region, made[index]))
     for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
         _combine(draft, plan, layer.name, cell, sums)
 
@@ -280,8 +239,6 @@ def _cut_anew(draft: _Draft, plan: PassPlan, name: str, region: Region, key: Tas
     read = Read(name, region, dtype, _parts(draft, name, region, arguments))
     program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
     unit = Unit(len(plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
-    for argument in dict.fromkeys(arguments):
-        draft.readers.setdefault(argument, []).append(draft.position)
     buffers = 2 * footprint(region_size(region) * itemsize(dtype))
     call = UnitCall(
         key=key,
@@ -295,57 +252,26 @@ def _cut_anew(draft: _Draft, plan: PassPlan, name: str, region: Region, key: Tas
         buffer_bytes=buffers,
         scratch_bytes=0,
     )
-    draft.calls.append(call)
-    draft.position += 1
-
-
-def _unit_call(
-    draft: _Draft,
-    plan: PassPlan,
-    unit: Unit,
-    key: TaskKey,
-    arguments: list[TaskKey],
-    reads: tuple[Read, ...],
-    added_to: list[tuple[int, int] | None],
-    cell_of: Mapping[str, Cell],
-    planned: LayerPlan,
-) -> UnitCall:
-    layer = planned.layer
-    values = plan.factored.graph.values
-    combines = tuple(cell_of[name].combine if name in layer.partials else None for name, _ in unit.makes)
-    return UnitCall(
-        key=key,
-        position=draft.position,
-        unit=unit,
-        arguments=tuple(arguments),
-        reads=reads,
-        partial_sums=tuple(added_to),
-        combines=combines,
-        dtypes=tuple(values[name].dtype for name, _ in unit.makes),
-        buffer_bytes=unit_buffer_bytes(unit, layer, plan.factored),
-        scratch_bytes=planned.scratch[unit.program.key].scratch_bytes,
-    )
+    draft.add(call)
 
 
 def _read(
     draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[TaskKey], overwritten: bool
 ) -> Read:
-    value = plan.factored.graph.values[name]
+    value, first = plan.factored.graph.values[name], len(arguments)
     from_source = value.role in SOURCES and name not in draft.pieces
-    chunks = () if from_source else _parts(draft, name, region, arguments)
-    return Read(name, region, value.dtype, chunks, plan.factored.orders.get(name, ()), overwritten)
+    parts = Parts() if from_source else _parts(draft, name, region, arguments)
+    read = Read(name, region, value.dtype, parts, first, plan.factored.orders.get(name, ()), overwritten)
+    # What all units of a layer read, such as weights, is one object.
+    return read if len(parts) > 1 else draft.reads.setdefault(read, read)
 
 
-def _parts(
-    draft: _Draft, name: str, region: Region, arguments: list[TaskKey]
-) -> tuple[tuple[int, Region], ...]:
+def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -> Parts:
     """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
-    chunks: list[tuple[int, Region]] = []
     pieces = draft.pieces[name]
-    for number, part in draft.index(name).overlaps(region):
-        chunks.append((len(arguments), part))
-        arguments.append(pieces[number][1])
-    return tuple(chunks)
+    numbers, parts = draft.index(name).overlaps(region)
+    arguments += [pieces[number][1] for number in numbers]
+    return parts
 
 
 def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: PartialSums) -> None:
@@ -359,11 +285,9 @@ def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: Partia
         ends = [[members[-1] for members in sums.groups[name, region]] for name in names]
         arguments = tuple(ends[index][one][0] for one in range(len(ends[0])) for index in range(len(names)))
         key = TaskKey(TaskKind.COMBINE, layer, names[0], number)
-        for argument in arguments:
-            draft.readers.setdefault(argument, []).append(draft.position)
         sizes = [region_size(region) * itemsize(values[name].dtype) for name in names]
         assert cell.combine is not None
-        draft.calls.append(
+        draft.add(
             CombineCall(
                 key=key,
                 position=draft.position,
@@ -376,7 +300,6 @@ def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: Partia
                 buffer_bytes=combine_buffer_bytes(sizes, cell.combine),
             )
         )
-        draft.position += 1
         for index, name in enumerate(names):
             made = result_key(key, name, len(names))
             if made != key:
@@ -384,8 +307,8 @@ def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: Partia
             draft.pieces.setdefault(name, []).append((region, made))
 
 
-def _with_uses(call: Call, readers: Mapping[TaskKey, Sequence[int]]) -> Call:
-    """The call, told when each of its results will be read."""
+def _with_uses(call: Call, readers: dict[TaskKey, list[int]]) -> Call:
+    """The call, told when each of its results will be read; ``readers`` forget it."""
     if isinstance(call, PickCall):
         return call
     if isinstance(call, UnitCall):
@@ -393,5 +316,5 @@ def _with_uses(call: Call, readers: Mapping[TaskKey, Sequence[int]]) -> Call:
     else:
         names = call.values
     keys = (result_key(call.key, name, len(names)) for name in names)
-    uses = tuple(tuple(sorted(readers.get(key, ()))) for key in keys)
+    uses = tuple(tuple(sorted(readers.pop(key, ()))) for key in keys)
     return replace(call, uses=uses)

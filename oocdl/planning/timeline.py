@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oocdl.planning.task_key import TaskKey
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """When a unit ran, in seconds from the start of the step."""
 
     position: int
@@ -19,8 +19,7 @@ class Ran:
     done: float
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """Memory at one time, in bytes."""
 
     seconds: float
@@ -48,6 +47,7 @@ class Simulated:
     compute_seconds: float
     """Of all units, one after another."""
     moments: tuple[Moment, ...]
+    """Empty where no timeline was asked for, as ``units``."""
     units: tuple[Ran, ...]
 
     @property

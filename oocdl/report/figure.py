@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,10 +109,9 @@ def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[
     for one in passes:
         start = ends[-1] if ends else 0.0
         first = max((ran.position for ran in units), default=-1) + 1
-        moments += [replace(moment, seconds=moment.seconds + start) for moment in one.moments]
+        moments += [moment._replace(seconds=moment.seconds + start) for moment in one.moments]
         units += [
-            replace(
-                ran,
+            ran._replace(
                 position=ran.position + first,
                 begun=ran.begun + start,
                 computing=ran.computing + start,
@@ -147,7 +146,7 @@ def _counted(moment: Moment) -> int:
 
 def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float, unit: float) -> None:
     shown = highest(moments, end)
-    shown = [replace(shown[0], seconds=0.0), *shown[1:], replace(shown[-1], seconds=end)]
+    shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=end)]
     giga = scene.budget_bytes >= 4 << 30
     size, name = (2**30, "GiB") if giga else (2**20, "MiB")
     terms: tuple[tuple[str, str, list[float]], ...] = (

@@ -33,12 +33,13 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, use
 from oocdl.host.limits import check_budget
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
+from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import machine_for
 from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.placement import Placed, largest_crossing, place
-from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, stored_key, task_key
 from oocdl.runtime import dask_records, execute, weight_io
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions

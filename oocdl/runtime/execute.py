@@ -22,9 +22,9 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
-from oocdl.planning.calls import acquired, in_place
+from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
 from oocdl.planning.passes import PassInfo
-from oocdl.planning.task_graph import CombineCall, PickCall, Read, TaskGraph, UnitCall
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
@@ -256,7 +256,7 @@ def _gather(
     if pinned is not None:
         return pinned.array()
     out = held.empty(region_shape(read.region), read.dtype, read.order)
-    if not read.chunks:
+    if not read.parts:
         begun, sources = perf_counter(), context.sources[plan_id]
         sources.read(read.value, read.region, info, out)
         if (recorder := context.recorder) is not None and read.value in sources.feeds:

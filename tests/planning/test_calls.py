@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import acquired, in_place
-from oocdl.planning.task_graph import CombineCall, Read, UnitCall
+from oocdl.graph.ir.region_index import Parts
+from oocdl.planning.calls import CombineCall, Read, UnitCall, acquired, in_place
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,9 @@ HALF = Piece(((0, 4),), 50)
 
 
 def read(region: Region, *numbers: int, overwritten: bool = False) -> Read:
-    """A read of argument ``numbers``."""
-    return Read(
-        "x", region, "float32", tuple((number, region) for number in numbers), overwritten=overwritten
-    )
+    """A read of arguments ``numbers``, which follow each other."""
+    parts = Parts((region,) * len(numbers))
+    return Read("x", region, "float32", parts, min(numbers, default=0), overwritten=overwritten)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def read(region: Region, *numbers: int, overwritten: bool = False) -> Read:
         (read(((0, 4),), 1), HALF),
         (read(((0, 4),), 0), None),  # a part of it is copied
         (read(((0, 8),), 0, overwritten=True), None),  # the program writes over it
-        (read(((0, 8),), 1, 1), None),  # put together of several
+        (read(((0, 8),), 0, 1), None),  # put together of several
         (read(((0, 8),)), None),  # from a source
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import zarr
 
 import oocdl
 from oocdl.ops import RULES
+from oocdl.planning.calls import UnitCall, copied_bytes, parts_of
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulate import simulate
 from tests.kit.models import GPT, UNet3d, export
@@ -58,3 +60,33 @@ def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
         for times in (1.2, 3.0, 1000.0)
     ]
     assert moved[0] > 0 and moved[0] >= 0.9 * moved[1] and moved[1] >= moved[2] == 0
+
+
+def test_without_a_timeline_the_rest_is_the_same(plan: oocdl.Plan) -> None:
+    room = int(2 * plan.compiled.plan.peak_unit_bytes)
+    full, short = (
+        simulate(plan.compiled.graph, room, 2, 3, NOMINAL, RULES, timeline=timeline)
+        for timeline in (True, False)
+    )
+    assert full.moments and full.units
+    assert replace(full, moments=(), units=()) == short
+
+
+def test_chunks_of_a_simulation_are_freed_without_the_collector(plan: oocdl.Plan) -> None:
+    """It is off while a plan is made, and several simulations are made for one."""
+    gc.disable()
+    try:
+        simulate(plan.compiled.graph, int(1.2 * plan.compiled.plan.peak_unit_bytes), 2, 3, NOMINAL, RULES)
+        left = [found for found in gc.get_objects() if type(found).__module__ == simulate.__module__]
+    finally:
+        gc.enable()
+    assert not left
+
+
+def test_what_is_copied_is_what_the_parts_are_together(plan: oocdl.Plan) -> None:
+    for call in plan.compiled.graph.calls:
+        if isinstance(call, UnitCall):
+            pins = {read.first for read in call.reads if read.parts.is_one and not read.overwritten}
+            numbers = range(len(call.arguments))
+            expected = sum(nbytes for number, nbytes in parts_of(call) if number not in pins)
+            assert copied_bytes(call, numbers, pins) == expected

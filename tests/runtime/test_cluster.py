@@ -23,9 +23,9 @@ from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
+from oocdl.planning.calls import UnitCall
 from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.planning.placement import largest_crossing, place
-from oocdl.planning.task_graph import UnitCall
 from oocdl.planning.task_key import TaskKey, dask_key
 from oocdl.runtime import dask_records, execute
 from oocdl.runtime.cluster import ClusterSession

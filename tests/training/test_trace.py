@@ -15,7 +15,7 @@ import oocdl
 from oocdl.cli import app
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
-from oocdl.planning.task_graph import CombineCall, UnitCall
+from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
 from tests.kit import nets, settings
 from tests.kit.machine import Small, fit, plan

@@ -3,56 +3,152 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 
-from oocdl.graph.ir.index import Range, Region, intersect, is_empty
+from oocdl.graph.ir.index import Range, Region, intersect, is_empty, region_size
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Regions in order: a list of them, or (a few tuples instead of hundreds) a grid of several by its axes.
+
+    >>> list(Parts(axes=(((0, 2), (2, 3)), ((4, 5),))))
+    [((0, 2), (4, 5)), ((2, 3), (4, 5))]
+    """
+
+    listed: tuple[Region, ...] | None = ()
+    """None: it is a grid."""
+    axes: tuple[tuple[Range, ...], ...] = ()
+    """Of a grid the ranges along each axis; those of the last one vary fastest."""
+    places: tuple[int, ...] = ()
+    """For each axis of the regions, its place among ``axes``; empty: the same."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single region."""
+        return self.listed is not None and len(self.listed) == 1
+
+    def __len__(self) -> int:
+        return prod(map(len, self.axes)) if self.listed is None else len(self.listed)
+
+    def __iter__(self) -> Iterator[Region]:
+        if self.listed is not None:
+            return iter(self.listed)
+        cells = product(*self.axes)
+        return (tuple([cell[place] for place in self.places]) for cell in cells) if self.places else cells
+
+    def size(self) -> int:
+        """Return the number of elements of all regions together."""
+        if self.listed is not None:
+            return sum(map(region_size, self.listed))
+        return prod([sum([stop - start for start, stop in ranges]) for ranges in self.axes])
+
+    def sizes(self, factor: int = 1) -> list[int]:
+        """Return ``factor`` times the number of elements of each region."""
+        if self.listed is not None:
+            return [factor * region_size(region) for region in self.listed]
+        found = [factor]
+        for ranges in self.axes:
+            found = [size * (stop - start) for size in found for start, stop in ranges]
+        return found
 
 
 class RegionIndex:
     """Pieces of one value. Those of a grid are found axis by axis; others are looked at one after the other.
 
-    >>> index = RegionIndex([((0, 2), (0, 4)), ((2, 3), (0, 4))])
-    >>> index.overlaps(((1, 3), (1, 2)))
-    [(0, ((1, 2), (1, 2))), (1, ((2, 3), (1, 2)))]
+    >>> numbers, parts = RegionIndex([((0, 2), (0, 4)), ((2, 3), (0, 4))]).overlaps(((1, 3), (1, 2)))
+    >>> numbers, list(parts)
+    ([0, 1], [((1, 2), (1, 2)), ((2, 3), (1, 2))])
     """
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self._regions = regions
-        axes = [sorted(set(ranges)) for ranges in zip(*regions, strict=True)]
-        disjoint = all(one[1] <= other[0] for axis in axes for one, other in pairwise(axis))
-        self._is_grid = disjoint and prod(map(len, axes)) == len(set(regions)) == len(regions)
-        self._axes = axes
-        self._stops = [[stop for _, stop in axis] for axis in axes]
-        self._number = {region: number for number, region in enumerate(regions)}
-        self._known: list[dict[Range, list[tuple[Range, Range]]]] = [{} for _ in axes]
+        self._grid = _grid_of(regions)
 
-    def overlaps(self, region: Region) -> list[tuple[int, Region]]:
-        """Return (number of the piece, its part of the region), in the order of the pieces."""
-        if not self._is_grid:
-            parts = ((number, intersect(held, region)) for number, held in enumerate(self._regions))
-            return [(number, part) for number, part in parts if not is_empty(part)]
-        axes = [self._along(axis, wanted) for axis, wanted in enumerate(region)]
-        number = self._number
-        found = [
-            (number[tuple([held for held, _ in cell])], tuple([part for _, part in cell]))
-            for cell in product(*axes)
+    def overlaps(self, region: Region) -> tuple[list[int], Parts]:
+        """Return the numbers of the pieces that have a part of the region, ascending, and these parts."""
+        if self._grid is not None:
+            return self._grid.overlaps(region)
+        parts = ((number, intersect(held, region)) for number, held in enumerate(self._regions))
+        found = [(number, part) for number, part in parts if not is_empty(part)]
+        return [number for number, _ in found], Parts(tuple(part for _, part in found))
+
+
+class _Grid:
+    """Pieces of a grid whose numbers grow, or fall, by an equal step along each axis."""
+
+    def __init__(self, axes: Sequence[Sequence[Range]], first: int, steps: Sequence[int]) -> None:
+        self._first = first
+        self._axes = [
+            (ranges, [stop for _, stop in ranges], step) for ranges, step in zip(axes, steps, strict=True)
         ]
-        if len(found) > 1:
-            found.sort()
-        return found
+        moving = [abs(step) for step in steps if step]
+        same = moving == sorted(moving, reverse=True)
+        order = range(len(axes)) if same else sorted(range(len(axes)), key=lambda axis: -abs(steps[axis]))
+        self._order = list(order)
+        self._places = () if same else tuple(self._order.index(axis) for axis in range(len(axes)))
+        self._known: list[dict[Range, tuple[list[int], tuple[Range, ...]]]] = [{} for _ in axes]
 
-    def _along(self, axis: int, wanted: Range) -> list[tuple[Range, Range]]:
-        """Ranges of pieces along one axis, each with its part of the range that is wanted."""
-        known = self._known[axis].get(wanted)
-        if known is None:
-            known, (start, stop) = [], wanted
-            ranges = self._axes[axis]
-            for low, high in ranges[bisect_right(self._stops[axis], start) :] if start < stop else ():
-                if low >= stop:
-                    break
-                part = (low, high) if start <= low and high <= stop else (max(start, low), min(stop, high))
-                known.append(((low, high), part))
-            self._known[axis][wanted] = known
-        return known
+    def overlaps(self, region: Region) -> tuple[list[int], Parts]:
+        """What ``RegionIndex.overlaps`` returns."""
+        numbers, axes = [self._first], []
+        for axis in self._order:
+            wanted = region[axis]
+            found = self._known[axis].get(wanted)
+            if found is None:
+                found = self._known[axis][wanted] = self._along(axis, wanted)
+            steps, ranges = found
+            axes.append(ranges)
+            if len(steps) == 1:
+                step = steps[0]
+                numbers = [number + step for number in numbers] if step else numbers
+            else:
+                numbers = [number + step for number in numbers for step in steps]
+        parts = Parts(None, tuple(axes), self._places)
+        return numbers, parts if len(numbers) != 1 else Parts((_shared(next(iter(parts)), region),))
+
+    def _along(self, axis: int, wanted: Range) -> tuple[list[int], tuple[Range, ...]]:
+        """For the pieces along one axis that are wanted, what each adds to the number, and its part."""
+        ranges, stops, step = self._axes[axis]
+        start, stop = wanted
+        found: list[tuple[int, Range]] = []
+        first = bisect_right(stops, start)
+        for place, (low, high) in enumerate(ranges[first:] if start < stop else (), first):
+            if low >= stop:
+                break
+            whole = start <= low and high <= stop
+            found.append((step * place, ranges[place] if whole else (max(start, low), min(stop, high))))
+        if step < 0:
+            found.reverse()
+        return [number for number, _ in found], tuple(part for _, part in found)
+
+
+def _shared(part: Region, region: Region) -> Region:
+    """``part``, but ``region`` itself if they are equal: thousands of units need not hold both."""
+    return region if part == region else part
+
+
+def _grid_of(regions: Sequence[Region]) -> _Grid | None:
+    """The grid that these regions are, in any order of axes and direction; None if they are none."""
+    axes = [sorted(set(ranges)) for ranges in zip(*regions, strict=True)]
+    disjoint = all(one[1] <= other[0] for axis in axes for one, other in pairwise(axis))
+    if not disjoint or not prod(map(len, axes)) == len(set(regions)) == len(regions):
+        return None
+    places = [{found: place for place, found in enumerate(axis)} for axis in axes]
+    number = {region: number for number, region in enumerate(regions)}
+    low = tuple(axis[0] for axis in axes)
+    first = number[low]
+    steps = [
+        number[(*low[:axis], ranges[1], *low[axis + 1 :])] - first if len(ranges) > 1 else 0
+        for axis, ranges in enumerate(axes)
+    ]
+    for region, held in number.items():
+        where = first
+        for along, place, step in zip(region, places, steps, strict=True):
+            where += step * place[along]
+        if where != held:
+            return None
+    return _Grid(axes, first, steps)

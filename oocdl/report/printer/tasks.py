@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region
 from oocdl.graph.partition.unit import Unit
+from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.task_graph import CombineCall, PickCall, TaskGraph, UnitCall
+from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
 from oocdl.report.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
 from oocdl.report.printer.program import programs_of

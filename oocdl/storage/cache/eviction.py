@@ -49,21 +49,21 @@ class EvictionOrder(Generic[E]):
         self.position = -1
         """Plan position that runs now."""
         # In order of arrival, so that a simulation made again is the same.
-        self._residents: dict[E, None] = {}
+        self.residents: dict[E, None] = {}
         self._order: list[tuple[float, bool, int, E]] = []  # a heap; items may be outdated
         self._numbers = count()
 
     def __contains__(self, entry: E) -> bool:
-        return entry in self._residents
+        return entry in self.residents
 
     def add(self, entry: E) -> None:
         """Note that a chunk is in RAM, or being loaded."""
-        self._residents[entry] = None
+        self.residents[entry] = None
         self.offer(entry)
 
     def remove(self, entry: E) -> None:
         """Note that a chunk is no longer in RAM."""
-        del self._residents[entry]
+        del self.residents[entry]
 
     def next_use(self, entry: E) -> float:
         """Plan position at which a chunk is next read; infinity: never."""
@@ -72,19 +72,19 @@ class EvictionOrder(Generic[E]):
 
     def offer(self, entry: E) -> None:
         """Make a chunk a candidate again, once it was read, unpinned, loaded, written or given other uses."""
-        if entry.pins or entry.busy or entry not in self._residents:
+        if entry.pins or entry.busy or entry not in self.residents:
             return
         heappush(self._order, (-self.next_use(entry), not entry.spilled, next(self._numbers), entry))
-        if len(self._order) > 4 * len(self._residents) + 1000:
+        if len(self._order) > 4 * len(self.residents) + 1000:
             self._order = []
-            for resident in self._residents:
+            for resident in self.residents:
                 self.offer(resident)
 
     def victims(self) -> Iterator[E]:
         """Yield chunks that nothing holds, the first to leave first; one that stays must be offered again."""
         while self._order:
             use, dirty, _, entry = heappop(self._order)
-            if entry.pins or entry.busy or entry.readers or entry not in self._residents:
+            if entry.pins or entry.busy or entry.readers or entry not in self.residents:
                 continue  # offered again when that ends
             if (-self.next_use(entry), not entry.spilled) != (use, dirty):
                 self.offer(entry)

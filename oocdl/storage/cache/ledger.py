@@ -67,6 +67,8 @@ class Ledger(Generic[E]):
         self.withheld_bytes = 0
         """What chunks and claims do without, as the process has more than was predicted."""
         self._order: EvictionOrder[E] = EvictionOrder()
+        self.is_resident: Callable[[E], bool] = self._order.residents.__contains__
+        """Whether a chunk is in RAM, or being loaded."""
         self.watch: Callable[[int, int], None] | None = None
         """Called with resident and reserved bytes at each change."""
 
@@ -96,10 +98,6 @@ class Ledger(Generic[E]):
         self.peak_bytes = max(self.peak_bytes, self.resident_bytes + self.reserved_bytes)
         if self.watch is not None:
             self.watch(self.resident_bytes, self.reserved_bytes)
-
-    def is_resident(self, entry: E) -> bool:
-        """Whether a chunk is in RAM, or being loaded."""
-        return entry in self._order
 
     def advance(self, position: int) -> None:
         """Note that the unit at this position of the plan starts."""
