@@ -34,5 +34,12 @@ def path_of(name: str, value: Any) -> Path:
     return Path(text)
 
 
+def cache_folder() -> Path:
+    """Return oocdl's folder in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``); it need not exist."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path there is to be ignored, as the standard says.
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "oocdl"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import threading
 import time
@@ -36,6 +35,7 @@ from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, RateTable, Scale
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim, use_one_heap
 from oocdl.host.limits import cores, installed_version, most_taken_bytes, processor
+from oocdl.host.paths import cache_folder
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, NOMINAL, Rates, moved_bytes
 from oocdl.planning.probes import (
@@ -127,11 +127,8 @@ def store_rates(engine: str, rates: Rates) -> Path:
 
 def cache_path(engine: str) -> Path:
     """The file in the cache of this host's rates with ``engine``."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path there is to be ignored, as the standard says.
-    folder = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
     host = hashlib.sha256(platform.node().encode()).hexdigest()[:12]
-    return folder / "oocdl" / f"rates-{host}-{engine.replace(':', '-')}.json"
+    return cache_folder() / f"rates-{host}-{engine.replace(':', '-')}.json"
 
 
 def _facts(engine: str) -> dict[str, Any]:

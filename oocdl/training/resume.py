@@ -17,6 +17,9 @@ from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.planning.binding import Binding
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.pass_plan import frozen_cuts
+from oocdl.planning.passes import own_plans
 from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
@@ -110,7 +113,7 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
         differences(body["facts"], dict(facts)),
         "pass replan=True to change that (which changes rounding), or resume='restart'",
     )
-    here = _machine(str(facts["engine"]))
+    here = machine_facts(str(facts["engine"]))
     if body["machine"] != here:
         changed = "; ".join(differences(body["machine"], here))
         warnings.warn(
@@ -122,11 +125,26 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
 
 def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
     """Write a plan durably: ``plans`` holds what is needed to make it again, by plan id."""
-    body = {"facts": dict(facts), "machine": _machine(str(facts["engine"])), **plans}
+    body = {"facts": dict(facts), "machine": machine_facts(str(facts["engine"])), **plans}
     store.write_sealed("plan.json", body)
 
 
-def _machine(engine: str) -> dict[str, str]:
+def freeze(kinds: Mapping[str, CompiledPass]) -> dict[str, Any]:
+    """What is needed to make plans again, by plan id; under "numerics" the digests that they will have."""
+    own = own_plans(kinds)
+    cuts: dict[str, Any] = {
+        name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.bfloat16_values)}
+        for name, compiled in own.items()
+    }
+    return {**cuts, "numerics": numerics_of(kinds)}
+
+
+def numerics_of(kinds: Mapping[str, CompiledPass]) -> dict[str, str]:
+    """The digest of the numerics of each plan, by plan id."""
+    return {name: compiled.plan.numerics() for name, compiled in own_plans(kinds).items()}
+
+
+def machine_facts(engine: str) -> dict[str, str]:
     """Return what bits depend on beyond the plan: kinds of processor and device, the engine's version."""
     model = model_of(engine)
     version = installed_version(runtime_of(engine))

@@ -23,8 +23,7 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
-from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.passes import MAIN, PassInfo, Step, own_plans
+from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit, check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import Progress, show_progress
@@ -204,15 +203,9 @@ def _open_store(
         frozen = None if replan else resuming.read_plan(store, facts)
         made = job.plan(frozen)
         check_start(made, folder, spills)
-    kinds = own_plans(made.kinds)
-    numerics = {name: compiled.plan.numerics() for name, compiled in kinds.items()}
     if frozen is None:
-        cuts = {
-            name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.bfloat16_values)}
-            for name, compiled in kinds.items()
-        }
-        resuming.write_plan(store, facts, {**cuts, "numerics": numerics})
-    elif frozen["numerics"] != numerics:
+        resuming.write_plan(store, facts, resuming.freeze(made.kinds))
+    elif frozen["numerics"] != resuming.numerics_of(made.kinds):
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
 

@@ -1,0 +1,205 @@
+"""Plans that were found before: what hits, what does not, and what is never trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oocdl.report.plan_view import Plan
+from oocdl.storage.checksums import sealed, unsealed
+from oocdl.training import plan_cache
+from tests.kit import nets
+from tests.kit.machine import Small, fit
+from tests.kit.settings import QUICK
+
+MACHINE = Small(24 << 20, 300 << 20)
+OPTIONS = {**QUICK, "batch_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of each test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(plan_cache.VARIABLE)
+    return tmp_path / "cache" / "oocdl" / "plans"
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One item for each search for cuts."""
+    calls: list[str] = []
+
+    def noted(draft: Any, *rest: Any) -> Any:
+        calls.append(draft.request.kind)
+        return search(draft, *rest)
+
+    from oocdl.planning import budget
+
+    search: Callable[..., Any] = budget._fastest
+    monkeypatch.setattr(budget, "_fastest", noted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("plans")
+    model = nets.write_conv(place / "conv.onnx", channels=6, layers=3)
+    return model, nets.write_data(place / "data.zarr", nets.volumes(samples=5, extent=48))
+
+
+def planned(files: tuple[Path, Path], machine: Small = MACHINE, **options: Any) -> Plan:
+    return machine.job(*files, **{**OPTIONS, **options}).plan()
+
+
+def text(plan: Plan) -> str:
+    kinds = "\n".join(plan.show(what, kind=kind) for kind in plan.kinds for what in ("layers", "tasks"))
+    return f"{kinds}\n{plan.seconds}"
+
+
+def test_the_second_plan_is_the_first_without_a_search(files: tuple[Path, Path], searched: list[str]) -> None:
+    first = planned(files)
+    assert len(searched) == 2, "full and ragged batches"
+    assert first.tasks > 4
+    again = planned(files, steps=7, seed=3)  # these make no other plan
+    assert len(searched) == 2 and text(again) == text(first)
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 1}, {"lr": 0.5}, {"loss": "dice"}, {"threads": 2}])
+def test_other_settings_are_searched_for(
+    change: dict[str, Any], files: tuple[Path, Path], searched: list[str], folder: Path
+) -> None:
+    planned(files)
+    before = len(searched)
+    planned(files, **change)
+    assert len(searched) > before and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("capacity", "hits"), [(1.0, True), (0.99, True), (1.05, True), (0.9, False), (2, False)]
+)
+def test_about_the_same_room(
+    capacity: float, hits: bool, files: tuple[Path, Path], searched: list[str]
+) -> None:
+    planned(files)
+    before = len(searched)
+    planned(files, replace(MACHINE, capacity_bytes=int(capacity * (24 << 20))))
+    assert (len(searched) == before) == hits
+
+
+def test_another_model_other_rates_and_other_code(
+    files: tuple[Path, Path], tmp_path: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(files)
+    before = len(searched)
+    other = tmp_path / "other.onnx"
+    other.write_bytes(files[0].read_bytes() + b"\x3a\x00")  # an empty doc_string of the graph, to protobuf
+    job = MACHINE.job(*files, **OPTIONS)
+    facts = job.binding, job.settings, job.machine
+    key = plan_cache.plan_key(job.model, *facts)
+    assert plan_cache.plan_key(replace(job.model, path=other), *facts) != key
+    monkeypatch.setattr(plan_cache, "_code_digest", lambda: "another version")
+    planned(files)
+    assert len(searched) > before
+
+
+def entry(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "bytes", "form", "bool", "count"])
+def test_a_damaged_entry_does_not_count(
+    damage: str, files: tuple[Path, Path], searched: list[str], folder: Path
+) -> None:
+    first = planned(files)
+    before, path = len(searched), entry(folder)
+    whole = path.read_text()
+    body = unsealed("plans", whole)
+    grids = body["frozen"]["main"]["grids"]
+    if damage == "form":
+        grids[0] = [1]
+    elif damage == "bool":
+        body["frozen"]["main"]["cuts"] = [True]
+    elif damage == "count":
+        grids[0] = {name: 0 for name in grids[0]}
+    spoilt = {
+        "flip": whole.replace('"cuts": [', '"cuts": [1, '),
+        "cut": whole[:-9],
+        "empty": "",
+        "bytes": "\0",
+    }
+    path.write_text(spoilt.get(damage, sealed("plans", body)))
+    with pytest.warns(UserWarning, match="does not count, and is made anew") as caught:
+        again = planned(files)
+    assert len(caught) == 1 and len(searched) > before and text(again) == text(first)
+    assert unsealed("plans", path.read_text())["frozen"] == unsealed("plans", whole)["frozen"]
+
+
+def test_cuts_that_give_other_numerics_do_not_count(
+    files: tuple[Path, Path], searched: list[str], folder: Path
+) -> None:
+    first = planned(files)
+    before, path = len(searched), entry(folder)
+    body = unsealed("plans", path.read_text())
+    grids = body["frozen"]["main"]["grids"]
+    grids[0] = {name: count + 1 for name, count in grids[0].items()}
+    path.write_text(sealed("plans", body))
+    assert text(planned(files)) == text(first)
+    assert len(searched) > before
+
+
+def test_what_others_may_write_does_not_count(
+    files: tuple[Path, Path], searched: list[str], folder: Path
+) -> None:
+    planned(files)
+    before, path = len(searched), entry(folder)
+    path.chmod(0o666)
+    with pytest.warns(UserWarning, match="another user"):
+        planned(files)
+    assert len(searched) > before and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_oldest_entries_go(files: tuple[Path, Path], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number in range(plan_cache.MOST_ENTRIES + 3):
+        path = folder / f"{number}.json"
+        path.write_text("{}")
+        os.utime(path, (number, number))
+    planned(files)
+    left = {path.name for path in folder.iterdir()}
+    assert len(left) == plan_cache.MOST_ENTRIES and "3.json" not in left and "4.json" in left
+
+
+def test_a_folder_that_cannot_be_written_is_said(files: tuple[Path, Path], folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    with pytest.warns(UserWarning, match="plans cannot be kept") as caught:
+        planned(files)
+    assert "\n" not in str(caught[-1].message)
+
+
+def test_off_is_off(
+    files: tuple[Path, Path], folder: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plan_cache.VARIABLE, "off")
+    for count in (2, 4):
+        planned(files)
+        assert len(searched) == count
+    assert not folder.exists()
+
+
+def test_a_run_of_a_plan_from_the_cache_has_the_same_bits(
+    files: tuple[Path, Path], tmp_path: Path, searched: list[str], no_fsync: None
+) -> None:
+    runs = [fit(*files, machine=MACHINE, workdir=tmp_path / name, **OPTIONS) for name in ("a", "b")]
+    assert len(searched) == 2
+    assert [row["loss"] for row in runs[0].history] == [row["loss"] for row in runs[1].history]
+    assert runs[0].plan.compiled.plan.numerics() == runs[1].plan.compiled.plan.numerics()
+    stored = [json.loads((tmp_path / name / "plan.json").read_text())["plan"] for name in ("a", "b")]
+    assert stored[0] == stored[1]
