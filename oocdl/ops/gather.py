@@ -1,10 +1,13 @@
-"""Embedding lookup: ``Gather(table, ids){padding_idx}`` takes rows of the table's axis 0.
+"""What reads or writes at places that data names: Gather, its gradient, and LastAt, for scatters.
 
-Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows}``; over cut ids the partial
-tables are summed. With ``padding_idx`` places of that id add nothing to it.
+``Gather(table, ids){batch, padding_idx}`` takes rows of a table: ``result[b, i] = table[b, ids[b, i]]``,
+where ``b`` stands for the first ``batch`` axes (0 if it is left out: an embedding lookup). Negative ids
+count from the end, as in ONNX since opset 11 and in PyTorch's ``table[ids]``; ``nn.Embedding``, which alone has a
+``padding_idx``, takes none.
 
-An id below 0 counts from the end, as ONNX has it since opset 11 and PyTorch in ``table[ids]``;
-``nn.Embedding``, which alone has a ``padding_idx``, takes none.
+Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows, batch}``; over cut ids the partial tables are
+summed. With ``padding_idx`` places of that id add nothing to it. ``LastAt(ids){rows, batch}`` says of each
+row at which place it is named last, or -1.
 """
 
 from __future__ import annotations
@@ -14,10 +17,18 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Plain, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_gradient
 from oocdl.graph.ir.speed import Given, Probe
-from oocdl.ops._broadcast import fail, no_second_derivative, plain, size
+from oocdl.ops._broadcast import fail, plain, size
 from oocdl.ops._speed import MOVING, streaming
+
+WIDE_ROW = 4
+"""Elements of a row beside which what is computed of its id does not count."""
+
+
+def _batch(node: Node) -> int:
+    return int(node.attrs.get("batch", 0))
+
 
 _MOVES = ("Reshape", "Transpose", "Cast")
 """Operators whose result has each number of their first operand."""
@@ -51,7 +62,8 @@ def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
         value = graph.values[ids]
         if value.role is not Role.INPUT or value.dtype != "int64":
             continue
-        here = Rows(table, graph.values[table].shape[0], negative and "padding_idx" not in node.attrs)
+        rows = graph.values[table].shape[_batch(node)]
+        here = Rows(table, rows, negative and "padding_idx" not in node.attrs)
         known = found.get(ids, here)
         smaller = here if here.rows < known.rows else known
         found[ids] = Rows(smaller.table, smaller.rows, here.negative and known.negative)
@@ -59,18 +71,26 @@ def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    table, ids = inputs
-    if ids.dtype != "int64" or not table.shape:
+    (table, ids), batch = inputs, _batch(node)
+    if ids.dtype != "int64" or len(table.shape) <= batch:
         fail(node, f"ids must be int64, not {ids.dtype}, for a table of shape {list(table.shape)}")
-    return [(ids.shape + table.shape[1:], table.dtype)]
+    if table.shape[:batch] != ids.shape[:batch]:
+        fail(node, f"ids {list(ids.shape)} do not begin as the table {list(table.shape)} does")
+    return [(ids.shape + table.shape[batch + 1 :], table.dtype)]
 
 
 def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    ids, dy = inputs
+    (ids, dy), batch = inputs, _batch(node)
     rank = len(ids.shape)
     if dy.shape[:rank] != ids.shape:
         fail(node, f"gradient {list(dy.shape)} does not begin with the shape {list(ids.shape)}")
-    return [((node.attrs["rows"], *dy.shape[rank:]), dy.dtype)]
+    return [((*ids.shape[:batch], node.attrs["rows"], *dy.shape[rank:]), dy.dtype)]
+
+
+def _infer_last(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    if inputs[0].dtype != "int64":
+        fail(node, f"ids must be int64, not {inputs[0].dtype}")
+    return [((*inputs[0].shape[: _batch(node)], node.attrs["rows"]), "int64")]
 
 
 def _letters(kind: str, shape: Shape) -> tuple[Plain | None, ...]:
@@ -86,24 +106,35 @@ def _extents(ids: Shape, row: Shape) -> dict[str, int]:
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    table, ids = inputs
-    places, row = _letters("i", ids), _letters("e", table[1:])
+    (table, ids), batch = inputs, _batch(node)
+    places, row = _letters("i", ids), _letters("e", table[batch + 1 :])
     return AxisRule(
-        inputs=((Whole(table[0]), *row), places),
+        inputs=((*places[:batch], Whole(table[batch]), *row), places),
         outputs=((*places, *row),),
-        extents=_extents(ids, table[1:]),
+        extents=_extents(ids, table[batch + 1 :]),
     )
 
 
 def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    ids, table = inputs[0], outputs[0]
-    places, row = _letters("i", ids), _letters("e", table[1:])
+    ids, table, batch = inputs[0], outputs[0], _batch(node)
+    places, row = _letters("i", ids), _letters("e", table[batch + 1 :])
     return AxisRule(
         inputs=(places, (*places, *row)),
-        outputs=((plain("v", table[0]), *row),),
-        extents={"v": table[0], **_extents(ids, table[1:])},
+        outputs=((*places[:batch], plain("v", table[batch]), *row),),
+        extents={"v": table[batch], **_extents(ids, table[batch + 1 :])},
         uncut=frozenset({"v"}),
         combine="sum",
+    )
+
+
+def _axes_last(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    ids, rows, batch = inputs[0], outputs[0][-1], _batch(node)
+    places = _letters("i", ids[:batch])
+    return AxisRule(
+        inputs=((*places, *(Whole(extent) for extent in ids[batch:])),),
+        outputs=((*places, plain("v", rows)),),
+        extents={"v": rows, **_extents(ids[:batch], ())},
+        uncut=frozenset({"v"}),
     )
 
 
@@ -111,13 +142,22 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
     if grads[0] is None:
         return [None, None]
     table, ids = node.inputs
-    dy = grads[0]
+    dy, batch = grads[0], _batch(node)
     if "padding_idx" in node.attrs:
         row = build.constant(node.attrs["padding_idx"], "int64")
         outside = build("Cast", build("Not", build("Equal", ids, row)), to=build.dtype(dy))
         ones = (1,) * (len(build.shape(table)) - 1)
         dy = build("Mul", dy, build("Reshape", outside, shape=(*build.shape(ids), *ones)))
-    return [build("GatherGrad", ids, dy, rows=build.shape(table)[0]), None]
+    more = {"batch": batch} if batch else {}
+    return [build("GatherGrad", ids, dy, rows=build.shape(table)[batch], **more), None]
+
+
+def _gradient_grad(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    """What was added at a place has the gradient of that place."""
+    if grads[0] is None:
+        return [None, None]
+    more = {"batch": _batch(node)} if _batch(node) else {}
+    return [None, build("Gather", grads[0], node.inputs[0], **more)]
 
 
 def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -126,6 +166,19 @@ def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> 
 
 def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return size(inputs[1])
+
+
+def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count ids made positive, and counted through all tables, in 64 bits."""
+    ids = inputs[1]
+    return 6 * size(ids) if _batch(node) or size(outputs[0]) < WIDE_ROW * size(ids) else 0
+
+
+def _scratch_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count a table, and what is computed of ids as for Gather."""
+    ids, dy = inputs
+    narrow = _batch(node) or size(dy) < WIDE_ROW * size(ids)
+    return size(outputs[0]) + (8 * size(ids) if narrow else 0)
 
 
 def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
@@ -144,6 +197,10 @@ def _probes_grad(shape: Shape) -> Iterator[Probe]:
     yield Probe("GatherGrad", (ids, rows), {"rows": table[0][0]})
 
 
+def _probes_last(shape: Shape) -> Iterator[Probe]:
+    yield Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Gather",
@@ -152,17 +209,27 @@ RULES: tuple[OpRule, ...] = (
         axes=_axes,
         speed=streaming(MOVING, 290, _probes),
         flops=_no_flops,
-        scratch_elements=no_scratch,
+        scratch_elements=_scratch,
         keeps_axes=False,
     ),
     OpRule(
         op="GatherGrad",
         infer=_infer_grad,
-        gradient=no_second_derivative,
+        gradient=_gradient_grad,
         axes=_axes_grad,
         speed=streaming(MOVING, 19, _probes_grad),
         flops=_flops_grad,
-        scratch_elements=lambda node, inputs, outputs: size(outputs[0]),
+        scratch_elements=_scratch_grad,
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="LastAt",
+        infer=_infer_last,
+        gradient=no_gradient,
+        axes=_axes_last,
+        speed=streaming(MOVING, None, _probes_last),
+        scratch_elements=lambda node, inputs, outputs: 3 * size(inputs[0]),
+        flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
         keeps_axes=False,
     ),
 )

@@ -24,7 +24,7 @@ from oocdl.errors import OocdlError
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
-from oocdl.planning.budget import rates_of
+from oocdl.planning.calibrate import known_rates
 from oocdl.planning.machine import Machine
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.dataset.dataset import DataArray
@@ -60,7 +60,7 @@ def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Ma
         "machine": [machine.threads, machine.workers, machine.device_unit_bytes],
         "host": machine_facts(machine.engine),
         "engine": machine.engine,
-        "rates": rates_of(machine.engine).to_json(),
+        "rates": known_rates(machine.engine).to_json(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -137,10 +137,31 @@ def _pad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _gather_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
-    ids, dy = inputs
+    (ids, dy), batch = inputs, attrs.get("batch", 0)
+    if batch:
+        return torch.stack(
+            [_gather_grad(part, {**attrs, "batch": batch - 1}) for part in zip(ids, dy, strict=True)]
+        )
     row = dy.shape[ids.dim() :]
     table = torch.zeros(attrs["rows"], *row, dtype=dy.dtype)
     return table.index_add(0, ids.reshape(-1), dy.reshape(-1, *row))
+
+
+def _gather(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    batch = attrs.get("batch", 0)
+    if not batch:
+        return inputs[0][inputs[1]]
+    return torch.stack([_gather(part, {**attrs, "batch": batch - 1}) for part in zip(*inputs, strict=True)])
+
+
+def _last_at(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    batch = attrs.get("batch", 0)
+    if batch:
+        return torch.stack([_last_at([part], {**attrs, "batch": batch - 1}) for part in inputs[0]])
+    found = torch.full((attrs["rows"],), -1)
+    for place, row in enumerate(inputs[0].reshape(-1).tolist()):
+        found[row] = place
+    return found
 
 
 def _dropout(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
@@ -207,7 +228,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Slice": _slice,
     "Reverse": lambda i, a: i[0].flip(a["axis"]),
     "Pad": _pad,
-    "Gather": lambda i, a: i[0][i[1]],
+    "Gather": _gather,
+    "LastAt": _last_at,
     "GatherGrad": _gather_grad,
     "ReduceSum": lambda i, a: i[0].sum(tuple(a["axes"]), keepdim=True),
     "ReduceMax": lambda i, a: i[0].amax(tuple(a["axes"]), keepdim=True),

@@ -281,6 +281,43 @@ def structure() -> list[Case]:
             {"axis": 1, "before": 3, "after": 0},
             [[(0, 0), (3, 0), (0, 0), (0, 0)]],
         ),
+        Case(
+            "Pad-outside",
+            "Pad",
+            [nothing],
+            lambda a: torch.zeros(2, 3, 5, 4, dtype=a.dtype),
+            {"axis": 1, "before": 7, "after": 0},
+            [[(0, 0), (5, -2), (0, 0), (0, 0)]],
+        ),
+    ]
+
+
+def batched_lookups(ids: Array) -> list[Case]:
+    """A table for each sample, with and without an axis of rows."""
+    tables, rows = noise(2, 7, 4), noise(2, 3, 4)
+    flat, few = noise(2, 7), noise(2, 3)
+
+    def scatter(i: Tensor, g: Tensor) -> Tensor:
+        zeros = torch.zeros(2, 7, *g.shape[2:], dtype=g.dtype)
+        i = i.reshape(*i.shape, *(1,) * (g.dim() - 2)).expand(g.shape)
+        return zeros.scatter_add(1, torch.where(i < 0, i + 7, i), g)
+
+    def last(i: Tensor) -> Tensor:
+        places = torch.arange(3).expand(2, 3)
+        return torch.full((2, 7), -1).scatter_reduce(1, i, places, "amax")
+
+    return [
+        Case(
+            "Gather-rows",
+            "Gather",
+            [tables, ids],
+            lambda t, i: torch.stack([t[0][i[0]], t[1][i[1]]]),
+            {"batch": 1},
+        ),
+        Case("Gather-elements", "Gather", [flat, -ids - 1], lambda t, i: t.gather(1, i + 7), {"batch": 1}),
+        Case("GatherGrad-rows", "GatherGrad", [-ids - 1, rows], scatter, {"rows": 7, "batch": 1}),
+        Case("GatherGrad-elements", "GatherGrad", [ids, few], scatter, {"rows": 7, "batch": 1}),
+        Case("LastAt", "LastAt", [ids], last, {"rows": 7, "batch": 1}),
     ]
 
 
@@ -296,6 +333,7 @@ def lookups() -> list[Case]:
         Case("Gather", "Gather", [table, ids], lambda t, i: t[i], {}),
         Case("Gather-negative", "Gather", [table, -ids - 1], lambda t, i: t[i], {}),
         Case("GatherGrad", "GatherGrad", [ids, rows], scatter, {"rows": 7}),
+        *batched_lookups(ids),
         Case(
             "GatherGrad-1",
             "GatherGrad",

@@ -152,7 +152,6 @@ GRADS = [
         ((1, 2, 9, 8), (1, 2, 4, 4)),
         _window((2, 2), (0, 0, 0, 0), kernel_shape=(2, 2)),
     ),
-    Case("GatherGrad", (("ids", (2, 5), 6), (2, 5, 3)), {"rows": 6}),
 ]
 REDUCE = [
     *(
@@ -238,6 +237,14 @@ MOVE = [
     Case("Pad", ((2, 1),), {"axis": 1, "before": 0, "after": 3}),
     Case("Gather", ((6, 3), ("ids", (2, 5), 6)), {}),
     Case("Gather", ((6, 3, 2), ("ids", (4,), 6)), {}),
+    Case("Gather", ((2, 6, 3), ("ids", (2, 5), 6)), {"batch": 1}),
+    Case("Gather", ((2, 3, 6), ("ids", (2, 3, 5), 6)), {"batch": 2}),
+    Case("Gather", ((1, 6, 2), ("ids", (1, 4), 6)), {"batch": 1}),
+    Case("GatherGrad", (("ids", (2, 5), 6), (2, 5, 3)), {"rows": 6}),
+    Case("GatherGrad", (("ids", (2, 5), 6), (2, 5, 3)), {"rows": 6, "batch": 1}),
+    Case("GatherGrad", (("ids", (2, 3, 5), 4), (2, 3, 5)), {"rows": 4, "batch": 2}),
+    Case("LastAt", (("ids", (2, 5), 6),), {"rows": 6}),
+    Case("LastAt", (("ids", (2, 5), 6),), {"rows": 6, "batch": 1}),
 ]
 RECURRENT = [
     Case(op, tuple(arrays), attrs, read=read) for op, arrays, attrs, read in recurrent_cases.instances()

@@ -151,7 +151,8 @@ def test_an_operation_an_element_at_least_unless_elements_only_move(case: Case) 
     rule = RULES[case.op]
     flops, scratch = rule.flops(build.nodes[0], *shapes), rule.scratch_elements(build.nodes[0], *shapes)
     if rule.moves_only or case.op in ("Pad", "Gather"):
-        assert (flops, scratch) == (0, 0)
+        assert flops == 0
+        assert scratch == 0 or case.op == "Gather", "ids of narrow rows count"
     else:
         assert flops >= min(max(map(size, side)) for side in shapes)
 

@@ -29,7 +29,10 @@ def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
     operand = item.operands[index]
     array, pads = _seen(slots[operand.slot], operand), pads_of(operand)
     if pads is not None and not KERNELS[item.op].takes_unpadded:
-        array = np.pad(array, pads, constant_values=array.dtype.type(item.fill))
+        fill = array.dtype.type(item.fill)
+        # All of an operand that is wholly outside is padding, of which one side may be negative.
+        outside = not array.size
+        array = np.full(padded_shape(operand), fill) if outside else np.pad(array, pads, constant_values=fill)
     return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
 
 

@@ -162,11 +162,32 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
 
 
+def _tables(ids: Array, item: Instruction) -> tuple[int, tuple[Array, Array]]:
+    """How many tables there are, and the index of each place: its table, and its row."""
+    count = prod(ids.shape[: int(item.attrs.get("batch", 0))])
+    return count, (np.arange(count)[:, None], ids.reshape(count, -1))
+
+
+def _gather(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    table, batch = args[0], int(item.attrs.get("batch", 0))
+    count, places = _tables(args[1], item)
+    return [table.reshape(count, *table.shape[batch:])[places].reshape(item.kernel_shapes[0])]
+
+
 def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    ids, dy = args
-    table = np.zeros(item.kernel_shapes[0], dy.dtype)
-    np.add.at(table, ids, dy)
-    return [table]
+    (ids, dy), shape = args, item.kernel_shapes[0]
+    count, places = _tables(ids, item)
+    table = np.zeros((count, *shape[int(item.attrs.get("batch", 0)) :]), dy.dtype)
+    np.add.at(table, places, dy.reshape(*places[1].shape, *table.shape[2:]))
+    return [table.reshape(shape)]
+
+
+def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    shape = item.kernel_shapes[0]
+    count, places = _tables(args[0], item)
+    found = np.full((count, shape[-1]), -1, np.int64)
+    np.maximum.at(found, places, np.broadcast_to(np.arange(places[1].shape[1]), places[1].shape))
+    return [found.reshape(shape)]
 
 
 def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -221,8 +242,9 @@ KERNELS: Mapping[str, Kernel] = {
     "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
     "Slice": _kernel(_slice, _none),
     "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
-    "Gather": _kernel(lambda args, item: [args[0][args[1]]], _none),
+    "Gather": _kernel(_gather, _none),
     "GatherGrad": _kernel(_gather_grad, _none),
+    "LastAt": _kernel(_last_at, _none),
     "ReduceSum": _kernel(_sum, _none),
     "ReduceMax": _kernel(_max, _none),
     "LogSumExp": _kernel(_log_sum_exp, _operands(2)),

@@ -16,7 +16,7 @@ import numpy as np
 
 from oocdl.engines import recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
-from oocdl.engines.ort import channels_last, pointwise, reductions, windows
+from oocdl.engines.ort import channels_last, lookup, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.nchwc import tiles
@@ -65,20 +65,6 @@ def _slice(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val
 
 def _reverse(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [emit.flip(args[0], [int(instruction.attrs["axis"])])]
-
-
-def _gather(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    return [emit.node("Gather", args, instruction.kernel_shapes[0], axis=0)]
-
-
-def _gather_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    ids, dy = args
-    shape = instruction.kernel_shapes[0]
-    count, row = math.prod(ids.shape), math.prod(shape[1:])
-    zeros = emit.full((shape[0], row), 0.0, dy.dtype)
-    places, rows = emit.reshape(ids, (count, 1)), emit.reshape(dy, (count, row))
-    table = emit.node("ScatterND", [zeros, places, rows], zeros.shape, reduction="add")
-    return [emit.reshape(table, shape)]
 
 
 def _resample(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -181,9 +167,10 @@ KERNELS: Mapping[str, Kernel] = {
     "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
     "Reverse": left_to_sessions(_reverse),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
-    "Gather": left_to_sessions(_gather),
-    "GatherGrad": left_to_sessions(_gather_grad, one_thread=True),
     **{op: left_to_numpy(_recurrent(run)) for op, run in recurrent.KERNELS.items()},
+    "Gather": left_to_sessions(lookup.gather),
+    "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True),
+    "LastAt": left_to_sessions(lookup.last_at, one_thread=True),
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_sessions(_resample),
     "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),

@@ -7,7 +7,6 @@ convolutions and pooling are in ``conv.dispatch``, those of elementwise operator
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
-from oocdl.engines.torch import kernel_scratch, pointwise
+from oocdl.engines.torch import kernel_scratch, lookup, pointwise
 from oocdl.engines.torch import landing as landings
 from oocdl.engines.torch.conv import dispatch as windows
 from oocdl.engines.torch.conv.dispatch import pad
@@ -26,8 +25,6 @@ from oocdl.engines.torch.record import Kernel, Landing, Result, Run
 from oocdl.engines.torch.sequences import recurrent
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
-
-aten = torch.ops.aten
 
 
 def _same(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -70,38 +67,6 @@ def _slice(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
 
 def _reverse(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     return [args[0].flip(int(instruction.attrs["axis"]))]
-
-
-def _gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    table, ids = args
-    flat = _wrap(ids, table.shape[0])
-    return [table.index_select(0, flat).reshape(instruction.kernel_shapes[0])]
-
-
-def _gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    ids, dy = args
-    shape = instruction.kernel_shapes[0]
-    rows = dy.reshape(ids.numel(), math.prod(shape[1:]))
-    grad: Tensor = aten.embedding_dense_backward(rows, _wrap(ids, shape[0]), shape[0], -1, False)
-    return [grad.reshape(shape)]
-
-
-def _gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """GatherGrad by the kernel that PyTorch promises to be deterministic on any device, if asked to be."""
-    ids, dy = args
-    shape = instruction.kernel_shapes[0]
-    rows = dy.reshape(ids.numel(), *shape[1:])
-    return [dy.new_zeros(shape).index_add_(0, _wrap(ids, shape[0]), rows)]
-
-
-def _wrap(ids: Tensor, extent: int) -> Tensor:
-    """Flatten indices; negative ones count from the end, others out of range are an error."""
-    flat = ids.reshape(-1)
-    flat = torch.where(flat < 0, flat + extent, flat)
-    # embedding_dense_backward does not check, and would write outside of its result.
-    if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= extent):
-        raise IndexError(f"an index is outside of a table of {extent} rows")
-    return flat
 
 
 def _plain(run: Run, result: Result) -> Kernel:
@@ -160,9 +125,10 @@ KERNELS: Mapping[str, Kernel] = {
     "Slice": _plain(_slice, Result.VIEW),
     "Reverse": _plain(_reverse, Result.OWN),
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
-    "Gather": _plain(_gather, Result.EITHER),
-    "GatherGrad": replace(_plain(_gather_grad, Result.EITHER), on_device=_gather_grad_in_order),
     **{op: _plain(run, Result.OWN) for op, run in recurrent.KERNELS.items()},
+    "Gather": _plain(lookup.gather, Result.EITHER),
+    "GatherGrad": replace(_plain(lookup.gather_grad, Result.EITHER), on_device=lookup.gather_grad_in_order),
+    "LastAt": _plain(lookup.last_at, Result.OWN),
     "Einsum": _plain(einsum, Result.EITHER),
     "Resample": _plain(resample, Result.EITHER),
     "Conv": _convolution(

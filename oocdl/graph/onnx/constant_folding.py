@@ -17,6 +17,7 @@ import onnx
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.indices import along, flat_indices, scatter
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
 LIMIT_BYTES = 64 * 2**20
@@ -210,6 +211,36 @@ def _gather(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     return [np.take(data, index.astype(np.int64), axis=axis)]
 
 
+def _gather_elements(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    data, index, axis = given(inputs, 0), given(inputs, 1), node.attrs.get("axis", 0)
+    return [data[along(index, data.shape[axis], axis % data.ndim)]]
+
+
+def _gather_nd(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    data, index, batch = given(inputs, 0), given(inputs, 1), int(node.attrs.get("batch_dims", 0))
+    extents = data.shape[batch : batch + index.shape[-1]]
+    samples = prod(data.shape[:batch])
+    row = data.shape[batch + index.shape[-1] :]
+    table = data.reshape(samples, prod(extents), *row)
+    flat = flat_indices(index, extents).reshape(samples, -1)
+    allow(node, (*flat.shape, *row), data.itemsize)
+    return [table[np.arange(samples)[:, None], flat].reshape(*index.shape[:-1], *row)]
+
+
+def _scatter_elements(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    data, index, axis = given(inputs, 0), given(inputs, 1), node.attrs.get("axis", 0)
+    places = along(index, data.shape[axis], axis % data.ndim)
+    return [scatter(data, places, given(inputs, 2), node.attrs.get("reduction", "none"))]
+
+
+def _scatter_nd(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    data, index, updates = (given(inputs, place) for place in range(3))
+    extents, row = data.shape[: index.shape[-1]], data.shape[index.shape[-1] :]
+    flat = flat_indices(index, extents).reshape(-1)
+    table, rows = data.reshape(prod(extents), *row), updates.reshape(flat.size, *row)
+    return [scatter(table, (flat,), rows, node.attrs.get("reduction", "none")).reshape(data.shape)]
+
+
 def _slice(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     data = given(inputs, 0)
     where = [slice(None)] * data.ndim
@@ -270,6 +301,11 @@ FOLDS: dict[str, Fold] = {
     "Tile": _tile,
     "Range": _range,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "ScatterElements": _scatter_elements,
+    "Scatter": _scatter_elements,
+    "ScatterND": _scatter_nd,
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,

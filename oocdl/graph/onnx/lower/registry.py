@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from oocdl.graph.onnx.context import Lower
 from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC
+from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
@@ -14,6 +15,6 @@ from oocdl.graph.onnx.lower.structure import STRUCTURE
 
 LOWERINGS: Mapping[str, Lower] = {
     op: lower
-    for table in (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, LAYERS, RECURRENT)
+    for table in (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, INDEXING, LAYERS, RECURRENT)
     for op, lower in table.items()
 }

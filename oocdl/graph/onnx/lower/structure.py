@@ -246,31 +246,6 @@ def _unsqueeze(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
 
 
-def _gather(ctx: Context) -> Sequence[Operand]:
-    x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
-    axis = ctx.attr("axis", 0) % len(shape)
-    if index is None:
-        if axis:
-            ctx.refuse(f"axis {axis} and indices that are not constant")
-        fact = ctx.facts.get(ctx.node.inputs[0])
-        padding = {} if fact is None or fact.padding_idx is None else {"padding_idx": fact.padding_idx}
-        return [ctx.make("Gather", x, ctx.value(1), **padding)]
-    where = np.where(index < 0, index + shape[axis], index).astype(np.int64)
-    if where.size and (where.min() < 0 or where.max() >= shape[axis]):
-        raise ModelError(f"index {int(where.max())} is outside axis {axis} of extent {shape[axis]}")
-    flat = where.reshape(-1)
-    step = int(flat[1] - flat[0]) if flat.size > 1 else 1
-    result = (*shape[:axis], *where.shape, *shape[axis + 1 :])
-    if flat.size and step > 0 and (np.diff(flat) == step).all():
-        x = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
-        return [ctx.reshape(x, result)]
-    front = (axis, *(other for other in range(len(shape)) if other != axis))
-    moved = x if not axis else ctx.make("Transpose", x, perm=front)
-    rows = ctx.build("Gather", moved, ctx.build.constant(flat, "int64"))
-    back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
-    return [ctx.reshape(rows if not axis else ctx.make("Transpose", rows, perm=back), result)]
-
-
 STRUCTURE: dict[str, Lower] = {
     "Concat": _concat,
     "Split": _split,
@@ -284,6 +259,5 @@ STRUCTURE: dict[str, Lower] = {
     "Flatten": _flatten,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
-    "Gather": _gather,
 }
 """Lowerings of operators that move numbers and do not change them."""

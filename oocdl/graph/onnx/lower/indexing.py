@@ -1,0 +1,184 @@
+"""Lowers ONNX operators that read or write at indices: Gather*, Scatter*, OneHot, TopK.
+
+Indices that are known before the run and form a box are slices. All others are ids of Gather and of its
+gradient, which adds; where an index may stand twice and the last one counts, LastAt finds that one. Several
+indices of one element are counted as one, and one that is outside of its axis becomes one outside of all, so
+that it is an error, and not another element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
+from oocdl.graph.onnx.lower.structure import slice_axis
+
+
+def _front(rank: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the order of axes that puts ``axis`` last, and the one that undoes it."""
+    there = (*(other for other in range(rank) if other != axis), axis)
+    return there, tuple(there.index(place) for place in range(rank))
+
+
+def _transposed(ctx: Context, x: str, perm: Sequence[int]) -> str:
+    return x if list(perm) == sorted(perm) else ctx.make("Transpose", x, perm=tuple(perm))
+
+
+def _batched(batch: int) -> dict[str, int]:
+    return {"batch": batch} if batch else {}
+
+
+def _gather(ctx: Context) -> Sequence[Operand]:
+    x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
+    axis = ctx.attr("axis", 0) % len(shape)
+    front = (axis, *(other for other in range(len(shape)) if other != axis))
+    if index is None:
+        fact = ctx.facts.get(ctx.node.inputs[0])
+        known = fact is not None and fact.padding_idx is not None and axis == 0
+        padding = {"padding_idx": fact.padding_idx} if fact is not None and known else {}
+        rows = ctx.make("Gather", _transposed(ctx, x, front), ctx.value(1), **padding)
+        count = len(ctx.shape(1))
+        back = (*range(count, count + axis), *range(count), *range(count + axis, count + len(shape) - 1))
+        return [_transposed(ctx, rows, back)]
+    where = wrapped(index, shape[axis], f"axis {axis}")
+    flat = where.reshape(-1)
+    step = int(flat[1] - flat[0]) if flat.size > 1 else 1
+    result = (*shape[:axis], *where.shape, *shape[axis + 1 :])
+    if flat.size and step > 0 and (np.diff(flat) == step).all():
+        x = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
+        return [ctx.reshape(x, result)]
+    rows = ctx.build("Gather", _transposed(ctx, x, front), ctx.build.constant(flat, "int64"))
+    back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
+    return [ctx.reshape(_transposed(ctx, rows, back), result)]
+
+
+def _ids(ctx: Context, index: int) -> str:
+    """Return an operand of indices, as int64."""
+    ids = ctx.value(index)
+    return ids if ctx.build.dtype(ids) == "int64" else ctx.make("Cast", ids, to="int64")
+
+
+def _cropped(ctx: Context, x: str, shape: Shape, axis: int) -> str:
+    """Take the first elements of ``x`` along all axes but ``axis``, as many as ``shape`` has."""
+    for other, extent in enumerate(shape):
+        x = x if other == axis else slice_axis(ctx, x, other, 0, extent)
+    return x
+
+
+def _gather_elements(ctx: Context) -> Sequence[Operand]:
+    ids, shape = _ids(ctx, 1), ctx.shape(1)
+    axis = ctx.attr("axis", 0) % len(shape)
+    last, back = _front(len(shape), axis)
+    table = _transposed(ctx, _cropped(ctx, ctx.value(0), shape, axis), last)
+    found = ctx.make("Gather", table, _transposed(ctx, ids, last), **_batched(len(shape) - 1))
+    return [_transposed(ctx, found, back)]
+
+
+def _flat(ctx: Context, index: int, extents: Shape) -> str:
+    """Return indices ``[.., k]`` of the axes of ``extents`` as numbers of elements ``[..]``."""
+    shape, known = ctx.shape(index), ctx.known(index)
+    if known is not None:
+        return ctx.build.constant(flat_indices(known, extents), "int64")
+    ids, rank = _ids(ctx, index), len(shape) - 1
+    if shape[-1] == 1:
+        return ctx.reshape(ids, shape[:-1])
+    zero = ctx.build.constant(0, "int64")
+    total = outside = ""
+    for axis, extent in enumerate(extents):
+        one = ctx.reshape(slice_axis(ctx, ids, rank, axis, axis + 1), shape[:-1])
+        count = ctx.build.constant(extent, "int64")
+        far = ctx.make("Less", one, ctx.make("Neg", count))
+        far = ctx.make("Or", far, ctx.make("Not", ctx.make("Less", one, count)))
+        one = ctx.make("Where", ctx.make("Less", one, zero), ctx.make("Add", one, count), one)
+        outside = ctx.make("Or", outside, far) if outside else far
+        total = ctx.make("Add", ctx.make("Mul", total, count), one) if total else one
+    return ctx.make("Where", outside, ctx.build.constant(prod(extents), "int64"), total)
+
+
+def _gather_nd(ctx: Context) -> Sequence[Operand]:
+    x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
+    batch = int(ctx.attr("batch_dims", 0))
+    extents = shape[batch : batch + where[-1]]
+    if where[:batch] != shape[:batch] or len(extents) != where[-1]:
+        raise ModelError(f"indices {list(where)} do not fit an input of shape {list(shape)}")
+    row = shape[batch + where[-1] :]
+    table = ctx.reshape(x, (*shape[:batch], prod(extents), *row))
+    ids = _flat(ctx, 1, extents)
+    if len(where) - 1 == batch:  # one index for each sample
+        ids = ctx.reshape(ids, (*where[:batch], 1))
+    return [ctx.reshape(ctx.make("Gather", table, ids, **_batched(batch)), (*where[:-1], *row))]
+
+
+def _paste(ctx: Context, x: str, part: str, box: Sequence[tuple[int, int]], axis: int = 0) -> str:
+    """Put ``part`` in the place of a box of ``x``, by slices and Concats along its axes from ``axis`` on."""
+    if axis == len(box):
+        return part
+    (start, stop), extent = box[axis], ctx.build.shape(x)[axis]
+    inner = _paste(ctx, slice_axis(ctx, x, axis, start, stop), part, box, axis + 1)
+    before = [slice_axis(ctx, x, axis, 0, start)] if start else []
+    after = [slice_axis(ctx, x, axis, stop, extent)] if stop < extent else []
+    return ctx.make("Concat", *before, inner, *after, axis=axis) if before or after else inner
+
+
+def _scattered(ctx: Context, x: str, ids: str, updates: str, known: Array | None, batch: int) -> str:
+    """Write rows of ``updates[b, i, row]`` at ``ids[b, i]`` of ``x[b, rows, row]``, or add them."""
+    shape, more = ctx.build.shape(x), _batched(batch)
+    rows = shape[batch]
+    if ctx.attr("reduction", "none") == "add":
+        return ctx.make("Add", x, ctx.make("GatherGrad", ids, updates, rows=rows, **more))
+    if ctx.attr("reduction", "none") != "none":
+        ctx.refuse(f"reduction {ctx.attr('reduction')}")
+    if known is not None and not batch:
+        last = ctx.build.constant(last_places(known, rows), "int64")
+    else:
+        last = ctx.make("LastAt", ids, rows=rows, **more)
+    zero = ctx.build.constant(0, "int64")
+    none = ctx.make("Less", last, zero)
+    found = ctx.make("Gather", updates, ctx.make("Where", none, zero, last), **more)
+    none = ctx.reshape(none, (*shape[: batch + 1], *(1,) * (len(shape) - batch - 1)))
+    return ctx.make("Where", none, x, found)
+
+
+def _scatter_nd(ctx: Context) -> Sequence[Operand]:
+    x, shape, where, known = ctx.value(0), ctx.shape(0), ctx.shape(1), ctx.known(1)
+    depth = where[-1]
+    extents, row, updates = shape[:depth], shape[depth:], ctx.value(2)
+    if len(extents) != depth or ctx.shape(2) != (*where[:-1], *row):
+        raise ModelError(f"updates {list(ctx.shape(2))} at indices {list(where)} do not fit {list(shape)}")
+    flat = None if known is None else flat_indices(known, extents)
+    box = None if flat is None else box_of(flat, extents)
+    if box is not None and ctx.attr("reduction", "none") == "none":
+        part = ctx.reshape(updates, (*(stop - start for start, stop in box), *row))
+        return [_paste(ctx, x, part, box)]
+    count = prod(where[:-1])
+    ids = ctx.reshape(_flat(ctx, 1, extents), (count,))
+    table, rows = ctx.reshape(x, (prod(extents), *row)), ctx.reshape(updates, (count, *row))
+    return [ctx.reshape(_scattered(ctx, table, ids, rows, flat, 0), shape)]
+
+
+def _scatter_elements(ctx: Context) -> Sequence[Operand]:
+    x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
+    axis = ctx.attr("axis", 0) % len(shape)
+    last, back = _front(len(shape), axis)
+    part = _transposed(ctx, _cropped(ctx, x, where, axis), last)
+    ids, updates = (_transposed(ctx, value, last) for value in (_ids(ctx, 1), ctx.value(2)))
+    made = _transposed(ctx, _scattered(ctx, part, ids, updates, None, len(shape) - 1), back)
+    box = [(0, extent if other != axis else shape[axis]) for other, extent in enumerate(where)]
+    return [_paste(ctx, x, made, box)]
+
+
+INDEXING: dict[str, Lower] = {
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+}
+"""Lowerings of operators that read or write at indices."""

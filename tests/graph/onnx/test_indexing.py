@@ -1,0 +1,170 @@
+"""Reading and writing at indices, from data and known before the run: values and gradients, in every cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import helper
+
+from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.onnx.constant_folding import fold
+from oocdl.graph.onnx.model_file import OnnxNode
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops import RULES
+from tests.kit.lowered import check, model_of
+
+RANDOM = np.random.default_rng(0)
+AT = np.array
+
+
+def numbers(*shape: int) -> Any:
+    return RANDOM.normal(size=shape)
+
+
+def ids(extent: int, *shape: int) -> Any:
+    return RANDOM.integers(-extent, extent, size=shape)
+
+
+def scatter_nd(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, add: bool = False) -> torch.Tensor:
+    """One after another, as ONNX writes it."""
+    result, k = x.clone(), i.shape[-1]
+    for place, row in zip(i.reshape(-1, k), u.reshape(-1, *x.shape[k:]), strict=True):
+        at = tuple(place.tolist())
+        result[at] = result[at] + row if add else row
+    return result
+
+
+def scatter_elements(
+    x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, add: bool = False
+) -> torch.Tensor:
+    result = x.clone()
+    for place in np.ndindex(*i.shape):
+        at = (*place[:axis], int(i[place]), *place[axis + 1 :])
+        result[at] = result[at] + u[place] if add else u[place]
+    return result
+
+
+def gather_elements(x: torch.Tensor, i: torch.Tensor, axis: int) -> torch.Tensor:
+    places = list(torch.meshgrid(*(torch.arange(n) for n in i.shape), indexing="ij"))
+    places[axis] = i
+    return x[tuple(places)]
+
+
+def pairs(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x[i[..., 0], i[..., 1]]
+
+
+X = numbers(3, 5, 2)
+CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
+    "gather-last": ("Gather", [X, ids(2, 2, 3)], {"axis": 2}, lambda x, i: x[:, :, i]),
+    "gather-middle": ("Gather", [X, ids(5, 7)], {"axis": 1}, lambda x, i: x[:, i]),
+    "elements": ("GatherElements", [X, ids(5, 3, 4, 2)], {"axis": 1}, lambda x, i: gather_elements(x, i, 1)),
+    "elements-less": (
+        "GatherElements",
+        [X, ids(2, 2, 5, 3)],
+        {"axis": -1},
+        lambda x, i: gather_elements(x, i, 2),
+    ),
+    "nd": ("GatherND", [X, np.stack([ids(3, 4), ids(5, 4)], -1)], {}, pairs),
+    "nd-one": ("GatherND", [X, ids(3, 2, 3, 1)], {}, lambda x, i: x[i[..., 0]]),
+    "nd-batch": (
+        "GatherND",
+        [X, np.stack([ids(5, 3, 4), ids(2, 3, 4)], -1)],
+        {"batch_dims": 1},
+        lambda x, i: torch.stack([pairs(*both) for both in zip(x, i, strict=True)]),
+    ),
+    "nd-batch-single": (
+        "GatherND",
+        [X, ids(5, 3, 1)],
+        {"batch_dims": 1},
+        lambda x, i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)]),
+    ),
+    "scatter-nd": ("ScatterND", [X, AT([[2], [0], [2]]), numbers(3, 5, 2)], {}, scatter_nd),
+    "scatter-nd-add": (
+        "ScatterND",
+        [X, AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]]), numbers(2, 2, 2)],
+        {"reduction": "add"},
+        lambda x, i, u: scatter_nd(x, i, u, True),
+    ),
+    "scatter-elements": (
+        "ScatterElements",
+        [X, ids(5, 3, 4, 2), numbers(3, 4, 2)],
+        {"axis": 1},
+        lambda x, i, u: scatter_elements(x, i, u, 1),
+    ),
+    "scatter-elements-add": (
+        "ScatterElements",
+        [X, ids(2, 2, 5, 3), numbers(2, 5, 3)],
+        {"axis": 2, "reduction": "add"},
+        lambda x, i, u: scatter_elements(x, i, u, 2, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["data", "known"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_in_every_cut(case: str, known: bool, tmp_path: Path) -> None:
+    op, arrays, attrs, formula = CASES[case]
+    names = ["x", "i", "u"][: len(arrays)]
+    given = dict(zip(names, arrays, strict=True))
+    constants = {"i": given.pop("i")} if known else {}
+    index = torch.as_tensor(arrays[1])
+    model = model_of([helper.make_node(op, names, ["y"], **attrs)], given, ["y"], constants)
+    check(
+        model,
+        given,
+        (lambda x, *rest: formula(x, index, *rest)) if known else formula,
+        tmp_path,
+        counts=(2,),
+    )
+
+
+def test_a_known_box_is_slices(tmp_path: Path) -> None:
+    """As PyTorch exports ``x[:, 1:4, 1:2] = u``, which the shifted windows of Swin do."""
+    where = np.stack(np.meshgrid(np.arange(3), np.arange(1, 4), np.arange(1, 2), indexing="ij"), -1)
+    model = model_of(
+        [helper.make_node("ScatterND", ["x", "i", "u"], ["y"])],
+        {"x": X, "u": (u := numbers(3, 3, 1))},
+        ["y"],
+        {"i": where},
+    )
+
+    def formula(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        result = x.clone()
+        result[:, 1:4, 1:2] = part
+        return result
+
+    check(model, {"x": X, "u": u}, formula, tmp_path)
+    graph = inspect_onnx(tmp_path / "model.onnx").bind(RULES).graph
+    assert {node.op for node in graph.nodes} == {"Slice", "Concat"}
+
+
+@pytest.mark.parametrize("index", [[[0, 6]], [[4, 0]], [[0, -7]]])
+def test_an_index_outside_its_axis_is_an_error_even_inside_the_array(index: Any, tmp_path: Path) -> None:
+    node = helper.make_node("GatherND", ["x", "i"], ["y"])
+    x = numbers(4, 6)
+    known = model_of([node], {"x": x}, ["y"], {"i": AT(index)})
+    with pytest.raises(ModelError, match="outside axis"):
+        check(known, {"x": x}, lambda x: x, tmp_path)
+    model = model_of([node], {"x": x, "i": AT(index)}, ["y"])
+    with pytest.raises(Exception, match=r"(?i)ind(ex|ices)"):
+        check(model, {"x": x, "i": AT(index)}, lambda x, i: x.reshape(-1)[:1] * 0, tmp_path, counts=(1,))
+
+
+def test_what_is_folded_is_what_runs() -> None:
+    for op, arrays, attrs, formula in CASES.values():
+        (found,) = fold(OnnxNode("n", op, ("x", "i", "u")[: len(arrays)], ("y",), attrs), arrays)
+        np.testing.assert_array_equal(found, formula(*(torch.as_tensor(array) for array in arrays)).numpy())
+
+
+def test_a_reduction_that_has_no_exact_gradient_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], name="far", reduction="mul")
+    given = {"x": X, "i": AT([[1]]), "u": numbers(1, 5, 2)}
+    (tmp_path / "m.onnx").write_bytes(model_of([node], given, ["y"]).SerializeToString())
+    with pytest.raises(UnsupportedError, match=r"'far' \(ScatterND with reduction mul\)"):
+        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
