@@ -2,8 +2,8 @@
 
 ``Gather(table, ids){batch, padding_idx}`` takes rows of a table: ``result[b, i] = table[b, ids[b, i]]``,
 where ``b`` stands for the first ``batch`` axes (0 if it is left out: an embedding lookup). Negative ids
-count from the end, as in ONNX since opset 11 and in PyTorch's ``table[ids]``; ``nn.Embedding``, which alone has a
-``padding_idx``, takes none.
+count from the end, as in ONNX since opset 11 and in PyTorch's ``table[ids]``; ``nn.Embedding``, which
+alone has a ``padding_idx``, takes none.
 
 Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows, batch}``; over cut ids the partial tables are
 summed. With ``padding_idx`` places of that id add nothing to it. ``LastAt(ids){rows, batch}`` says of each
