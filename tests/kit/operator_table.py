@@ -1,0 +1,162 @@
+"""Writes `docs/operators.md` from what the code knows: ``python -m tests.kit.operator_table``."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.defs
+
+from oocdl.engines.numpy.kernels import KERNELS as NUMPY
+from oocdl.engines.ort.lowerings import KERNELS as ORT
+from oocdl.engines.torch.kernels import KERNELS as TORCH
+from oocdl.graph.ir.index import AxisRule, Whole
+from oocdl.graph.ir.op_rule import OpRule, no_gradient
+from oocdl.graph.onnx.reader import lowerings
+from oocdl.ops._broadcast import no_second_derivative
+from oocdl.ops.registry import RULES
+from tests.kit.code import ROOT
+from tests.kit.onnx_node_tests import by_operator, outcome
+from tests.kit.op_cases import CASES
+
+PAGE = ROOT / "docs" / "operators.md"
+ENGINES = {"torch": TORCH, "onnxruntime": ORT, "numpy": NUMPY}
+OTHERWISE = {
+    "test_cast*BFLOAT16*": "floating-point numbers are in the run's precision, whatever the file casts to",
+    "test_cast*FLOAT8E5M2": "the same",
+    "*_bfloat16": "the same",
+    "test_resize_downsample_scales_linear_align_corners": "its corners follow sizes, as in PyTorch",
+}
+"""ONNX's tests that have another result here, and why."""
+
+HEAD = """# Operators
+
+Written by `python -m tests.kit.operator_table`; the tests compare it with the code.
+
+## What ONNX files may have
+
+Opsets are those in which ONNX changed the operator; all up to the newest are read. The last column counts
+ONNX's own tests of one node: those whose result is ONNX's, of all there are, those left out that write the
+operator as others. The rest is refused by name, before anything runs (operands that are no tensors, outputs
+that a run has not, attributes), or has another result on purpose:
+
+{otherwise}
+
+| operator | opsets | ONNX's tests |
+|---|---|---|
+{onnx}
+
+## What layers consist of
+
+Axes are letters; an operand's axis in brackets is read beyond the piece (a window, a band), `*` is read
+whole. Letters of results may be cut, each freely; letters that are summed over may be cut where it says so.
+Composites are rewritten into others after gradients and before cuts.
+
+| operator | axes of an example | cut and combined | not cut | gradient | engines |
+|---|---|---|---|---|---|
+{own}
+"""
+
+
+@cache
+def passed(op: str) -> int:
+    """How many of ONNX's tests of an operator have ONNX's result; AssertionError if one has another."""
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for case in by_operator().get(op, []):
+            if any(fnmatchcase(case.name, pattern) for pattern in OTHERWISE):
+                continue
+            reason, results = outcome(case, Path(folder))
+            for found, wanted in results:
+                assert found.shape == wanted.shape, case.name
+                numbers = [np.asarray(array, np.float64) for array in (found, wanted)]
+                np.testing.assert_allclose(*numbers, case.rtol, max(case.atol, 1e-6), err_msg=case.name)
+            count += not reason
+    return count
+
+
+def onnx_row(op: str) -> str:
+    """The line of an ONNX operator."""
+    versions = sorted(
+        schema.since_version
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.name == op and schema.domain == ""
+    )
+    tests = f"{passed(op)} / {len(by_operator()[op])}" if op in by_operator() else ""
+    return f"| `{op}` | {', '.join(map(str, versions))} | {tests} |"
+
+
+def total_row() -> str:
+    """The last line: of all operators of ONNX, also those that are not here."""
+    tried = sum(map(len, by_operator().values()))
+    return f"| all | | {sum(map(passed, lowerings(RULES)))} / {tried} |"
+
+
+def own_row(op: str) -> str:
+    """The line of one of our operators."""
+    rule = RULES[op]
+    gradient = {no_second_derivative: "itself part of one", no_gradient: "none"}.get(rule.gradient, "yes")
+    if rule.axes is None:
+        return f"| `{op}` | rewritten | | | {gradient} | all |"
+    axes = _largest(op, rule)
+    engines = ", ".join(name for name, kernels in ENGINES.items() if op in kernels)
+    reduced = ", ".join(axes.reduced) if axes.combine else ""
+    combined = f"{reduced} ({axes.combine})" if reduced else ""
+    whole = [letter for letter in axes.extents if letter in axes.uncut]
+    if not axes.combine:
+        whole += [letter for letter in axes.reduced if letter not in axes.uncut]
+    sides = (", ".join(_axes(side) for side in part) for part in (axes.inputs, axes.outputs))
+    return f"| `{op}` | {' → '.join(sides)} | {combined} | {', '.join(whole)} | {gradient} | {engines} |"
+
+
+def _largest(op: str, rule: OpRule) -> AxisRule:
+    """The axis rule of the case with most axes."""
+    assert rule.axes is not None
+    found = []
+    for case in CASES:
+        if case.op == op:
+            build, inputs, outputs = case.node(case.arrays())
+            node = build.nodes[-1]
+            shapes = [tuple(build.shape(name) for name in names) for names in (inputs, outputs)]
+            found.append(rule.axes(node, *shapes))
+    return max(found, key=lambda axes: (len(axes.extents), len(axes.inputs)))
+
+
+def _axes(side: tuple[Any, ...]) -> str:
+    return "`" + " ".join(map(_axis, side)) + "`" if side else "`()`"
+
+
+def _axis(axis: Any) -> str:
+    if axis is None:
+        return "1"
+    if isinstance(axis, Whole):
+        return "*"
+    return str(axis.letter) if type(axis).__name__ == "Plain" else f"[{axis.letter}]"
+
+
+def otherwise() -> str:
+    """The list of tests with another result."""
+    return "\n".join(f"- `{pattern}`: {why}" for pattern, why in OTHERWISE.items())
+
+
+def rows(text: str) -> dict[str, str]:
+    """Operator -> its line of the first table of a page."""
+    first = text.split("## What layers consist of")[0]
+    return {found[1]: found[0] for found in re.finditer(r"^\| `(\w+)` .*$", first, re.MULTILINE)}
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [*map(onnx_row, sorted(lowerings(RULES))), total_row()]
+    return HEAD.format(
+        otherwise=otherwise(), onnx="\n".join(lines), own="\n".join(map(own_row, sorted(RULES)))
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
