@@ -110,7 +110,8 @@ def _whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize
     return number
 
 
-def _flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any) -> bool:
+    """Return a setting that is on or off; InputError for anything else, numbers among it."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name} must be True or False, got {_shown(value)}")
     return bool(value)
@@ -273,15 +274,15 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "steps": lambda name, value: None if value is None else _whole(name, value),
     "batch_size": _whole,
     "accumulate": _whole,
-    "shuffle": _flag,
+    "shuffle": flag,
     "seed": lambda name, value: _whole(name, value, None),
     "inputs": _mapping(_text),
     "targets": _mapping(_text),
     "dims": _mapping(_whole),
     "scale": _mapping(_finite),
     "logits": _one_of("strict", "auto"),
-    "strict": _flag,
-    "allow_missing_chunks": _flag,
+    "strict": flag,
+    "allow_missing_chunks": flag,
     "spill": lambda name, value: None if value is None else str(path_of(name, value)),
     "spill_dtype": lambda name, value: None if value is None else _one_of("bfloat16")(name, value),
     "parallel": _parallel,

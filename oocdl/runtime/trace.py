@@ -25,6 +25,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from oocdl.errors import InputError
+from oocdl.host.paths import path_of
 from oocdl.storage.files import reporting
 
 UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
@@ -140,9 +141,9 @@ def checked_path(path: object) -> Path:
     Raises InputError if this is no path of a file, StoreError or ResourceError if its folder is not
     there or cannot be written to.
     """
-    if not isinstance(path, str | Path) or Path(path).is_dir():
+    target = path_of("trace", path).absolute()
+    if target.is_dir():
         raise InputError(f"trace takes the path of a file to write, got {str(path)!r}")
-    target = Path(path).absolute()
     with reporting(target), TemporaryFile(dir=target.parent):
         return target
 

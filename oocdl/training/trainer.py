@@ -140,7 +140,7 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    place = check_call(workdir, client, scheduler, callbacks)
+    place = check_call(workdir, client, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
     target = None if trace is None else checked_path(trace)
     crew = () if client is None else _cluster().crew(client)
     with trained_file(model, dataset, options, place, resume) as (path, folder):
@@ -180,8 +180,6 @@ def _open_store(
 
     A new run is planned first: a refused one leaves nothing behind, and an old run as it was.
     """
-    if resume not in (True, False, "restart"):
-        raise InputError(f"resume must be True, False or 'restart', got {resume!r}")
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")

@@ -33,6 +33,10 @@ CALLS: list[tuple[dict[str, Any], str]] = [
     ({"workdir": LONG}, "workdir 'xxx.* cannot be reached"),
     ({"client": "x"}, "client takes a distributed.Client or None, got 'x'"),
     ({"scheduler": 3}, "scheduler takes a Dask 'get'.* got 3"),
+    *(({"resume": bad}, "resume must be True, False or 'restart', got") for bad in ("x", 0, 1, None, [1])),
+    *(({"replan": bad}, "replan must be True or False, got") for bad in ("x", 0, None, [])),
+    *(({"progress": bad}, "progress must be True or False, got") for bad in ("x", 1, None)),
+    *(({"trace": bad}, "trace|cannot be") for bad in (3, "a\0b", [])),
     ({"callbacks": None}, "callbacks takes a list of callables.* got None"),
     ({"callbacks": [3]}, r"callbacks takes a list of callables.* got \[3\]"),
 ]
@@ -107,6 +111,36 @@ def test_open(workdir: Any) -> None:
 def test_predict_and_evaluate(run: oocdl.Run, files: tuple[Path, Path], tmp_path: Path, memory: Any) -> None:
     refused("size", lambda: run.predict(files[1], tmp_path / "out", memory=memory))
     refused("size", lambda: run.evaluate(files[1], memory=memory))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"batch_size": bad} for bad in ("x", 0, -1, None, 1.5, True)),
+        *({"inputs": bad} for bad in (3, "x", {"x": 3}, {3: "x"}, {"x": "nothing"}, ["x"])),
+        *({"spill": bad} for bad in (5, "a\0b", [])),
+        *({"memory": bad} for bad in ([], {}, b"2GiB")),
+    ],
+    ids=_short,
+)
+def test_options_of_predict_and_evaluate(
+    run: oocdl.Run, files: tuple[Path, Path], tmp_path: Path, given: dict[str, Any]
+) -> None:
+    (name,) = given
+    word = {"inputs": "input", "memory": "size"}.get(name, name)
+    refused(word, lambda: run.evaluate(files[1], **given))
+    refused(word, lambda: run.predict(files[1], tmp_path / "out", **given))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("targets", [3, "y", {"y": 3}, {"y": "nothing"}, {3: "y"}], ids=_short)
+def test_targets_of_evaluate(run: oocdl.Run, files: tuple[Path, Path], targets: Any) -> None:
+    refused("target|output", lambda: run.evaluate(files[1], targets=targets))
+
+
+@pytest.mark.parametrize("module", [3, None, "net"], ids=_short)
+def test_modules_to_load_into(run: oocdl.Run, module: Any) -> None:
+    refused("module|PyTorch", lambda: run.load_into(module))
 
 
 @pytest.mark.parametrize("cache", ["/" + LONG, __file__], ids=_short)
