@@ -42,6 +42,7 @@ from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.predictions import Output, Predictions
 from oocdl.training.resume import identity
+from oocdl.training.signals import Signals
 
 
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):
@@ -376,16 +377,21 @@ class _Inference:
             )
         totals: dict[str, float] = {}
         done = set() if made is None else made.done
-        with Session(
-            self.compiled, self.dataset, self.scale, self.machine, self._spill(), deliver, watched
-        ) as session:
+        signals = Signals()
+        with (
+            signals,
+            Session(
+                self.compiled, self.dataset, self.scale, self.machine, self._spill(), deliver, watched
+            ) as session,
+        ):
             session.load(f"infer{self.batch}", self.run_._store.read)
             for indices in batches(self.binding.samples, self.batch, shuffle=False):
                 rows = tuple(int(i) for i in indices)
                 if done.issuperset(rows):
                     continue
                 plan_id = f"infer{len(rows)}"
-                found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
+                with signals.allowed():
+                    found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
                 if made is not None:
                     made.note(rows)
                 compiled = self.compiled[plan_id]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -166,19 +169,41 @@ def test_outputs_have_safe_names_and_tell_the_true_one(tmp_path: Path, name: str
     assert run.export(tmp_path / "trained.onnx").is_file()
 
 
-def test_a_run_that_can_only_be_read_is_predicted_from(
-    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(run.path / "spill", ignore_errors=True)
-    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != run.path and real(path, mode))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    with pytest.warns(UserWarning, match=rf"cannot be written; spilling to {tmp_path}/tmp/oocdl-spill-\d+"):
-        run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
-    assert oct((tmp_path / "tmp").stat().st_mode)[-3:] == "755"
-    run.evaluate(tmp_path / "data.zarr", spill=tmp_path / "mine")
-    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+AS_NOBODY = """
+import os, sys
+import oocdl
+run, data, mine = sys.argv[1:]
+oocdl.open(run).evaluate(data, spill=mine + "/of-root")  # the interpreter itself may be closed to others
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+run = oocdl.open(run)
+run.predict(data, mine + "/out.zarr")
+print(run.evaluate(data, spill=mine + "/spill")["loss"])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_predicts_from_a_run_that_only_its_owner_can_write(tmp_path: Path) -> None:
+    with TemporaryDirectory() as shared, TemporaryDirectory() as mine:  # pytest's own are closed to others
+        os.chmod(shared, 0o755)
+        os.chmod(mine, 0o777)
+        data = nets.write_data(Path(shared) / "data.zarr", nets.vectors())
+        model = nets.write_mlp(Path(shared) / "mlp.onnx")
+        run = oocdl.fit(model, data, **{**QUICK, "batch_size": 5, "steps": 1})
+        shutil.rmtree(run.path / "spill", ignore_errors=True)
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": mine}
+        ended = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(run.path), str(data), mine],
+            capture_output=True, text=True, cwd="/", env=env, timeout=120, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert f"cannot be written; spilling to {mine}/oocdl-spill-65534" in ended.stderr
+        assert float(ended.stdout) == run.evaluate(data, spill=tmp_path)["loss"]
+        found = zarr.open_group(f"{mine}/out.zarr", mode="r")["y"]
+        wanted = run.predict(data, tmp_path / "out.zarr", spill=tmp_path)["y"]
+        assert np.array_equal(found[...], wanted[...])  # type: ignore[index]
+        assert (Path(mine) / "out.zarr").stat().st_uid == 65534
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
 def test_earlier_predictions_are_replaced_and_nothing_else(run: oocdl.Run, tmp_path: Path) -> None:

@@ -141,3 +141,42 @@ def test_the_command_line_ends_with_the_signal_s_code(fit: Fit, tmp_path: Path) 
     assert process.returncode == 143 and run.steps >= 1, lines
     text = " ".join(" ".join(lines).split())  # a narrow console breaks lines
     assert f"stopped by SIGTERM: {run.steps} step" in text and "a run stays at its last commit" in lines[-1]
+
+
+STOPS_ITSELF = """
+import os, signal, sys, threading
+from oocdl.cli.app import main
+from oocdl.storage.dataset.dataset import DataArray
+
+read, number = DataArray.read, int(sys.argv[1])
+
+def stopping(self, region):
+    if threading.current_thread() is not threading.main_thread():  # a unit reads its input
+        os.kill(os.getpid(), number)
+    return read(self, region)
+
+DataArray.read = stopping
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
+def test_every_command_ends_with_the_signal_s_code(
+    fit: Fit, tmp_path: Path, verb: str, number: signal.Signals
+) -> None:
+    arguments = {
+        "fit": ["mlp.onnx", "data.zarr", "--workdir", "new", "--memory", "3GiB", "--engine", "onnxruntime"],
+        "predict": ["run", "data.zarr", "out.zarr"],
+        "evaluate": ["run", "data.zarr"],
+    }[verb]
+    if verb != "fit":
+        fit(steps=1)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPS_ITSELF, str(int(number)), verb, *arguments],
+        capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 128 + number, ended.stderr
+    assert f"oocdl: stopped by {number.name}; a run stays at its last commit" in ended.stderr.splitlines()
+    assert not [path for path in tmp_path.rglob("spill/*") if path.is_dir()]
