@@ -55,4 +55,5 @@ def rewrite_meta(root: Path, change: Callable[[dict[str, Any]], dict[str, Any]])
     path = root / "run.json"
     text = sealed("run", change(unsealed("run", path.read_text())))
     path.write_text(text)
+    path.with_name("run-copy.json").write_text(text)
     rewrite(root, lambda manifest: replace(manifest, seals={**manifest.seals, "run.json": digest_of(text)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_current, load_manifest, publish
-from oocdl.storage.run.sealed_files import read_sealed
+from oocdl.storage.run.sealed_files import COPY, read_sealed
 from oocdl.storage.run.verify import array_damages, groups_of, kept_damages
 
 
@@ -44,8 +45,10 @@ def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on another host is
     evicted, which cannot be seen from here and has to be dead; if it lives, its next commit is refused.
 
-    Raises StoreError if the run is in use, CorruptError if no version is sound or ``run.json`` is damaged,
-    as nothing else has what it says.
+    ``run.json`` and its copy are written anew from each other.
+
+    Raises StoreError if the run is in use, CorruptError if no version is sound, or ``run.json`` and its copy
+    are damaged both.
 
     >>> print(oocdl.repair("unet.run"))  # doctest: +SKIP
     steps 101 to 120 are lost: array 'w' chunk (0,) of step 120: ...
@@ -63,20 +66,17 @@ def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
 
 
 def _repaired(root: Path) -> Repaired:
-    if read_sealed(root / "run.json") is None:
-        raise CorruptError(f"{root / 'run.json'} is lost; restore it from a backup")
+    changes = list(_settings(root))
     epoch = next_epoch(root)
-    changes: list[str] = []
     try:
         newest, pointer = load_current(root)
         if newest is None:
-            return Repaired(root, 0, ())  # nothing was committed; fit begins
+            return Repaired(root, 0, tuple(changes))  # nothing was committed; fit begins
         candidates = chain([newest], _manifests(root, [newest.parent] if newest.parent else []))
     except CorruptError as error:
         changes.append(f"CURRENT was written anew: {error}")
         newest, pointer = None, _replaceable(root)
-        names = sorted(root.glob("manifest-*.json"), key=_age, reverse=True)
-        candidates = chain(_manifests(root, [path.name for path in names]))
+        candidates = chain(_all_manifests(root))
     chosen, reasons = _first_sound(root, candidates)
     if chosen is None:
         raise CorruptError(
@@ -98,6 +98,35 @@ def _repaired(root: Path) -> Repaired:
         publish(root, made, pointer)
         remove_unnamed(root, made)
     return Repaired(root, chosen.step, tuple(changes))
+
+
+def _settings(root: Path) -> Iterator[str]:
+    """Write ``run.json`` or its copy anew where one is damaged: they are the same, and never change."""
+    try:
+        newest, _ = load_current(root)
+        known = None if newest is None else newest.seals.get("run.json")
+    except CorruptError:
+        sound = (one for one in _all_manifests(root) if isinstance(one, Manifest))
+        known = next((manifest.seals.get("run.json") for manifest in sound), None)
+    names, texts = ("run.json", COPY), dict[str, str]()
+    for name in names:
+        with suppress(CorruptError):  # what is damaged is what this mends
+            if read_sealed(root / name, known) is not None:
+                texts[name] = (root / name).read_text()
+    if not texts:
+        raise CorruptError(f"{root / 'run.json'} is damaged or lost, and so is its copy; restore a backup")
+    source = next(iter(texts))
+    for name in names:
+        if texts.get(name) != texts[source]:
+            write_text(root / name, texts[source])
+            sync_path(root)
+            yield f"{root / name} was written anew, from {source}"
+
+
+def _all_manifests(root: Path) -> Iterator[Manifest | str]:
+    """Yield all manifests that are there, the newest first, or why one cannot be read."""
+    names = sorted(root.glob("manifest-*.json"), key=_age, reverse=True)
+    return _manifests(root, [path.name for path in names])
 
 
 def _age(path: Path) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The run on disk: a Zarr v3 group with versions of weights and state, kept values and a history.
 
-    run/  zarr.json  run.json  LOCK  CURRENT  epoch-3  manifest-120-e3.json
+    run/  zarr.json  run.json  run-copy.json  LOCK  CURRENT  epoch-3  manifest-120-e3.json
           weights/t00012/e3-v120/{zarr.json, c.0.0, ...}    state/...    kept/...
           history/steps.jsonl
 
@@ -32,7 +32,7 @@ from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec
 from oocdl.storage.run.pointer import load_current, publish
-from oocdl.storage.run.sealed_files import SEALED_FILES, read_sealed
+from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
 
@@ -118,6 +118,7 @@ class RunStore:
                 for name in GROUPS:
                     (root / name).mkdir(exist_ok=True)
                     write_text(root / name / "zarr.json", group_json())
+                write_text(root / COPY, text)
                 write_text(root / "run.json", text)
                 sync_path(root)
                 sync_path(root.parent)
@@ -330,5 +331,5 @@ def _check_free(root: Path) -> None:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
     # run.json is written last.
     known = {p.name for pattern in ("*.partial", f"{MODULE_FILES}*") for p in root.glob(pattern)}
-    if left - {"history", "zarr.json", *GROUPS} - known:
+    if left - {"history", "zarr.json", COPY, *GROUPS} - known:
         raise StoreError(f"{root} is not empty and not a run; choose another folder")

@@ -8,7 +8,9 @@ from typing import Any
 from oocdl.errors import CorruptError
 from oocdl.storage.checksums import digest_of, unsealed
 
-SEALED_FILES = {"run.json": "run", "plan.json": "plan", "report.json": "report"}
+COPY = "run-copy.json"
+"""The same as ``run.json``, which never changes, in case that is damaged."""
+SEALED_FILES = {"run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report"}
 """By name, the kind of what ``sealed`` made of them."""
 
 
@@ -30,5 +32,7 @@ def read_sealed(path: Path, known: str | None = None) -> tuple[dict[str, Any], s
         return None
     except (OSError, ValueError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise CorruptError(f"{path} is damaged ({reason}); restore it") from error
+        copied = path.name == "run.json" and path.with_name(COPY).exists()
+        way_out = "oocdl repair writes it anew from its copy" if copied else "restore it"
+        raise CorruptError(f"{path} is damaged ({reason}); {way_out}") from error
     return body, digest_of(text)

@@ -12,7 +12,7 @@ from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import what
 from oocdl.storage.run.manifest import GROUPS, Manifest, Tensor
 from oocdl.storage.run.pointer import load_current, load_manifest
-from oocdl.storage.run.sealed_files import SEALED_FILES, read_sealed
+from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_key, group_json
 
@@ -161,7 +161,8 @@ def _files(root: Path, manifest: Manifest | None) -> Iterator[Damage]:
     seals = {} if manifest is None else manifest.seals
     for file in SEALED_FILES:
         try:
-            if read_sealed(root / file, seals.get(file)) is None and file in ("run.json", *seals):
+            known = seals.get("run.json" if file == COPY else file)
+            if read_sealed(root / file, known) is None and file in ("run.json", COPY, *seals):
                 yield Damage(file, f"{root / file} is lost")
         except CorruptError as error:
             yield Damage.of(file, error)

@@ -29,13 +29,14 @@ OBJECTS = {
     "kept metadata": "kept/k*-s{step}/zarr.json",
     "history": "history/steps.jsonl",
     "run.json": "run.json",
+    "copy of run.json": "run-copy.json",
     "plan.json": "plan.json",
     "manifest": "manifest-{version}-e1.json",
     "CURRENT": "CURRENT",
 }
 DAMAGES = ("flipped bits", "empty", "half", "last byte", "deleted", "swapped", "older")
-UNUSED = {"group metadata"}
-"""No number is read from it; only other readers of Zarr use it."""
+UNUSED = {"group metadata", "copy of run.json"}
+"""No number is read from them; only other readers of Zarr, and ``repair``, use them."""
 
 
 def make(root: Path, seed: int, versions: int) -> Path:
@@ -164,6 +165,17 @@ REPAIRS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "the history": (
         lambda root: place_of(root, "history").write_text("{"), 20, "history: 20 of 20 rows are lost",
     ),
+    "run.json": (
+        lambda root: (root / "run.json").write_text("{}"), 20, r"run\.json was .* anew, from run-copy\.json"),
+    "a lost run.json": (
+        lambda root: (root / "run.json").unlink(), 20, r"run\.json was .* anew, from run-copy\.json"),
+    "another run.json": (
+        lambda root: shutil.copy(root.parent / "other" / "run.json", root / "run.json"), 20, "from run-copy"),
+    "another run.json, no CURRENT": (
+        lambda root: [shutil.copy(root.parent / "other" / "run.json", root), (root / "CURRENT").unlink()],
+        20, "from run-copy"),
+    "the copy": (
+        lambda root: (root / "run-copy.json").unlink(), 20, r"run-copy\.json was .* anew, from run\.json"),
     "a kept value": (lambda root: place_of(root, "kept chunk").unlink(), 20, "this kept value is left out"),
 }  # fmt: skip
 
@@ -171,6 +183,7 @@ REPAIRS: dict[str, tuple[Callable[[Path], object], int, str]] = {
 @pytest.mark.parametrize("what", REPAIRS)
 def test_repair_goes_back_to_the_newest_sound_version(runs: Path, tmp_path: Path, what: str) -> None:
     shutil.copytree(runs / "older", tmp_path / "older")
+    shutil.copytree(runs / "other", tmp_path / "other")
     root = tmp_path / "run"
     shutil.copytree(runs / "one", root)
     spoil, step, said = REPAIRS[what]
@@ -198,7 +211,8 @@ def test_repair_refuses_what_it_cannot_mend(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="no version of the run in .* is sound: array 'b' chunk c of step"):
         repair(root)
     (root / "run.json").write_text("{}")
-    with pytest.raises(CorruptError, match=r"run\.json is damaged"):
+    (root / "run-copy.json").write_text("{}")
+    with pytest.raises(CorruptError, match=r"run\.json is damaged or lost, and so is its copy"):
         repair(root)
     with pytest.raises(StoreError, match="is not a run"):
         repair(tmp_path)
