@@ -56,7 +56,9 @@ def _models(model: onnx.ModelProto, given: list[Any]) -> Iterator[onnx.ModelProt
 
 
 def _array(item: Any) -> Any:
-    return numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else item
+    if isinstance(item, onnx.TensorProto):
+        return numpy_helper.to_array(item)
+    return np.asarray(item) if isinstance(item, np.generic) else item
 
 
 def outcome(case: Any, folder: Path) -> tuple[str, list[tuple[Any, Any]]]:

@@ -343,6 +343,8 @@ FOLDS: dict[str, Fold] = {
     "Not": _broadcast(np.logical_not),
     "And": _broadcast(np.logical_and),
     "Or": _broadcast(np.logical_or),
+    "Xor": _broadcast(np.logical_xor),
+    "IsNaN": _broadcast(np.isnan),
     "Where": lambda node, inputs: [_where(node, inputs)],
     "ReduceProd": _reduction(np.prod),
     "ReduceSum": _reduction(np.sum),

@@ -14,8 +14,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC, of_rules
-from oocdl.graph.onnx.lower.layers import LAYERS
+from oocdl.graph.onnx.lower.arithmetic import of_rules
+from oocdl.graph.onnx.lower.registry import LOWERINGS
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.onnx_kit import run
@@ -224,7 +224,7 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("attributes", [{}, None], ids=["defaults", "attributes"])
-@pytest.mark.parametrize("op", sorted(of_rules(RULES).keys() - ARITHMETIC.keys() - LAYERS.keys()))
+@pytest.mark.parametrize("op", sorted(of_rules(RULES).keys() - LOWERINGS.keys()))
 def test_operators_that_are_ours_too(op: str, attributes: dict[str, Any] | None, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.op == op)
     arrays = {f"x{i}": a.astype(F) if a.dtype.kind == "f" else a for i, a in enumerate(case.arrays())}

@@ -1,20 +1,19 @@
-"""Lowers ONNX operators to those of ``ops``: arithmetic, reductions, contractions."""
+"""Lowers ONNX operators to those of ``ops``: arithmetic, contractions."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import normalize_axes
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.onnx.constant_folding import ints, numpy_type
+from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.random import mean_of
 
 
 def _same(op: str, attrs: Mapping[str, Any]) -> Lower:
@@ -32,11 +31,6 @@ def of_rules(rules: Rules) -> dict[str, Lower]:
 
 def _chain(op: str) -> Lower:
     return lambda ctx: [reduce(lambda a, b: ctx.make(op, a, b), ctx.values())]
-
-
-def _or_equal(op: str) -> Lower:
-    """Build a comparison that also holds for equal numbers, and for nothing that is no number."""
-    return lambda ctx: [ctx.make("Or", ctx.make(op, *ctx.values()), ctx.make("Equal", *ctx.values()))]
 
 
 def _ceil(ctx: Context) -> Sequence[Operand]:
@@ -60,21 +54,6 @@ def _pass(ctx: Context) -> Sequence[Operand]:
     return [ctx.operand(0)]
 
 
-def _pow(ctx: Context) -> Sequence[Operand]:
-    x, exponent = ctx.value(0), ctx.known(1)
-    if exponent is None or exponent.size != 1:
-        return [ctx.make("Pow", x, ctx.value(1))]
-    power = float(exponent.reshape(-1)[0])
-    if power in (1.0, 2.0, 3.0):
-        return [reduce(lambda a, b: ctx.make("Mul", a, b), [x] * int(power))]
-    if power in (0.5, -0.5):
-        root = ctx.make("Sqrt", x)
-        return [root if power > 0 else ctx.make("Reciprocal", root)]
-    if power == -1.0:
-        return [ctx.make("Reciprocal", x)]
-    return [ctx.make("Pow", x, ctx.number(power, x))]
-
-
 def _cast(ctx: Context) -> Sequence[Operand]:
     found = ctx.operand(0)
     if ctx.node.op == "Cast":
@@ -86,6 +65,8 @@ def _cast(ctx: Context) -> Sequence[Operand]:
         return [found.astype(target)]
     number = target.kind not in "iub"
     dtype = ctx.precision if number else "bool" if target.kind == "b" else "int64"
+    if number and (mean := mean_of(ctx, found)) is not None:
+        return [mean]
     return [found if ctx.build.dtype(found) == dtype else ctx.make("Cast", found, to=dtype)]
 
 
@@ -98,40 +79,6 @@ def _clip(ctx: Context) -> Sequence[Operand]:
         if bound is not None:
             x = ctx.make(op, x, ctx.number(float(bound), x))
     return [x]
-
-
-def _softmax(ctx: Context) -> Sequence[Operand]:
-    x, rank = ctx.value(0), len(ctx.shape(0))
-    axis = ctx.attr("axis", -1 if ctx.opset >= 13 else 1) % rank
-    if ctx.opset >= 13 or axis == rank - 1:
-        return [ctx.make(ctx.node.op, x, axis=axis)]
-    shape = ctx.build.shape(x)  # before opset 13 all axes from ``axis`` on were one
-    flat = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:])))
-    return [ctx.reshape(ctx.make(ctx.node.op, flat, axis=1), shape)]
-
-
-def _reduce(op: str) -> Lower:
-    """Build ReduceSum, ReduceMean and the like from ReduceSum and elementwise nodes."""
-
-    def run(ctx: Context) -> Sequence[Operand]:
-        x, shape = ctx.value(0), ctx.shape(0)
-        given = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
-        if not given and ctx.attr("noop_with_empty_axes", 0):
-            return [x]
-        axes = normalize_axes(given or range(len(shape)), len(shape))
-        source = (
-            ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
-        )
-        y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
-        if op == "Mean":
-            y = ctx.make("Mul", y, ctx.number(1 / prod(shape[axis] for axis in axes), y))
-        elif op == "L2":
-            y = ctx.make("Sqrt", y)
-        if not ctx.attr("keepdims", 1):
-            y = ctx.reshape(y, [extent for axis, extent in enumerate(shape) if axis not in axes])
-        return [y]
-
-    return run
 
 
 def need_floats(ctx: Context, *indices: int) -> None:
@@ -206,21 +153,10 @@ ARITHMETIC: dict[str, Lower] = {
     "Mean": _mean,
     "Ceil": _ceil,
     "Sign": _sign,
-    "LessOrEqual": _or_equal("Less"),
-    "GreaterOrEqual": _or_equal("Greater"),
     "Identity": _pass,
-    "Pow": _pow,
     "Cast": _cast,
     "CastLike": _cast,
     "Clip": _clip,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "ReduceMean": _reduce("Mean"),
-    "ReduceSum": _reduce("Sum"),
-    "ReduceL1": _reduce("L1"),
-    "ReduceL2": _reduce("L2"),
-    "ReduceSumSquare": _reduce("SumSquare"),
-    "ReduceLogSumExp": _reduce("LogSumExp"),
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Einsum": _einsum,

@@ -9,12 +9,27 @@ from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC
 from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
+from oocdl.graph.onnx.lower.logic import LOGIC
+from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
+from oocdl.graph.onnx.lower.reductions import REDUCTIONS
 from oocdl.graph.onnx.lower.structure import STRUCTURE
 
+_TABLES: tuple[Mapping[str, Lower], ...] = (
+    ARITHMETIC,
+    LOGIC,
+    ACTIVATIONS,
+    REDUCTIONS,
+    RANDOM,
+    STRUCTURE,
+    REARRANGE,
+    INDEXING,
+    LAYERS,
+    RECURRENT,
+)
 LOWERINGS: Mapping[str, Lower] = {
     op: lower
-    for table in (ARITHMETIC, ACTIVATIONS, STRUCTURE, REARRANGE, INDEXING, LAYERS, RECURRENT)
+    for table in _TABLES
     for op, lower in table.items()
 }
