@@ -48,8 +48,13 @@ class _Search:
         self.classes, self.cuts = classes, cuts
         self.nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
         self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
-        self.sources = {name: tuple(v.value for v in cell.inputs) for name, cell in self.maker.items()}
         self.anchored = {name for name, cell in self.maker.items() if self.is_anchor(cell)}
+        self.cheap = {
+            name: tuple(dict.fromkeys(view.value for view in cell.inputs))
+            for name, cell in self.maker.items()
+            if name not in self.anchored
+        }
+        """Value that is not an anchor's -> what it is computed from."""
         self.home: dict[str, int] = {}
         """Stored cheap value -> the layer that stores it."""
         self.finals = set(final_values(factored))
@@ -71,34 +76,35 @@ class _Search:
         computed: set[str] = set()
         pending = [view.value for anchor in group.anchors for view in anchor.inputs]
         pending += [*group.finals, *self.side[group.index]]
+        cheap, home, index = self.cheap, self.home, group.index
         layer_of, partial = self.grouping.layer_of, self.grouping.partial
-        while pending:
+        while (
+            pending
+        ):  # most of what planning a deep network takes: thousands of times, over hundreds of values
             value = pending.pop()
             if value in computed or value in reads:
                 continue
-            sources = self.sources.get(value)
+            sources = cheap.get(value)
             if sources is None:
-                reads.add(value)
-            elif value in self.anchored:
-                inside = layer_of[value] == group.index and self.maker[value].node.name not in partial
-                if not inside:
+                inside = value in self.anchored and layer_of[value] == index
+                if not inside or self.maker[value].node.name in partial:
                     reads.add(value)
-            elif self.home.get(value, group.index) < group.index:
+            elif value in home and home[value] < index:
                 reads.add(value)
             else:
                 computed.add(value)
-                pending.extend(sources)
+                pending += sources
         return reads, computed
 
     def _set(self, index: int, reads: set[str], computed: set[str]) -> None:
-        for value in self.reads.get(index, set()) - reads:
-            self.readers[value].discard(index)
-        for value in reads:
-            self.readers.setdefault(value, set()).add(index)
-        for value in self.computes.get(index, set()) - computed:
-            self.users[value].discard(index)
-        for value in computed:
-            self.users.setdefault(value, set()).add(index)
+        for table, before, after in (
+            (self.readers, self.reads.get(index, set()), reads),
+            (self.users, self.computes.get(index, set()), computed),
+        ):
+            for value in before - after:
+                table[value].discard(index)
+            for value in after - before:
+                table.setdefault(value, set()).add(index)
         self.reads[index], self.computes[index] = reads, computed
 
     def cost(self, layers: Iterable[int], extra: Iterable[str]) -> int:
