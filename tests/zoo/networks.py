@@ -1,4 +1,4 @@
-"""The networks: of torchvision, MONAI, timm, transformers, segmentation-models-pytorch, nnU-Net, and of torch.nn.
+"""Networks of torchvision, MONAI, timm, transformers, segmentation-models-pytorch, nnU-Net and torch.nn.
 
 All are small instances with random weights: few classes, small pictures. Nothing is downloaded.
 """
@@ -172,8 +172,8 @@ TIMM = {
         "dla34", "repvgg_a0", "tinynet_e", "edgenext_xx_small", "poolformer_s12", "semnasnet_075",
         "hardcorenas_a", "lcnet_050", "cspresnet50", "ese_vovnet19b_dw")},
     **{name: timm(name, img_size=64) for name in (
-        "vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224", "resmlp_12_224", "xcit_nano_12_p16_224",
-        "swin_tiny_patch4_window7_224")},
+        "vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224", "resmlp_12_224",
+        "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224")},
     "pit_ti_224": timm("pit_ti_224", 224),
 }  # fmt: skip
 
@@ -197,8 +197,8 @@ TRANSFORMERS = {
     "Qwen2": hf("Qwen2ForCausalLM", "Qwen2Config", IDS, **BERT, num_key_value_heads=1, use_cache=False),
     "OPT": hf("OPTForCausalLM", "OPTConfig", IDS, **SMALL, ffn_dim=64, max_position_embeddings=32,
               word_embed_proj_dim=32, use_cache=False),
-    "T5": hf("T5ForConditionalGeneration", "T5Config", tokens("input_ids", "decoder_input_ids"), vocab_size=64,
-             d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, use_cache=False),
+    "T5": hf("T5ForConditionalGeneration", "T5Config", tokens("input_ids", "decoder_input_ids"),
+             vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, use_cache=False),
     "ViT": hf("ViTForImageClassification", "ViTConfig", images(32, name="pixel_values"), hidden_size=32,
               num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8),
     "Segformer": hf("SegformerForSemanticSegmentation", "SegformerConfig", images(64, name="pixel_values"),
@@ -276,8 +276,8 @@ PLAIN = {
     ),
     "upscaling": Network(
         lambda: nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.PReLU(8), nn.Conv2d(8, 12, 3, padding=1),
-            nn.PixelShuffle(2),
+            nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.PReLU(8),
+            nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2),
         ),
         images(16, name="input"),
     ),
@@ -289,7 +289,8 @@ PLAIN = {
         lambda: {"input": torch.randn(BATCH, 6, 15)},
     ),
     "convolution lstm stem": Network(
-        lambda: nn.Sequential(nn.Conv1d(6, 8, 5, stride=2), nn.BatchNorm1d(8), nn.ELU(), nn.AdaptiveAvgPool1d(1)),
+        lambda: nn.Sequential(nn.Conv1d(6, 8, 5, stride=2), nn.BatchNorm1d(8), nn.ELU(),
+                              nn.AdaptiveAvgPool1d(1)),
         lambda: {"input": torch.randn(BATCH, 6, 20)},
     ),
 }  # fmt: skip

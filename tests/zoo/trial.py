@@ -1,6 +1,6 @@
-"""One network, exported in each way and trained in three steps beside PyTorch: ``python -m tests.zoo.trial NAME``.
+"""One network, exported in each way and trained in three steps beside PyTorch.
 
-Prints one line of JSON for each way.
+``python -m tests.zoo.trial NAME [WAY ...]`` prints one line of JSON for each way.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ WAYS = {
     "dynamo": "dynamo",
 }
 """Ways into oocdl, by their names among the kit's exports."""
+OPTIONS: dict[str, Any] = {
+    "loss": "mse", "optimizer": SGD(lr=RATE), "steps": STEPS, "batch_size": BATCH, "shuffle": False,
+    "memory": "4GiB",
+}  # fmt: skip
 NOISE = 20
 """How many times PyTorch's own error of float32 a loss may be off."""
 FLOOR64, FLOOR32 = 1e-7, 1e-5
@@ -72,9 +76,8 @@ def save(folder: Path, arrays: dict[str, Tensor]) -> Path:
 def fit(model: Any, folder: Path, names: dict[str, str], run: str, **options: Any) -> list[float]:
     """Train by oocdl; returns the losses."""
     made = oocdl.fit(
-        model, folder / "data.zarr", workdir=folder / run, loss="mse", optimizer=SGD(lr=RATE), steps=STEPS,
-        batch_size=BATCH, shuffle=False, inputs=names, progress=False, memory="4GiB", **options,
-    )  # fmt: skip
+        model, folder / "data.zarr", workdir=folder / run, inputs=names, progress=False, **OPTIONS, **options
+    )
     return [row["loss"] for row in made.history]
 
 
@@ -94,9 +97,7 @@ def attempt(
         names = dict(zip(("x0", "x1"), given, strict=False))
     found["stage"] = "plan"
     begun = time.process_time()
-    oocdl.plan(
-        model, folder / "data.zarr", loss="mse", batch_size=BATCH, inputs=names, memory="4GiB", steps=STEPS
-    )
+    oocdl.plan(model, folder / "data.zarr", inputs=names, **OPTIONS)
     found["plan_seconds"] = time.process_time() - begun
     found["stage"] = "train"
     found["error64"] = off(fit(model, folder, names, "exact.run", precision="float64"), exact)

@@ -28,8 +28,4 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     LAYERS,
     RECURRENT,
 )
-LOWERINGS: Mapping[str, Lower] = {
-    op: lower
-    for table in _TABLES
-    for op, lower in table.items()
-}
+LOWERINGS: Mapping[str, Lower] = {op: lower for table in _TABLES for op, lower in table.items()}
