@@ -81,7 +81,6 @@ def _nearest(word: object, known: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Write any value as one short line."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 

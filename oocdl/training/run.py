@@ -377,13 +377,9 @@ class _Inference:
             )
         totals: dict[str, float] = {}
         done = set() if made is None else made.done
-        signals = Signals()
-        with (
-            signals,
-            Session(
-                self.compiled, self.dataset, self.scale, self.machine, self._spill(), deliver, watched
-            ) as session,
-        ):
+        signals, spill = Signals(), self._spill()
+        session = Session(self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched)
+        with signals, session:
             session.load(f"infer{self.batch}", self.run_._store.read)
             for indices in batches(self.binding.samples, self.batch, shuffle=False):
                 rows = tuple(int(i) for i in indices)
