@@ -65,6 +65,8 @@ class Held(ABC, Generic[T]):
 
     held: dict[TaskKey, T]
 
+    started: dict[TaskKey, T] | None = None
+    """What was held when the step began that is under way."""
     spent: bool = False
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
     told: bool = False
@@ -80,11 +82,14 @@ class Held(ABC, Generic[T]):
     def whole_step(self) -> Iterator[None]:
         """All passes of a step or none: if one fails, what is held is as it was before the first."""
         before, pieces = self.held, len(self.held)
+        self.started = before
         try:
             yield
         except BaseException:
             self.held, self.spent = before, len(before) < pieces
             raise
+        finally:
+            self.started = None
 
     @abstractmethod
     def __enter__(self) -> Held[T]: ...
@@ -188,7 +193,7 @@ class Session(Held[Chunk]):
         large = discards_old_weights(compiled.plan, self.machine)
         tasks: dict[Any, Any] = {}
         for key in graph.inputs:
-            take = self.held.pop if large and key.value in updated else self.held.__getitem__
+            take = self._take if large and key.value in updated else self.held.__getitem__
             tasks[key] = Task(key, take, key)
         tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
@@ -203,6 +208,13 @@ class Session(Held[Chunk]):
         self.held = weight_io.after_pass(compiled, made, self.held)
         self.tell(self.context.heap.notice)
         return scalar_outputs(compiled, made)
+
+    def _take(self, key: TaskKey) -> Chunk:
+        """A chunk that is gone with its last reader: nothing else holds it, the step's beginning included."""
+        chunk = self.held.pop(key)
+        if self.started is not None:  # another mapping from the second pass of a step on
+            self.started.pop(key, None)
+        return chunk
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
         """Write all weights and state as a new version of the run."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
 
 import oocdl
 from oocdl.planning.machine import Machine, machine_for
+from oocdl.runtime import weight_io
 from oocdl.training import run as run_module
 from tests.kit import nets
 from tests.kit.machine import Small, fit
@@ -70,3 +73,29 @@ def test_it_is_frozen(files: tuple[Path, Path], tmp_path: Path) -> None:
     # and goes on: what is stored is read back a chunk at a time
     again = fit(*files, machine=ROOM, workdir=tmp_path / "run", freeze="w1", **{**OPTIONS, "steps": 4})
     assert again.steps == 4
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_old_weights_are_gone_with_their_last_reader(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    """As it is planned where old and new ones would not fit, however many passes a step has."""
+    started: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    real = weight_io.load
+
+    def load(*args: Any) -> Any:
+        held = real(*args)
+        started.extend(map(weakref.ref, held.values()))
+        return held
+
+    monkeypatch.setattr(weight_io, "load", load)
+
+    def get(tasks: Any, keys: Any, **options: Any) -> Any:
+        made = dask.get(tasks, keys, **options)
+        alive.append(sum(reference() is not None for reference in started))
+        return made
+
+    options = {**OPTIONS, "steps": 1, "batch_size": 1, "accumulate": accumulate}
+    fit(*files, machine=ROOM, workdir=tmp_path / "run", scheduler=get, **options)
+    assert len(started) > 3 and alive == [len(started)] * (accumulate - 1) + [0]
