@@ -1,4 +1,4 @@
-"""What reads or writes at places that data names: Gather, its gradient, and LastAt, for scatters.
+"""What reads or writes at places that data names: Gather, its gradient, LastAt for scatters, and Top.
 
 ``Gather(table, ids){batch, padding_idx}`` takes rows of a table: ``result[b, i] = table[b, ids[b, i]]``,
 where ``b`` stands for the first ``batch`` axes (0 if it is left out: an embedding lookup). Negative ids
@@ -7,7 +7,8 @@ alone has a ``padding_idx``, takes none.
 
 Its gradient is a scatter-add: ``GatherGrad(ids, dy){rows, batch}``; over cut ids the partial tables are
 summed. With ``padding_idx`` places of that id add nothing to it. ``LastAt(ids){rows, batch}`` says of each
-row at which place it is named last, or -1.
+row at which place it is named last, or -1. ``Top(x){axis, k, largest}`` has the places of the ``k`` largest
+(or smallest) along an axis, the best first; of equal ones that with the lower index.
 """
 
 from __future__ import annotations
@@ -93,6 +94,13 @@ def _infer_last(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [((*inputs[0].shape[: _batch(node)], node.attrs["rows"]), "int64")]
 
 
+def _infer_top(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    shape, axis, k = inputs[0].shape, int(node.attrs["axis"]), int(node.attrs["k"])
+    if not 0 <= axis < len(shape) or not 1 <= k <= shape[axis]:
+        fail(node, f"there are no {k} elements along axis {axis} of a value of shape {list(shape)}")
+    return [((*shape[:axis], k, *shape[axis + 1 :]), "int64")]
+
+
 def _letters(kind: str, shape: Shape) -> tuple[Plain | None, ...]:
     return tuple(plain(f"{kind}{axis}", extent) for axis, extent in enumerate(shape))
 
@@ -135,6 +143,16 @@ def _axes_last(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
         outputs=((*places, plain("v", rows)),),
         extents={"v": rows, **_extents(ids[:batch], ())},
         uncut=frozenset({"v"}),
+    )
+
+
+def _axes_top(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    axis, out = int(node.attrs["axis"]), _letters("a", outputs[0])
+    return AxisRule(
+        inputs=((*out[:axis], Whole(inputs[0][axis]), *out[axis + 1 :]),),
+        outputs=(out,),
+        extents={f"a{place}": extent for place, extent in enumerate(outputs[0])},
+        uncut=frozenset({f"a{axis}"}),
     )
 
 
@@ -201,6 +219,10 @@ def _probes_last(shape: Shape) -> Iterator[Probe]:
     yield Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})
 
 
+def _probes_top(shape: Shape) -> Iterator[Probe]:
+    yield Probe("Top", ((shape, "float32"),), {"axis": 1, "k": min(shape[1], 5), "largest": True})
+
+
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Gather",
@@ -231,5 +253,14 @@ RULES: tuple[OpRule, ...] = (
         scratch_elements=lambda node, inputs, outputs: 3 * size(inputs[0]),
         flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
         keeps_axes=False,
+    ),
+    OpRule(
+        op="Top",
+        infer=_infer_top,
+        gradient=no_gradient,
+        axes=_axes_top,
+        speed=streaming(MOVING, 0.2, _probes_top),
+        scratch_elements=lambda node, inputs, outputs: 12 * size(inputs[0]),
+        flops=lambda node, inputs, outputs: size(inputs[0]),
     ),
 )

@@ -154,6 +154,18 @@ def _gather(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     return torch.stack([_gather(part, {**attrs, "batch": batch - 1}) for part in zip(*inputs, strict=True)])
 
 
+def _top(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    """By Python's sort, which keeps the order of equal ones."""
+    lines = inputs[0].movedim(attrs["axis"], -1)
+    sign, k = -1 if attrs["largest"] else 1, attrs["k"]
+
+    def best(line: list[float]) -> list[int]:
+        return sorted(range(len(line)), key=lambda place: sign * line[place])[:k]
+
+    found = torch.tensor([best(line) for line in lines.reshape(-1, lines.shape[-1]).tolist()])
+    return found.reshape(*lines.shape[:-1], k).movedim(-1, attrs["axis"])
+
+
 def _last_at(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     batch = attrs.get("batch", 0)
     if batch:
@@ -230,6 +242,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Pad": _pad,
     "Gather": _gather,
     "LastAt": _last_at,
+    "Top": _top,
     "GatherGrad": _gather_grad,
     "ReduceSum": lambda i, a: i[0].sum(tuple(a["axes"]), keepdim=True),
     "ReduceMax": lambda i, a: i[0].amax(tuple(a["axes"]), keepdim=True),

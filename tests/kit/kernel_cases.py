@@ -335,6 +335,20 @@ def lookups() -> list[Case]:
         Case("GatherGrad", "GatherGrad", [ids, rows], scatter, {"rows": 7}),
         *batched_lookups(ids),
         Case(
+            "Top",
+            "Top",
+            [rows],
+            lambda a: a.sort(2, True).indices[..., :3],
+            {"axis": 2, "k": 3, "largest": True},
+        ),
+        Case(
+            "Top-ties",
+            "Top",
+            [ids],
+            lambda a: a.sort(dim=1, stable=True).indices[:, :2],
+            {"axis": 1, "k": 2, "largest": False},
+        ),
+        Case(
             "GatherGrad-1",
             "GatherGrad",
             [ids, rows[..., 0]],

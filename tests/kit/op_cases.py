@@ -244,6 +244,8 @@ MOVE = [
     Case("GatherGrad", (("ids", (2, 5), 6), (2, 5, 3)), {"rows": 6, "batch": 1}),
     Case("GatherGrad", (("ids", (2, 3, 5), 4), (2, 3, 5)), {"rows": 4, "batch": 2}),
     Case("LastAt", (("ids", (2, 5), 6),), {"rows": 6}),
+    Case("Top", (A,), {"axis": 1, "k": 2, "largest": True}),
+    Case("Top", (("ids", (3, 9), 4),), {"axis": 1, "k": 5, "largest": False}),
     Case("LastAt", (("ids", (2, 5), 6),), {"rows": 6, "batch": 1}),
 ]
 RECURRENT = [

@@ -190,6 +190,12 @@ def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [found.reshape(shape)]
 
 
+def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    axis, k = int(item.attrs["axis"]), int(item.attrs["k"])
+    signed = -args[0] if item.attrs["largest"] else args[0]
+    return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
+
+
 def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.einsum(item.attrs["equation"], *args, optimize=True)]
 
@@ -244,6 +250,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
     "Gather": _kernel(_gather, _none),
     "GatherGrad": _kernel(_gather_grad, _none),
+    "Top": _kernel(_top, _operands(3)),
     "LastAt": _kernel(_last_at, _none),
     "ReduceSum": _kernel(_sum, _none),
     "ReduceMax": _kernel(_max, _none),

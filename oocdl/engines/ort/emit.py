@@ -81,7 +81,9 @@ class Emitter:
             outputs.append(Val(f"v{self._count}", tuple(shape), dtype))
             self._count += 1
         names = [value.name if value else "" for value in inputs]
-        self.nodes.append(helper.make_node(kind, names, [v.name for v in outputs], **attrs))
+        # onnxruntime's fusions name what they make after the nodes, and refuse two of one name.
+        results = [value.name for value in outputs]
+        self.nodes.append(helper.make_node(kind, names, results, name=results[0], **attrs))
         return outputs
 
     def node(

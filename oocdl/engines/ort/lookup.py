@@ -1,4 +1,4 @@
-"""Rows of tables by their numbers as ONNX operators: Gather, its gradient, LastAt.
+"""Rows of tables by their numbers as ONNX operators: Gather, its gradient, LastAt, Top.
 
 Indices stay apart from the numbers of their tables: counted through all tables, one that is out of range
 would be another table's.
@@ -64,3 +64,11 @@ def last_at(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Va
     where = emit.reshape(ids, (tables, count))
     found = emit.node("ScatterElements", [none, where, spread], none.shape, axis=1, reduction="max")
     return [emit.reshape(found, shape)]
+
+
+def top(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """Places of the largest or smallest; ONNX takes the lower index of equal ones, too."""
+    shape, attrs = instruction.kernel_shapes[0], instruction.attrs
+    k, specs = emit.ints([int(attrs["k"])]), [(shape, args[0].dtype), (shape, "int64")]
+    axis, largest = int(attrs["axis"]), int(attrs["largest"])
+    return [emit.many("TopK", [args[0], k], specs, axis=axis, largest=largest)[1]]

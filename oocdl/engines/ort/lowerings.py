@@ -170,6 +170,7 @@ KERNELS: Mapping[str, Kernel] = {
     **{op: left_to_numpy(_recurrent(run)) for op, run in recurrent.KERNELS.items()},
     "Gather": left_to_sessions(lookup.gather),
     "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True),
+    "Top": left_to_sessions(lookup.top),
     "LastAt": left_to_sessions(lookup.last_at, one_thread=True),
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_sessions(_resample),

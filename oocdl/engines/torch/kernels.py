@@ -128,6 +128,7 @@ KERNELS: Mapping[str, Kernel] = {
     **{op: _plain(run, Result.OWN) for op, run in recurrent.KERNELS.items()},
     "Gather": _plain(lookup.gather, Result.EITHER),
     "GatherGrad": replace(_plain(lookup.gather_grad, Result.EITHER), on_device=lookup.gather_grad_in_order),
+    "Top": _plain(lookup.top, Result.OWN),
     "LastAt": _plain(lookup.last_at, Result.OWN),
     "Einsum": _plain(einsum, Result.EITHER),
     "Resample": _plain(resample, Result.EITHER),

@@ -1,4 +1,4 @@
-"""Rows of tables by their numbers in PyTorch: Gather, its gradient, LastAt."""
+"""Rows of tables by their numbers in PyTorch: Gather, its gradient, LastAt, Top."""
 
 from __future__ import annotations
 
@@ -70,3 +70,10 @@ def last_at(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     places = torch.arange(flat.shape[1], device=ids.device).expand(flat.shape)
     found = torch.full((tables, shape[-1]), -1, dtype=torch.int64, device=ids.device)
     return [found.scatter_reduce_(1, flat, places, "amax").reshape(shape)]
+
+
+def top(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """Places of the largest or smallest, by a stable sort: ``topk`` takes any of equal ones."""
+    x, axis, k = args[0], int(instruction.attrs["axis"]), int(instruction.attrs["k"])
+    places = torch.sort(x, dim=axis, descending=bool(instruction.attrs["largest"]), stable=True).indices
+    return [places.narrow(axis, 0, k).clone()]

@@ -22,6 +22,9 @@ from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
 LIMIT_BYTES = 64 * 2**20
 
+DATA_SHAPED = frozenset({"Compress", "ConstantOfShape", "NonMaxSuppression", "NonZero", "Range", "Unique"})
+"""Operators whose result has a shape that depends on numbers: these have to be known before the run."""
+
 Inputs = Sequence["Array | None"]
 Fold = Callable[[OnnxNode, Inputs], Sequence[Array]]
 
@@ -306,6 +309,10 @@ FOLDS: dict[str, Fold] = {
     "ScatterElements": _scatter_elements,
     "Scatter": _scatter_elements,
     "ScatterND": _scatter_nd,
+    "NonZero": lambda node, inputs: [np.stack(np.nonzero(given(inputs, 0))).astype(np.int64)],
+    "Compress": lambda node, inputs: [
+        np.compress(given(inputs, 1), given(inputs, 0), node.attrs.get("axis"))
+    ],
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,

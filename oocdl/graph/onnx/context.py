@@ -42,6 +42,8 @@ class Context:
     """Traced and new extent of the leading axis, where nothing else was re-bound."""
     read: frozenset[str]
     """ONNX names that some node reads, and the model's outputs."""
+    lower: Callable[[OnnxNode], Sequence[Operand]]
+    """Lowers a node, of the model or of the body of another one."""
     env: dict[str, Operand] = field(default_factory=dict)
     sized: set[str] = field(default_factory=set)
     """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
@@ -49,7 +51,8 @@ class Context:
     notes: list[str] = field(default_factory=list)
     """Remarks on the model that the user should see."""
     node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
-    _stored: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+    """ONNX names of known arrays -> the values of the graph that they became."""
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise UnsupportedError for this node."""
@@ -82,9 +85,9 @@ class Context:
         found, name = self.operand(index), self.node.inputs[index]
         if isinstance(found, str):
             return found
-        if name not in self._stored:
-            self._stored[name] = self.store(found)
-        return self._stored[name]
+        if name not in self.stored:
+            self.stored[name] = self.store(found)
+        return self.stored[name]
 
     def values(self) -> list[str]:
         """Return the names of all inputs as values of the graph."""

@@ -63,6 +63,17 @@ class OnnxNode:
     """Rewritings of an exporter's optimizer that made it."""
 
 
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph that is an attribute of a node: a branch, or what a loop repeats."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[OnnxNode, ...]
+    constants: Mapping[str, np.ndarray[Any, Any]]
+    """Its initializers: numbers of the model, never trained."""
+
+
 @dataclass(frozen=True)
 class Port:
     """An input or an output of a model."""
@@ -248,8 +259,12 @@ def label(node: onnx.NodeProto, index: int) -> str:
 
 def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
     """Return the nodes of the graph, in plain Python."""
+    return _nodes(model.graph)
+
+
+def _nodes(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
     found = []
-    for index, node in enumerate(model.graph.node):
+    for index, node in enumerate(graph.node):
         standard = node.domain in ("", "ai.onnx")
         op = node.op_type if standard else f"{node.domain}::{node.op_type}"
         name = label(node, index)
@@ -286,7 +301,12 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
         return tuple(text.decode("utf-8", "replace") for text in item.strings)
     if item.type == kinds.TENSOR:
         return inside(item.t, f"the constant of node {shown(node)}")
-    return None  # graphs, types: no supported operator has one
+    if item.type == kinds.GRAPH:
+        graph, what = item.g, f"a constant in the body of node {shown(node)}"
+        constants = {tensor.name: inside(tensor, what) for tensor in graph.initializer}
+        ends = [tuple(port.name for port in ports) for ports in (graph.input, graph.output)]
+        return Body(ends[0], ends[1], _nodes(graph), constants)
+    return None  # strings, types: no supported operator has one
 
 
 def shortest(number: float) -> float:

@@ -18,7 +18,8 @@ import numpy as np
 from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
-from oocdl.graph.onnx.constant_folding import FOLDS, LIMIT_BYTES, fold
+from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
+from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
 from oocdl.graph.onnx.input_sizes import sizes_of
 from oocdl.graph.onnx.lower.arithmetic import of_rules
@@ -51,7 +52,7 @@ def lowerings(rules: Rules) -> Mapping[str, Lower]:
 
 def supported(rules: Rules) -> frozenset[str]:
     """Return the ONNX operators that can be read; those without a gradient only on constants."""
-    return frozenset({*lowerings(rules), *FOLDS, "Shape", "Size"})
+    return frozenset({*lowerings(rules), *FOLDS})
 
 
 FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
@@ -89,6 +90,7 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     """Parse and check an ONNX file; no weight is read."""
     path = Path(path).absolute()
     model, spans = load(path)
+    model = without_functions(model)
     opset = check(model)
     initializers = {
         tensor.name: source(tensor, path, spans.get(index))
@@ -198,8 +200,8 @@ class _Reader:
             raise ModelError(f"precision '{precision}' is not float32 or float64")
         self.model, self.training, self.freeze = model, training, freeze
         norms = evaluated(model.nodes, model.initializers.keys(), model.metadata, model.opset)
-        read = frozenset(name for node in model.nodes for name in node.inputs)
-        read |= {port.name for port in model.outputs}
+        read = frozenset(name for node in every_node(model.nodes) for name in node.inputs)
+        read |= {port.name for port in model.outputs} | results_of_bodies(model.nodes)
         self._lowerings = lowerings(rules)
         self.ctx = Context(
             build=Builder(rules),
@@ -212,6 +214,7 @@ class _Reader:
             traced={},
             batch=None,
             read=read,
+            lower=self._lower,
         )
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
@@ -267,31 +270,19 @@ class _Reader:
     def _lower(self, node: OnnxNode) -> Sequence[Operand]:
         ctx = self.ctx
         given = [ctx.env[name] if name else None for name in node.inputs]
-        if node.op in ("Shape", "Size"):
-            return [self._measure(node)]
         known = [None if isinstance(operand, str) else operand for operand in given]
-        if node.op in FOLDS and all(not isinstance(operand, str) for operand in given):
+        listed = ctx.sequences.keys() & set(node.inputs)
+        if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
             outputs = fold(node, known)
             if ctx.sized.intersection(node.inputs):
                 ctx.sized.update(node.outputs)
             return outputs
         if node.op in self._lowerings:
             return self._lowerings[node.op](ctx)
-        if node.op in FOLDS:
-            raise UnsupportedError(f"{node.op} of values that are not constant")
+        if node.op in FOLDS or node.op in DATA_SHAPED:
+            why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
+            raise UnsupportedError(f"{node.op} of values that are not constant{why}")
         raise UnsupportedError(node.op)
-
-    def _measure(self, node: OnnxNode) -> Operand:
-        """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
-        shape = self.ctx.shape(0)
-        name = node.inputs[0]
-        if name in self.ctx.sized or (
-            isinstance(self.ctx.env[name], str) and name not in self.model.initializers
-        ):
-            self.ctx.sized.add(node.outputs[0])
-        if node.op == "Size":
-            return np.asarray(int(np.prod(shape)), np.int64)
-        return np.asarray(shape[node.attrs.get("start", 0) : node.attrs.get("end")], np.int64)
 
     def _declare(self, shapes: Mapping[str, Shape]) -> None:
         """Declare values for inputs and initializers; small constants are read."""
@@ -302,10 +293,10 @@ class _Reader:
             ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
             self.inputs.append(port.name)
         uses: dict[str, list[tuple[OnnxNode, int]]] = {}
-        for node in self.model.nodes:
+        for node in every_node(self.model.nodes):
             for index, name in enumerate(node.inputs):
                 uses.setdefault(name, []).append((node, index))
-        read = {port.name for port in self.model.outputs}
+        read = {port.name for port in self.model.outputs} | results_of_bodies(self.model.nodes)
         for name, item in self.model.initializers.items():
             if name not in uses and name not in read:
                 continue

@@ -168,3 +168,33 @@ def test_a_reduction_that_has_no_exact_gradient_is_refused(tmp_path: Path) -> No
     (tmp_path / "m.onnx").write_bytes(model_of([node], given, ["y"]).SerializeToString())
     with pytest.raises(UnsupportedError, match=r"'far' \(ScatterND with reduction mul\)"):
         inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_the_gradient_of_topk_goes_to_what_is_chosen(axis: int, largest: int, tmp_path: Path) -> None:
+    x = RANDOM.permutation(12).reshape(3, 4).astype(float)
+    node = helper.make_node("TopK", ["x", "k"], ["v", "p"], axis=axis, largest=largest)
+    model = model_of([node], {"x": x}, ["v", "p"], {"k": AT([2])})
+    check(model, {"x": x}, lambda x: tuple(torch.topk(x, 2, axis, bool(largest))), tmp_path, counts=(2,))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_one_hot_with_values_from_data(axis: int, tmp_path: Path) -> None:
+    where, values = AT([[0, 3], [-1, 5]]), numbers(2)
+    node = helper.make_node("OneHot", ["i", "d", "v"], ["y"], axis=axis)
+    given = {"i": where, "v": values}
+
+    def formula(i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        is_it = torch.stack([(i == n) | (i == n - 4) for n in range(4)], axis)
+        return torch.where(is_it, v[1], v[0])
+
+    check(model_of([node], given, ["y"], {"d": AT(4)}), given, formula, tmp_path, counts=(2,))
+
+
+@pytest.mark.parametrize("op", ["NonZero", "Unique"])
+def test_a_shape_that_depends_on_data_is_refused_by_name(op: str, tmp_path: Path) -> None:
+    model = model_of([helper.make_node(op, ["x"], ["y"], name="far")], {"x": X}, ["y"])
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UnsupportedError, match=rf"'far' \({op} of values .* its shape depends on data"):
+        inspect_onnx(tmp_path / "m.onnx").bind(RULES)

@@ -136,16 +136,6 @@ def _gemm(ctx: Context) -> Sequence[Operand]:
     return [y]
 
 
-def _einsum(ctx: Context) -> Sequence[Operand]:
-    equation = str(ctx.attr("equation")).replace(" ", "")
-    terms = equation.partition("->")[0].split(",")
-    if len(terms) != 2 or "->" not in equation or "." in equation:
-        ctx.refuse(f"equation {equation}")
-    if any(len(set(term)) < len(term) for term in terms):
-        ctx.refuse(f"equation {equation}")
-    return [ctx.make("Einsum", *ctx.values(), equation=equation)]
-
-
 ARITHMETIC: dict[str, Lower] = {
     "Max": _chain("Max"),
     "Min": _chain("Min"),
@@ -159,6 +149,5 @@ ARITHMETIC: dict[str, Lower] = {
     "Clip": _clip,
     "MatMul": _matmul,
     "Gemm": _gemm,
-    "Einsum": _einsum,
 }
 """Lowerings of operators that compute, besides those of ``layers`` and those that rules describe."""

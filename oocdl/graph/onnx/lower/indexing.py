@@ -173,6 +173,39 @@ def _scatter_elements(ctx: Context) -> Sequence[Operand]:
     return [_paste(ctx, x, made, box)]
 
 
+def _top_k(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axis = ctx.attr("axis", -1) % len(shape)
+    count = ctx.constants("a number", 1)[1] if ctx.has(1) else None
+    k = int(ctx.attr("k") if count is None else count.reshape(-1)[0])
+    places = ctx.make("Top", x, axis=axis, k=k, largest=bool(ctx.attr("largest", 1)))
+    last, back = _front(len(shape), axis)
+    table, ids = _transposed(ctx, x, last), _transposed(ctx, places, last)
+    return [_transposed(ctx, ctx.make("Gather", table, ids, **_batched(len(shape) - 1)), back), places]
+
+
+def _one_hot(ctx: Context) -> Sequence[Operand]:
+    """Compare each index with the numbers up to the depth; what is outside of it is nowhere."""
+    depth, values, shape = ctx.constants("a depth", 1)[1], ctx.value(2), ctx.shape(0)
+    count = 0 if depth is None else int(depth.reshape(-1)[0])
+    axis = ctx.attr("axis", -1) % (len(shape) + 1)
+    ids, extent = _ids(ctx, 0), ctx.build.constant(count, "int64")
+    negative = ctx.make("Less", ids, ctx.build.constant(0, "int64"))
+    ids = ctx.make("Where", negative, ctx.make("Add", ids, extent), ids)
+    numbers = np.arange(count).reshape(-1, *(1,) * (len(shape) - axis))
+    wide = ctx.reshape(ids, (*shape[:axis], 1, *shape[axis:]))
+    is_it = ctx.make("Equal", wide, ctx.build.constant(numbers, "int64"))
+    off, on = (_one_of(ctx, values, place) for place in (0, 1))
+    return [ctx.make("Where", is_it, on, off)]
+
+
+def _one_of(ctx: Context, values: str, place: int) -> str:
+    """Return one of two numbers, as a sum with a zero: an axis so short has no gradient in pieces."""
+    here = ctx.build.constant(np.arange(2) == place, "bool")
+    alone = ctx.make("Where", here, values, ctx.number(0, values))
+    return ctx.reshape(ctx.make("ReduceSum", alone, axes=(0,)), ())
+
+
 INDEXING: dict[str, Lower] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
@@ -180,5 +213,7 @@ INDEXING: dict[str, Lower] = {
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
+    "OneHot": _one_hot,
+    "TopK": _top_k,
 }
 """Lowerings of operators that read or write at indices."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from oocdl.graph.onnx.context import Lower
 from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC
+from oocdl.graph.onnx.lower.contraction import CONTRACTIONS
+from oocdl.graph.onnx.lower.control import CONTROL
 from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.logic import LOGIC
@@ -14,6 +16,7 @@ from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
 from oocdl.graph.onnx.lower.reductions import REDUCTIONS
+from oocdl.graph.onnx.lower.sequences import SEQUENCES
 from oocdl.graph.onnx.lower.structure import STRUCTURE
 
 _TABLES: tuple[Mapping[str, Lower], ...] = (
@@ -25,6 +28,9 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     STRUCTURE,
     REARRANGE,
     INDEXING,
+    CONTRACTIONS,
+    CONTROL,
+    SEQUENCES,
     LAYERS,
     RECURRENT,
 )

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.model_file import shown
@@ -38,29 +38,6 @@ def _split(ctx: Context) -> Sequence[Operand]:
     axis = ctx.attr("axis", 0) % len(shape)
     sizes = parts(ctx.node, ctx.constants("sizes", 1), shape[axis])
     return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
-
-
-def _split_to_sequence(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    axis = ctx.attr("axis", 0) % len(shape)
-    given = ctx.constants("sizes", 1)[1] if ctx.has(1) else None
-    if not ctx.attr("keepdims", 1):
-        ctx.refuse("keepdims=0")
-    if given is not None and given.ndim:
-        sizes = tuple(int(size) for size in given)
-    else:
-        piece, extent = 1 if given is None else int(given), shape[axis]
-        sizes = tuple(min(piece, extent - start) for start in range(0, extent, piece))
-    pieces = ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else (x,)
-    ctx.sequences[ctx.node.outputs[0]] = list(pieces)
-    return [np.empty(0)]
-
-
-def _sequence_at(ctx: Context) -> Sequence[Operand]:
-    index = ctx.constants("a position", 1)[1]
-    if ctx.node.inputs[0] not in ctx.sequences or index is None:
-        ctx.refuse("a sequence that is not from SplitToSequence")
-    return [ctx.sequences[ctx.node.inputs[0]][int(index)]]
 
 
 def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
@@ -246,11 +223,22 @@ def _unsqueeze(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
 
 
+def _measure(ctx: Context) -> Sequence[Operand]:
+    """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
+    shape, operand = ctx.shape(0), ctx.operand(0)
+    fixed = isinstance(operand, str) and ctx.build.values[operand].role in (Role.WEIGHT, Role.STATE)
+    if ctx.is_sized(0) or (isinstance(operand, str) and not fixed):
+        ctx.sized.add(ctx.node.outputs[0])
+    if ctx.node.op == "Size":
+        return [np.asarray(prod(shape), np.int64)]
+    return [np.asarray(shape[ctx.attr("start", 0) : ctx.attr("end")], np.int64)]
+
+
 STRUCTURE: dict[str, Lower] = {
     "Concat": _concat,
     "Split": _split,
-    "SplitToSequence": _split_to_sequence,
-    "SequenceAt": _sequence_at,
+    "Shape": _measure,
+    "Size": _measure,
     "Slice": _slice,
     "Pad": _pad,
     "Transpose": _transpose,

@@ -1,0 +1,140 @@
+"""Branches, loops, sequences and functions whose course is known: values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import parser
+
+from oocdl.errors import UnsupportedError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops import RULES
+from tests.kit.lowered import check
+
+HEAD = '<ir_version: 8, opset_import: ["" : 18, "own" : 1]>\n'
+X, W = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(3, 3))
+
+
+def powers(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = [x]
+    for _ in range(3):
+        steps.append(torch.tanh(steps[-1] @ w))
+    return steps[-1], torch.stack(steps[1:])
+
+
+MODELS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "loop": (
+        """g (float[2,3] x, float[3,3] w) => (float[2,3] y, float[3,2,3] all)
+        {
+          n = Constant <value_int: int = 3> ()
+          y, all = Loop <
+            body = b (int64 i, bool c, float[2,3] h) => (bool go, float[2,3] next, float[2,3] out)
+            { go = Identity(c)  p = MatMul(h, w)  next = Tanh(p)  out = Identity(next) }> (n, , x)
+        }""",
+        powers,
+    ),
+    "loop that ends by its condition": (
+        """g (float[2,3] x, float[3,3] w) => (float[2,3] y)
+        {
+          two = Constant <value_int: int = 2> ()  yes = Constant <value = bool {1}> ()
+          y = Loop <body = b (int64 i, bool c, float[2,3] h) => (bool go, float[2,3] next)
+            { go = Less(i, two)  p = MatMul(h, w)  next = Tanh(p) }> ( , yes, x)
+        }""",
+        lambda x, w: powers(x, w)[0],
+    ),
+    "if": (
+        """g (float[2,3] x, float[3,3] w) => (float[2,3] y)
+        {
+          s = Shape(x)  one = Constant <value_int: int = 1> ()  d = Gather(s, one)
+          three = Constant <value_int: int = 3> ()  c = Equal(d, three)
+          y = If (c) <then_branch = t () => (float[2,3] a) { a = MatMul(x, w) },
+                      else_branch = e () => (float[2,3] b) { b = Neg(x) }>
+        }""",
+        lambda x, w: x @ w,
+    ),
+    "scan": (
+        """g (float[2,3] x, float[3,3] w) => (float[3] last, float[2,3] all)
+        {
+          z = Constant <value_floats = [0.0, 0.0, 0.0]> ()
+          last, all = Scan <num_scan_inputs = 1, scan_input_directions = [1], scan_output_directions = [1],
+            body = b (float[3] s, float[3] row) => (float[3] next, float[3] out)
+            { m = MatMul(row, w)  next = Add(s, m)  out = Identity(next) }> (z, x)
+        }""",
+        lambda x, w: ((x @ w).sum(0), (x @ w).flip(0).cumsum(0).flip(0)),
+    ),
+    "sequences": (
+        """g (float[2,3] x, float[3,3] w) => (float[3,3] y)
+        {
+          q = Constant <value_ints = [0]> ()
+          e = SequenceEmpty()  a = SequenceInsert(e, w)  zero = Constant <value_int: int = 0> ()
+          b = SequenceInsert(a, x, zero)  c = SequenceAt(b, zero)
+          two = Constant <value_int: int = 2> ()
+          d = Loop <body = t (int64 i, bool c0, seq(float[2,3]) s) => (bool go, seq(float[2,3]) more)
+            { go = Identity(c0)  item = Neg(x)  more = SequenceInsert(s, item) }> (two, , b)
+          f = SequenceErase(d)  y0 = ConcatFromSequence <axis = 0> (f)  n = SequenceLength(f)
+          halves = SplitToSequence <axis = 0, keepdims = 0> (c)
+          h = ConcatFromSequence <axis = 0, new_axis = 1> (halves)  y1 = Concat <axis = 0> (y0, h)
+          m = Neg(n)  p = Unsqueeze(m, q)  q0 = Constant <value_ints = [99]> ()  y = Slice(y1, p, q0)
+        }""",
+        lambda x, w: torch.cat([x, w, -x, x])[-3:],
+    ),
+    "function": (
+        """g (float[2,3] x, float[3,3] w) => (float[2,3] y) { a = own.twice(x, w)  y = own.twice(a, w) }
+        <domain: "own", opset_import: ["" : 18]> twice (v, m) => (r) { p = MatMul(v, m)  r = Tanh(p) }""",
+        lambda x, w: torch.tanh(torch.tanh(x @ w) @ w),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients(name: str, tmp_path: Path) -> None:
+    text, formula = MODELS[name]
+    check(parser.parse_model(HEAD + text), {"x": X, "w": W}, formula, tmp_path, counts=(2,))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            """g (float[2,3] x, bool c) => (float[2,3] y)
+            { y = If (c) <then_branch = t () => (float[2,3] a) { a = Neg(x) },
+                          else_branch = e () => (float[2,3] b) { b = Abs(x) }> }""",
+            "'y' .If with a condition that depends on data",
+        ),
+        (
+            """g (float[2,3] x, int64 n) => (float[2,3] y)
+            { y = Loop <body = b (int64 i, bool c, float[2,3] h) => (bool c, float[2,3] next)
+                { next = Neg(h) }> (n, , x) }""",
+            "'y' .Loop with a number of trips that are not constant",
+        ),
+        (
+            """g (float[2,3] x, bool c) => (float[2,3] y)
+            { k = Constant <value = bool {1}> ()
+              y = If (k) <then_branch = t () => (float[2,3] a) { a = own.Strange(x) },
+                          else_branch = e () => (float[2,3] b) { b = Abs(x) }> }""",
+            "'y' .own::Strange at 'a' in its body",
+        ),
+    ],
+)
+def test_what_depends_on_data_is_refused_by_name(text: str, why: str, tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError, match=why):
+        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+
+
+def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        HEAD
+        + """g (float[2,3] x) => (float[2,3] y) <float[3,3] w = {1,0,0,0,1,0,0,0,1}>
+        { n = Constant <value_int: int = 2> ()
+          y = Loop <body = b (int64 i, bool c, float[2,3] h) => (bool go, float[2,3] next)
+            { go = Identity(c)  next = MatMul(h, w) }> (n, , x) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    assert list(inspect_onnx(tmp_path / "m.onnx").bind(RULES).weights) == ["w"]
