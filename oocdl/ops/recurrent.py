@@ -46,8 +46,9 @@ from oocdl.ops._speed import READING, giga
 
 ROWS = (1, 8, 64)
 """Samples at once, by which the speed of a step is measured: its product has as many rows."""
-ELEMENT_FLOPS = 20
-"""Operations of an activation, or of its part of a gradient, beside the products."""
+ELEMENT_FLOPS = 100
+"""What an element of a gate costs beside the products, in operations: activations, and calls for each step.
+So much that a recurrence is never computed twice to save memory."""
 BLOCK_ROWS = 256
 """Steps times samples that an engine may hold factors of a gradient for, or the samples of one step."""
 
@@ -329,8 +330,8 @@ KINDS: Mapping[str, Kind] = {
         states=1,
         activations=("Tanh",),
         back=("h",),
-        rates=giga(ROWS, 20, 60, 120),
-        back_rates=giga(ROWS, 20, 60, 120),
+        rates=giga(ROWS, 15, 50, 69),
+        back_rates=giga(ROWS, 14, 46, 93),
     ),
     "GRU": Kind(
         op="GruSteps",
@@ -338,8 +339,8 @@ KINDS: Mapping[str, Kind] = {
         states=1,
         activations=("Sigmoid", "Tanh"),
         back=("h0", "gates", "h"),
-        rates=giga(ROWS, 20, 60, 120),
-        back_rates=giga(ROWS, 20, 60, 120),
+        rates=giga(ROWS, 12, 40, 72),
+        back_rates=giga(ROWS, 14, 46, 125),
     ),
     "LSTM": Kind(
         op="LstmSteps",
@@ -347,8 +348,8 @@ KINDS: Mapping[str, Kind] = {
         states=2,
         activations=("Sigmoid", "Tanh", "Tanh"),
         back=("c0", "gates", "c"),
-        rates=giga(ROWS, 20, 60, 120),
-        back_rates=giga(ROWS, 20, 60, 120),
+        rates=giga(ROWS, 18, 54, 88),
+        back_rates=giga(ROWS, 17, 46, 107),
     ),
 }
 """ONNX operator -> what it is made of here."""

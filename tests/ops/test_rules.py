@@ -292,6 +292,17 @@ def test_a_second_derivative_is_refused() -> None:
         differentiate(build, loss, [x])
 
 
+def test_a_gradient_of_what_is_kept_for_the_gradient_is_refused() -> None:
+    build = Builder(RULES)
+    attrs = {"reverse": False, "activations": ("Sigmoid", "Tanh", "Tanh")}
+    shapes = [(2, 1, 8), (8, 2), (1, 1, 2), (1, 1, 2)]
+    values = [build.value(f"x{n}", shape, "float32", Role.INPUT) for n, shape in enumerate(shapes)]
+    made = build.node("LstmSteps", values, attrs)
+    loss = build("Reshape", build("ReduceSum", made[1], axes=(0, 1, 2)), shape=())
+    with pytest.raises(UnsupportedError, match="keeps for its gradient"):
+        differentiate(build, loss, values[:1])
+
+
 @pytest.mark.parametrize(
     ("op", "operands", "attrs", "why"),
     [
