@@ -28,8 +28,8 @@ Written by `python -m tests.zoo` (see `tests/zoo/README.md`): networks of librar
 exported in four ways, trained by oocdl for three steps in float64, and in float32 with every layer cut in
 the batch, beside PyTorch in float64.
 
-- **equal**: losses are PyTorch's, in float64 within {FLOOR64:g}, in float32 within {NOISE} times what PyTorch's own
-  losses of float32 are off (or {FLOOR32:g}).
+- **equal**: losses are PyTorch's, in float64 within {FLOOR64:g}, in float32 within {NOISE} times
+  what PyTorch's own losses of float32 are off (or {FLOOR32:g}).
 - **announced**: oocdl said before the first step that the file trains another network, with the cure.
 - **not exported**: the exporter of PyTorch fails.
 
