@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
-from oocdl.ops.losses import BCE, L1, LOSSES, MSE, CrossEntropy, Dice, DiceCE, Loss
+from oocdl.ops.losses import LOSSES, CrossEntropy, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
-LOSS_CLASSES = (CrossEntropy, Dice, DiceCE, BCE, MSE, L1)
+LOSS_CLASSES: tuple[type[Loss], ...] = get_args(Loss)
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 """Steps at which a learning rate that is a function is sampled, to tell it from another."""
@@ -345,7 +345,7 @@ def plain(value: Any) -> Any:
     A dataclass becomes its fields and the name of its type; any other function of the step becomes its
     values at some steps.
 
-    >>> plain({"lr": np.float32(0.5), "loss": Dice()})
+    >>> plain({"lr": np.float32(0.5), "loss": LOSSES["dice"]})
     {'lr': 0.5, 'loss': {'type': 'Dice', 'smooth': 1e-05, 'ignore_index': None, 'class_weights': None}}
     """
     if value is None or isinstance(value, str):

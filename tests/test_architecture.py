@@ -42,7 +42,7 @@ PACKAGES = (
 INNER = {
     "graph": ("ir", "onnx", "transforms", "partition"),
     "storage": ("files", "checksums", "sealed_store", "zarr_json", "cache", "run", "dataset"),
-    "engines": ("registry", "engine", "convolution", "recurrent", "torch", "ort", "numpy"),
+    "engines": ("registry", "engine", "convolution", "recurrent", "ctc", "torch", "ort", "numpy"),
 }
 """The same inside packages that have packages."""
 

@@ -19,7 +19,7 @@ Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file; arrays with 
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
 Out = Annotated[Path, typer.Argument(help="What to write.")]
 Loss = Annotated[
-    str, typer.Option(help="cross_entropy, dice, dice_ce, bce, mse, l1; or output=loss:weight,..")
+    str, typer.Option(help="cross_entropy, dice, dice_ce, bce, mse, l1, ctc; or output=loss:weight,..")
 ]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate; default: the optimizer's.")]

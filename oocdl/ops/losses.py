@@ -6,7 +6,7 @@ labels are whole numbers. Formulas stand with each class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float, size
+from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
 
 LEAST = 1e-8
 """Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
@@ -78,7 +79,7 @@ class L1:
     """Mean of ``|x - y|``."""
 
 
-Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1
+Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": CrossEntropy(),
     "dice": Dice(),
@@ -86,6 +87,7 @@ LOSSES: Mapping[str, Loss] = {
     "bce": BCE(),
     "mse": MSE(),
     "l1": L1(),
+    "ctc": CTC(),
 }
 
 
@@ -97,6 +99,30 @@ class Head:
     logits: str
     target: str
     weight: float = 1.0
+    further: Mapping[str, str] = field(default_factory=dict)
+    """Name of a further array (``further_arrays``) -> value."""
+
+
+def further_arrays(spec: Loss, known: Collection[str]) -> dict[str, str]:
+    """Return the arrays that a loss reads beside its target, of the ``known`` ones: what for -> array.
+
+    An array that the loss names has to be there; its usual name counts where it is there.
+
+    >>> further_arrays(CTC(input_lengths="frames"), ["x", "labels", "target_lengths"])
+    {'target_lengths': 'target_lengths', 'input_lengths': 'frames'}
+    """
+    if not isinstance(spec, CTC):
+        return {}
+    names = {name: getattr(spec, name) or name for name in LENGTHS}
+    return {name: array for name, array in names.items() if getattr(spec, name) or array in known}
+
+
+def takes_as_it_is(spec: Loss, final: str) -> bool:
+    """Whether a loss takes an output that ends in this activation: most take what comes before it.
+
+    Logarithms of probabilities are logits of the same probabilities, which is enough for CTC.
+    """
+    return isinstance(spec, MSE | L1) or (isinstance(spec, CTC) and final == "LogSoftmax")
 
 
 @dataclass(frozen=True)
@@ -107,6 +133,10 @@ class Labels:
     """Labels are 0 to ``classes - 1``."""
     ignore_index: int | None = None
     """A label that is none, and has no part in the loss."""
+    padded: bool = False
+    """Whether negative labels are padding."""
+    what: str = "label"
+    """What the numbers are, in print."""
 
 
 def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:
@@ -115,6 +145,8 @@ def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:
     >>> labels_of(CrossEntropy(), (2, 3, 8, 8), (2, 8, 8))
     Labels(classes=3, ignore_index=-100)
     """
+    if isinstance(spec, CTC):
+        return Labels(logits[-1], padded=True)
     if not isinstance(spec, CrossEntropy | Dice | DiceCE):
         return None
     ignored = (spec.cross_entropy if isinstance(spec, DiceCE) else spec).ignore_index
@@ -124,8 +156,20 @@ def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:
     return None if axis is None else Labels(logits[axis], ignored)
 
 
-def add_loss(build: Builder, spec: Loss, logits: str, target: str) -> str:
-    """Append a loss; returns its value, of shape ()."""
+def labels_of_head(head: Head, logits: Shape, target: Shape) -> dict[str, Labels]:
+    """Return what may stand in each value that a loss of these shapes reads; none for any numbers."""
+    found = {head.target: labels_of(head.spec, logits, target)}
+    for name, value in head.further.items():
+        batch_first = isinstance(head.spec, CTC) and head.spec.batch_first
+        most = target[-1] if name == "target_lengths" else logits[1 if batch_first else 0]
+        found[value] = Labels(most + 1, what="length")
+    return {value: labels for value, labels in found.items() if labels is not None}
+
+
+def add_loss(
+    build: Builder, spec: Loss, logits: str, target: str, further: Mapping[str, str] | None = None
+) -> str:
+    """Append a loss; returns its value, of shape (). ``further``: see ``Head``."""
     if not is_float(build.dtype(logits)):
         raise InputError(f"output '{logits}' is {build.dtype(logits)}; a loss needs floating point")
     match spec:
@@ -145,13 +189,18 @@ def add_loss(build: Builder, spec: Loss, logits: str, target: str) -> str:
             return _mean(build, build("Mul", error, error))
         case L1():
             return _mean(build, build("Abs", build("Sub", logits, _aligned(build, logits, target))))
+        case CTC():
+            return add_ctc(build, spec, logits, target, further or {})
 
 
 def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str, str]]:
     """Append several losses; returns their weighted sum, and each (unweighted) by name."""
     if not heads:
         raise InputError("there is no loss: name one, or a mapping output -> (loss, weight)")
-    parts = {name: add_loss(build, head.spec, head.logits, head.target) for name, head in heads.items()}
+    parts = {
+        name: add_loss(build, head.spec, head.logits, head.target, head.further)
+        for name, head in heads.items()
+    }
     total: str | None = None
     for name, head in heads.items():
         part = build("Mul", parts[name], build.like(head.weight, parts[name]))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from oocdl.graph.ir.op_rule import OpRule
 from oocdl.ops import (
     activation,
+    ctc,
     einsum,
     functions,
     gather,
@@ -35,6 +36,7 @@ RULES: Mapping[str, OpRule] = {
         shape.RULES,
         gather.RULES,
         recurrent.RULES,
+        ctc.RULES,
     )
     for rule in rules
 }

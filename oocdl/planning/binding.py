@@ -10,7 +10,8 @@ from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
-from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss
+from oocdl.ops.ctc import CTC
+from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss, further_arrays
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 
@@ -23,6 +24,13 @@ class Target:
     spec: Loss
     weight: float
     """Factor of this loss in the sum of all."""
+    further: Mapping[str, str]
+    """Further arrays of the loss: what for -> array."""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All arrays that the loss reads."""
+        return (self.array, *self.further.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +48,7 @@ class Binding:
     @property
     def used(self) -> frozenset[str]:
         """Names of the arrays that are inputs or targets."""
-        return frozenset({*self.inputs.values(), *(target.array for target in self.targets)})
+        return frozenset({*self.inputs.values(), *(name for target in self.targets for name in target.read)})
 
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
         """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.
@@ -85,11 +93,20 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     if with_targets:
         used = set(inputs.values())
         heads = _heads(model, settings.loss)
+        further = {output: further_arrays(spec, arrays) for output, (spec, _) in heads.items()}
+        for output, more in further.items():
+            for name, array in more.items():
+                if array not in arrays:
+                    found = ", ".join(sorted(arrays))
+                    raise DatasetError(
+                        f"{name} of the loss of '{output}' is to be array '{array}', the dataset has: {found}"
+                    )
+                used.add(array)
         for output, (spec, weight) in heads.items():
             array = choose("output", output, settings.targets, arrays, used, len(heads) == 1)
             used.add(array)
-            targets.append(Target(output, array, spec, weight))
-    wanted = [*inputs.values(), *(target.array for target in targets)]
+            targets.append(Target(output, array, spec, weight, further[output]))
+    wanted = [*inputs.values(), *(name for target in targets for name in target.read)]
     counts = {name: arrays[name].shape[0] if arrays[name].shape else 0 for name in wanted}
     if len(set(counts.values())) != 1:
         text = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
@@ -179,10 +196,11 @@ def _heads(
 
 def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None:
     for target in targets:
-        kind = arrays[target.array].dtype.kind
-        labels = isinstance(target.spec, CrossEntropy | Dice | DiceCE)
-        if labels and kind not in "iub":
-            raise DatasetError(
-                f"array '{target.array}' is {arrays[target.array].dtype}; the loss of '{target.output}' "
-                "wants whole-number labels (uint8, int64, ...)"
-            )
+        labels = isinstance(target.spec, CrossEntropy | Dice | DiceCE | CTC)
+        for name in target.read:
+            if labels and arrays[name].dtype.kind not in "iub":
+                what = "labels" if name == target.array else "lengths"
+                raise DatasetError(
+                    f"array '{name}' is {arrays[name].dtype}; the loss of '{target.output}' "
+                    f"wants whole-number {what} (uint8, int64, ...)"
+                )

@@ -29,8 +29,19 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
+from oocdl.ops.ctc import CTC
 from oocdl.ops.gather import Rows, rows_of
-from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Head, Labels, add_losses, labels_of
+from oocdl.ops.losses import (
+    CrossEntropy,
+    Dice,
+    DiceCE,
+    Head,
+    Labels,
+    Loss,
+    add_losses,
+    labels_of_head,
+    takes_as_it_is,
+)
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding
 
@@ -163,35 +174,37 @@ def _add_loss(network: Network, request: Request) -> Network:
     for target in request.binding.targets:
         logits = _logits(network, target.output, target.spec, request.settings)
         data = request.binding.arrays[target.array]
-        labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE))
+        labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE, CTC))
         dtype = "int64" if labels else request.settings.dtype
         name = build.value(f"target/{target.output}", (batch, *data.shape[1:]), dtype, Role.TARGET)
         feeds[name] = target.array
-        heads[target.output] = Head(target.spec, logits, name, target.weight)
+        further: dict[str, str] = {}
+        for what, array in target.further.items():
+            shape = (batch, *request.binding.arrays[array].shape[1:])
+            further[what] = build.value(f"target/{target.output}/{what}", shape, "int64", Role.TARGET)
+            feeds[further[what]] = array
+        heads[target.output] = Head(target.spec, logits, name, target.weight, further)
     loss, output_losses = add_losses(build, heads)
     found = {
-        head.target: labels_of(head.spec, build.shape(head.logits), build.shape(head.target))
+        value: labels
         for head in heads.values()
+        for value, labels in labels_of_head(head, build.shape(head.logits), build.shape(head.target)).items()
     }
     return replace(
         network,
         graph=build.graph(),
         feeds=feeds,
-        labels={
-            **network.labels,
-            **{target: labels for target, labels in found.items() if labels is not None},
-        },
+        labels={**network.labels, **found},
         outputs={},
         loss=loss,
         output_losses=output_losses,
     )
 
 
-def _logits(network: Network, output: str, spec: object, settings: Settings) -> str:
+def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> str:
     """The value that the loss takes: a Softmax or Sigmoid at the end is stripped only if allowed."""
     end = network.imported.final_activation.get(output)
-    takes_logits = type(spec).__name__ not in ("MSE", "L1")
-    if end is None or not takes_logits:
+    if end is None or takes_as_it_is(spec, end):
         return network.outputs[output]
     if settings.logits != "auto":
         raise InputError(

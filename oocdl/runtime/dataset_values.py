@@ -20,20 +20,19 @@ def check_labels(label: str, labels: Labels, values: Array, region: Region) -> N
     """
     if int(values.max()) < labels.classes and (values.dtype.kind in "ub" or int(values.min()) >= 0):
         return
-    wrong = (values < 0) | (values >= labels.classes)
+    wrong = values >= labels.classes if labels.padded else (values < 0) | (values >= labels.classes)
     if labels.ignore_index is not None:
         wrong &= values != labels.ignore_index
     if wrong.any():
         ignored = "" if labels.ignore_index is None else f", and {labels.ignore_index} is ignored"
-        _refuse(
-            label,
-            "label",
-            values,
-            wrong,
-            region,
+        way_out = (
             f"classes are 0 to {labels.classes - 1}{ignored}; mend the labels, or have the loss ignore them "
-            "(ignore_index)",
+            "(ignore_index)"
         )
+        if labels.padded or labels.what != "label":
+            padding = ", and padding is negative" if labels.padded else ""
+            way_out = f"{labels.what}s are 0 to {labels.classes - 1} here{padding}; mend the array"
+        _refuse(label, labels.what, values, wrong, region, way_out)
 
 
 def check_ids(label: str, rows: Rows, values: Array, region: Region) -> None:

@@ -45,7 +45,8 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
         "model": model.fingerprint(),
         "inputs": dict(binding.inputs),
         "loss": {
-            t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array} for t in binding.targets
+            t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array, **t.further}
+            for t in binding.targets
         },
         "dataset": {name: dataset_identity(binding.arrays[name]) for name in sorted(binding.used)},
         **{name: plain(getattr(settings, name)) for name in alike},

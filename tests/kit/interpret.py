@@ -185,6 +185,13 @@ def _gelu(attrs: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: F.gelu(x, approximate=attrs["approximate"])
 
 
+def _ctc(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
+    x, labels, counts, frames = inputs[:4]
+    chances = F.log_softmax(x, 2).transpose(0, 1)
+    options = {"blank": attrs["blank"], "zero_infinity": attrs["zero_infinity"]}
+    return F.ctc_loss(chances, labels.clamp(0), frames, counts, reduction="none", **options)
+
+
 OPS: dict[str, Callable[[Any, Any], Any]] = {
     "Add": lambda i, a: i[0] + i[1],
     "Sub": lambda i, a: i[0] - i[1],
@@ -257,4 +264,6 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
     "Resample": _resample,
     **recurrent_cases.ORACLES,
+    "Ctc": _ctc,
+    "CtcGrad": lambda i, a: _vjp(lambda x: _ctc([x, *i[1:4]], a), i[0], i[4]),
 }

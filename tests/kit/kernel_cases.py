@@ -15,7 +15,7 @@ from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.kit.interpret import OPS
-from tests.kit.op_cases import CASES, RECURRENT
+from tests.kit.op_cases import CASES, CTC, CTC_GRADS, RECURRENT
 from tests.kit.programs import single
 
 Range = tuple[int, int]
@@ -145,7 +145,7 @@ def pointwise() -> list[Case]:
 
 
 def others(known: Collection[str]) -> list[Case]:
-    """Elementwise and recurrent operators that are not ``known``, as the tests of their rules have them."""
+    """Elementwise and sequential operators that are not ``known``, as the tests of their rules have them."""
     return [
         Case(
             f"{case} {[a.shape for a in case.arrays()]}",
@@ -155,7 +155,8 @@ def others(known: Collection[str]) -> list[Case]:
             case.attrs,
         )
         for case in CASES
-        if case.op in {*BLOCKWISE, *(one.op for one in RECURRENT)} and case.op not in known
+        if case.op in {*BLOCKWISE, *(one.op for one in (*RECURRENT, *CTC, *CTC_GRADS))}
+        and case.op not in known
     ]
 
 

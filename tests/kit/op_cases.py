@@ -248,11 +248,33 @@ MOVE = [
     Case("Top", (("ids", (3, 9), 4),), {"axis": 1, "k": 5, "largest": False}),
     Case("LastAt", (("ids", (2, 5), 6),), {"rows": 6, "batch": 1}),
 ]
+CTC_OPERANDS = (
+    (3, 6, 4),
+    np.array([[1, 1, 2], [3, 2, -1], [0, 0, 0]]),
+    np.array([3, 2, 0]),
+    np.array([6, 4, 5]),
+)
+CTC = [
+    Case("Ctc", CTC_OPERANDS, {"blank": 0, "zero_infinity": False}),
+    Case(
+        "Ctc",
+        ((1, 2, 3), np.array([[2, 2]]), np.array([2]), np.array([2])),
+        {"blank": 0, "zero_infinity": True},
+    ),
+]
+CTC_GRADS = [
+    Case("CtcGrad", (*CTC_OPERANDS, (3,)), {"blank": 0, "zero_infinity": False}),
+    Case(
+        "CtcGrad",
+        ((2, 5, 3), np.array([[0, 1], [1, 1]]), np.array([2, 2]), np.array([5, 2]), (2,)),
+        {"blank": 2, "zero_infinity": True},
+    ),
+]
 RECURRENT = [
     Case(op, tuple(arrays), attrs, read=read) for op, arrays, attrs, read in recurrent_cases.instances()
 ]
-DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE, *(case for case in RECURRENT if case.read)]
-CASES = [*DIFFERENTIABLE, *GRADS, *(case for case in RECURRENT if not case.read)]
+DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE, *CTC, *(case for case in RECURRENT if case.read)]
+CASES = [*DIFFERENTIABLE, *GRADS, *CTC_GRADS, *(case for case in RECURRENT if not case.read)]
 
 
 def params(cases: list[Case]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import recurrent
+from oocdl.engines import ctc, recurrent
 from oocdl.engines.numpy import windows
 from oocdl.engines.numpy.record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
@@ -218,9 +218,15 @@ def _operands(times: int) -> Scratch:
     return elements
 
 
-def _recurrent(run: recurrent.Run) -> Kernel:
-    """The states before all steps are as large as a result."""
-    return _kernel(lambda args, item: run(args, item.attrs), _operands(2))
+def _lattice(item: Instruction) -> int:
+    """Count what CTC keeps of each class, and of each place of a label, in each frame."""
+    (samples, steps, classes), (_, labels) = (operand.shape for operand in item.operands[:2])
+    return samples * steps * (6 * classes + 8 * (2 * labels + 1))
+
+
+def _sequential(run: recurrent.Run, scratch: Scratch) -> Kernel:
+    """A kernel that engines share."""
+    return _kernel(lambda args, item: run(args, item.attrs), scratch)
 
 
 def _kernel(run: Run, scratch: Scratch) -> Kernel:
@@ -256,7 +262,8 @@ KERNELS: Mapping[str, Kernel] = {
     "ReduceMax": _kernel(_max, _none),
     "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
     "Moments": _kernel(_moments, _operands(2)),
-    **{op: _recurrent(run) for op, run in recurrent.KERNELS.items()},
+    **{op: _sequential(run, _operands(2)) for op, run in recurrent.KERNELS.items()},
+    **{op: _sequential(run, _lattice) for op, run in ctc.KERNELS.items()},
     "Einsum": _kernel(_einsum, _operands(2)),
     "Resample": _kernel(_resample, _operands(2)),
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import recurrent
+from oocdl.engines import ctc, recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.ort import channels_last, lookup, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
@@ -79,7 +79,7 @@ def _resample(emit: Emitter, args: list[Val], instruction: Instruction) -> list[
     return [emit.reshape(y, instruction.kernel_shapes[0])]
 
 
-def _recurrent(run: recurrent.Run) -> Bind:
+def _sequential(run: recurrent.Run) -> Bind:
     def bind(attrs: Mapping[str, Any]) -> Into:
         def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
             for out, result in zip(outs, run(list(map(aligned, args)), attrs), strict=True):
@@ -167,7 +167,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
     "Reverse": left_to_sessions(_reverse),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
-    **{op: left_to_numpy(_recurrent(run)) for op, run in recurrent.KERNELS.items()},
+    **{op: left_to_numpy(_sequential(run)) for op, run in {**recurrent.KERNELS, **ctc.KERNELS}.items()},
     "Gather": left_to_sessions(lookup.gather),
     "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True),
     "Top": left_to_sessions(lookup.top),

@@ -1,1 +1,1 @@
-"""Kernels of what runs along time: recurrent layers."""
+"""Kernels of what runs along time: recurrent layers, CTC."""

@@ -1,0 +1,197 @@
+"""CTC, the loss of sequences without alignment, over logits (Graves et al. 2006).
+
+    Ctc(x, labels, label_lengths, frame_lengths){blank, zero_infinity} -> loss [N]
+    CtcGrad(x, labels, label_lengths, frame_lengths, dloss){..}        -> dx
+
+``x`` [N, T, C] are logits, whose softmax over C is taken inside; ``labels`` [N, S], ``label_lengths`` [N] and
+``frame_lengths`` [N] are whole numbers. The loss of a sample is minus the logarithm of the probability that
+its first frames emit its first labels, with blanks between them as one likes: infinite if the frames are too
+few, or 0 then with ``zero_infinity``. With l the labels with a blank around each, and a_t(s), b_t(s) the
+logarithms of the chances of all ways to place s of l up to frame t, and from there on to the end,
+
+    a_t(s) = log p_t(l_s) + log(e^a_{t-1}(s) + e^a_{t-1}(s-1) + [l_s != blank, l_{s-2}] e^a_{t-1}(s-2))
+    dx_t(c) = p_t(c) - sum over s with l_s = c of e^(a_t(s) + b_t(s) + loss)
+
+all in log space. Where a label is the blank or no class, the loss is NaN. Only the batch is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from oocdl.errors import InputError
+from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Whole
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
+from oocdl.graph.ir.speed import Given, Probe
+from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, size
+from oocdl.ops._speed import EXPONENTIAL, streaming
+
+PLACE_FLOPS = 60
+"""Operations for each frame and place of a label or blank: three exponentials and a logarithm."""
+
+
+@dataclass(frozen=True)
+class CTC:
+    """Connectionist temporal classification with logits, as ``torch.nn.CTCLoss`` after ``log_softmax``.
+
+    The output is [N, T, C], or [T, N, C] with ``batch_first=False``: a score of each of C classes, one of
+    them the ``blank``, in each of T frames. Its target array [N, S] has the labels of each sample, none of
+    them the blank, padded to S. Two further arrays [N] of the dataset, named here, have the lengths:
+
+    ``target_lengths``: how many labels of each sample count. None: the array "target_lengths" if the dataset
+    has it, else those before the first negative one, with which the labels are padded.
+    ``input_lengths``: how many frames of the output count. None: the array "input_lengths" if the dataset has
+    it, else all T.
+
+    ``reduction``: "mean" divides the loss of each sample by its number of labels (at least 1) and takes the
+    mean over samples, "sum" adds the losses up. ``zero_infinity`` leaves samples with too few frames out.
+
+    >>> CTC(blank=28, zero_infinity=True).reduction
+    'mean'
+    """
+
+    blank: int = 0
+    reduction: str = "mean"
+    zero_infinity: bool = False
+    batch_first: bool = True
+    target_lengths: str | None = None
+    input_lengths: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise InputError(f"the reduction of ctc is 'mean' or 'sum', not '{self.reduction}'")
+        if self.blank < 0:
+            raise InputError(f"the blank of ctc must be a class, not {self.blank}")
+
+
+LENGTHS = ("target_lengths", "input_lengths")
+"""The further arrays of a CTC loss, by the names of its fields."""
+
+
+def add_ctc(build: Builder, spec: CTC, logits: str, target: str, lengths: Mapping[str, str]) -> str:
+    """Append a CTC loss; returns its value, of shape (). ``lengths``: by the names in ``LENGTHS``.
+
+    Raises InputError if shapes do not fit.
+    """
+    shape, labels = build.shape(logits), build.shape(target)
+    if not spec.batch_first and len(shape) == 3:
+        logits = build("Transpose", logits, perm=(1, 0, 2))
+        shape = build.shape(logits)
+    if len(shape) != 3 or len(labels) != 2 or shape[0] != labels[0]:
+        wanted = "[N, T, C]" if spec.batch_first else "[T, N, C]"
+        raise InputError(
+            f"ctc takes an output {wanted} and labels [N, S]; output and labels '{target}' have "
+            f"{list(build.shape(logits))} and {list(labels)} (see CTC(batch_first=...))"
+        )
+    samples, steps, classes = shape
+    if spec.blank >= classes:
+        raise InputError(f"the blank of ctc is class {spec.blank}, but the output has {classes} classes")
+    for name, value in lengths.items():
+        if build.shape(value) != (samples,):
+            raise InputError(f"{name} of ctc must be [N], not {list(build.shape(value))}")
+    if "target_lengths" in lengths:
+        counts = lengths["target_lengths"]
+    else:
+        inside = build("Not", build("Less", target, build.constant(0, "int64")))
+        counts = build("ReduceSum", build("Cast", inside, to="int64"), axes=(1,))
+        counts = build("Reshape", counts, shape=(samples,))
+    frames = lengths.get("input_lengths") or build("Expand", build.constant(steps, "int64"), shape=(samples,))
+    attrs = {"blank": spec.blank, "zero_infinity": spec.zero_infinity}
+    losses = build("Ctc", logits, target, counts, frames, **attrs)
+    if spec.reduction == "mean":
+        number = build("Max", build("Cast", counts, to=build.dtype(losses)), build.like(1.0, losses))
+        losses = build("Div", losses, build("Mul", number, build.like(float(samples), number)))
+    return build("Reshape", build("ReduceSum", losses, axes=(0,)), shape=())
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    x, labels, *lengths = inputs
+    if len(x.shape) != 3 or len(labels.shape) != 2 or not is_float(x.dtype):
+        fail(node, f"x {list(x.shape)} must be floating point [N, T, C], labels {list(labels.shape)} [N, S]")
+    shapes = [labels.shape[:1], *(value.shape for value in lengths)]
+    if set(shapes) != {x.shape[:1]} or {value.dtype for value in (labels, *lengths[:2])} != {"int64"}:
+        fail(node, f"labels and lengths must be int64 for {x.shape[0]} samples")
+    return [(x.shape[:1], x.dtype)]
+
+
+def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    _infer(node, inputs)
+    return [(inputs[0].shape, inputs[0].dtype)]
+
+
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    """Only ``n`` is cut."""
+    extents = dict(zip("ntc", outputs[0], strict=False))
+    cut = plain("n", extents["n"])
+    return AxisRule(
+        inputs=tuple((cut, *(Whole(extent) for extent in shape[1:])) for shape in inputs),
+        outputs=(tuple(plain(letter, extent) for letter, extent in extents.items()),),
+        extents=extents,
+        uncut=frozenset(extents) - {"n"},
+    )
+
+
+def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    if grads[0] is None:
+        return [None] * 4
+    return [build("CtcGrad", *node.inputs, grads[0], **node.attrs), None, None, None]
+
+
+def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    (samples, steps, classes), (_, labels) = inputs[:2]
+    return samples * steps * (13 * classes + PLACE_FLOPS * (2 * labels + 1))
+
+
+def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count logarithms of probabilities twice, a and b and their sum, and what a frame takes."""
+    (samples, steps, _), (_, labels) = inputs[:2]
+    places = 2 * labels + 1
+    return 3 * size(inputs[0]) + 4 * samples * steps * places + 12 * samples * places
+
+
+def _probe(shape: Shape) -> tuple[tuple[Given, ...], dict[str, object]]:
+    samples, steps, classes, labels = 4, 8 * shape[2], 32, 8
+    whole: Given = ((samples,), "int64")
+    operands: tuple[Given, ...] = (
+        ((samples, steps, classes), "float32"),
+        ((samples, labels), "int64"),
+        whole,
+        whole,
+    )
+    return operands, {"blank": classes - 1, "zero_infinity": True}
+
+
+def _probes(shape: Shape) -> Iterator[Probe]:
+    operands, attrs = _probe(shape)
+    yield Probe("Ctc", operands, attrs)
+
+
+def _probes_grad(shape: Shape) -> Iterator[Probe]:
+    operands, attrs = _probe(shape)
+    yield Probe("CtcGrad", (*operands, ((operands[0][0][0],), "float32")), attrs)
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule(
+        op="Ctc",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        speed=streaming(EXPONENTIAL, 0.15, _probes),
+        flops=_flops,
+        scratch_elements=_scratch,
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="CtcGrad",
+        infer=_infer_grad,
+        gradient=no_second_derivative,
+        axes=_axes,
+        speed=streaming(EXPONENTIAL, 0.17, _probes_grad),
+        flops=_flops,
+        scratch_elements=_scratch,
+        keeps_axes=False,
+    ),
+)

@@ -1,0 +1,78 @@
+"""Recurrent layers and CTC take no more of the heap than ``scratch_of`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.engines import ctc, recurrent
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir.graph import Array
+from oocdl.ops import RULES
+from oocdl.ops.recurrent import KINDS
+from tests.kit.programs import single
+
+torch = pytest.importorskip("torch")
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+STEPS, SAMPLES, HIDDEN = 64, 16, 128
+
+
+def operands(kind: str, masked: bool, attrs: dict[str, Any]) -> tuple[list[Array], list[Array], list[Array]]:
+    """Operands of a recurrence, its results, and the operands of its gradient."""
+    known, random = KINDS[kind], np.random.default_rng(0)
+    sizes = {"t": STEPS, "n": SAMPLES, "h": HIDDEN, "g": known.gates * HIDDEN, "1": 1}
+    names = known.names(bool(attrs.get("linear_before_reset")))
+    given = [random.normal(size=[sizes[a] for a in known.axes_of(name)]).astype("f4") / 8 for name in names]
+    mask = [np.arange(STEPS)[:, None, None] < np.full((SAMPLES, 1), STEPS // 2)] if masked else []
+    made = recurrent.KERNELS[known.op]([*given, *mask], attrs)
+    arrays = {**dict(zip(names, given, strict=True)), **dict(zip(known.results(), made, strict=True))}
+    loss = [made[0], *([made[-1]] * known.states)]
+    return [*given, *mask], made, [arrays["R"], *(arrays[name] for name in known.back), *loss, *mask]
+
+
+CASES = [
+    (kind, reverse, masked, {"linear_before_reset": late} if kind == "GRU" else {})
+    for kind in KINDS
+    for reverse, masked in ((False, False), (True, True))
+    for late in ((True, False) if kind == "GRU" else (True,))
+]
+
+
+def programs() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
+    """(operator, operands, results, attributes)"""
+    found = []
+    for kind, reverse, masked, more in CASES:
+        attrs = {"reverse": reverse, "activations": KINDS[kind].activations, **more}
+        given, made, back = operands(kind, masked, attrs)
+        op = KINDS[kind].op
+        found.append((op, given, made, attrs))
+        found.append((f"{op}Grad", back, recurrent.KERNELS[f"{op}Grad"](back, attrs), attrs))
+    x = np.random.default_rng(1).normal(size=(4, 200, 40)).astype("f4")
+    labels = np.full((4, 30), 7)
+    lattice = [x, labels, np.full(4, 30), np.full(4, 200)]
+    attrs = {"blank": 0, "zero_infinity": False}
+    found.append(("Ctc", lattice, ctc.ctc(lattice, attrs), attrs))
+    found.append(("CtcGrad", [*lattice, np.ones(4, "f4")], [x], attrs))
+    return found
+
+
+@pytest.mark.parametrize("number", range(2 * len(CASES) + 2))
+def test_no_more_is_taken_than_is_said(number: int) -> None:
+    op, given, made, attrs = programs()[number]
+    engine = get_engine("torch")
+    results = [(array.shape, array.dtype.name) for array in made]
+    program = single(op, given, results, attrs, key=f"scratch of {op} {number}")
+    run = engine.compile(program)
+    outs = run(given)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(given, outs)
+    now = most = 0
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    said = engine.scratch_of(program, RULES).scratch_bytes
+    assert most <= said < 6 * most
