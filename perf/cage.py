@@ -2,7 +2,7 @@
 
 Without a limit the page cache is a hidden budget: files that were just written are
 read back from memory. Inside a cgroup the cache counts as well, and a process that
-takes more than the limit is killed. ProgramScratch root; versions 1 and 2.
+takes more than the limit is killed. Needs root; versions 1 and 2.
 """
 
 from __future__ import annotations

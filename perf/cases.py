@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
-from models import GPT, ResNet, export, write_mlp
+from models import GPT, PlainNet3d, ResNet, export, write_mlp
 
 from oocdl.cli.zoo import write_unet3d
 
@@ -82,6 +82,17 @@ def unet(base: int, size: int | Sequence[int], depth: int = 3, samples: int = 1)
     name = f"U-Net {base} at {'x'.join(map(str, space if len(set(space)) > 1 else space[:1]))}"
     data = ((samples, 1, *space), "float32"), (samples, *space), 4
     return Case(name, 2 * depth + 1, write, *data, ("UNet3d", (1, 4, base, depth)), ("image", "logits"))
+
+
+def plain(layers: int, width: int, size: int) -> Case:
+    """Convolutions without norms or skips, with one cube and its labels."""
+    space = (size,) * 3
+
+    def write(path: Path) -> Path:
+        return export(PlainNet3d(layers, width), torch.zeros(1, 1, *space), path)
+
+    data = ((1, 1, *space), "float32"), (1, *space), 4
+    return Case(f"plain {layers}x{width} at {size}", layers, write, *data, ("PlainNet3d", (layers, width)))
 
 
 def mlp(layers: int, width: int, batch: int) -> Case:

@@ -1,7 +1,7 @@
 """Does a voxel cost the same whatever the volume? Seconds and spill of a U-Net step at a fixed budget.
 
 Each volume is trained on by a process of its own, inside a memory cgroup of exactly the budget.
-ProgramScratch root; ``--plot`` needs matplotlib (``oocdl[plot]``).
+Needs root; ``--plot`` needs matplotlib (``oocdl[plot]``).
 
     python perf/growth.py [--toy] [--memory 700MiB] [--sizes 64,96,128] [--plot growth.png] [--json FILE]
 """

@@ -9,7 +9,7 @@
 - ``params``: a perceptron of 1 G parameters with Adam, 12 GB of weights and state, within 1 GiB.
 - ``stream``: 200 steps on a dataset of 100 GB whose chunks are missing, and read as zeros.
 
-ProgramScratch root. Disk in use is that of the whole file system: nobody else should write to it meanwhile.
+Needs root. Disk in use is that of the whole file system: nobody else should write to it meanwhile.
 Exit code 1 if a case is refused, fails, or takes more memory than planned.
 """
 

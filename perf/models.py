@@ -81,6 +81,24 @@ class UNet3d(nn.Module):
         return result
 
 
+class PlainNet3d(nn.Module):
+    """Convolutions and ReLU, one after the other, without norms or skips; a 1x1x1 convolution at the end."""
+
+    def __init__(self, layers: int, width: int, in_channels: int = 1, classes: int = 4) -> None:
+        super().__init__()
+        widths = [in_channels, *[width] * layers]
+        self.convs = nn.ModuleList(
+            nn.Conv3d(a, b, 3, padding=1) for a, b in zip(widths[:-1], widths[1:], strict=True)
+        )
+        self.head = nn.Conv3d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = functional.relu(conv(x))
+        result: Tensor = self.head(x)
+        return result
+
+
 class Bottleneck(nn.Module):
     """Convolutions 1x1, 3x3, 1x1 with batch norm, and a skip."""
 

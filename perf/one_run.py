@@ -11,6 +11,7 @@ refuses is no failure here: then the line is ``{"refused": MESSAGE}``.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -49,15 +50,18 @@ def facts(plan: oocdl.Plan) -> dict[str, Any]:
 def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **options: Any) -> dict[str, Any]:
     """Seconds and losses of a run, with bytes as planned and as moved, one number a step.
 
-    ``seconds`` is the time from step to step, commits included; ``step_seconds`` is the steps' own.
+    ``seconds`` is the time from step to step, commits included; ``step_seconds`` is the steps' own;
+    ``processor_seconds`` is what all threads took from step to step, whatever else runs on the machine.
     """
     times: list[float] = []
+    busy: list[float] = []
     anonymous: list[int] = []
     plans: list[oocdl.Plan] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, RunStarted | StepDone):
             times.append(time.monotonic())
+            busy.append(time.process_time())
         if isinstance(event, RunStarted):
             plans.append(event.plan)
         if isinstance(event, StepDone):
@@ -68,6 +72,7 @@ def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **opti
     return {
         "planned": facts(plans[0]),
         "seconds": [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
+        "processor_seconds": [after - before for before, after in zip(busy[:-1], busy[1:], strict=True)],
         "step_seconds": [row["seconds"] for row in rows],
         "anonymous": anonymous,
         "losses": [row["loss"] for row in rows],
@@ -100,7 +105,11 @@ def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def plan_too_low(percent: float) -> None:
-    """From now on, plan with less than is predicted for programs, and for the process by itself."""
+    """From now on, plan with less than is predicted for programs, and for the process by itself.
+
+    Plans of the cache are none of these, and these are not for others.
+    """
+    os.environ["OOCDL_PLAN_CACHE"] = "off"
     share, engine = 1 - percent / 100, get_engine("torch")
     scratch_of, room_bytes = engine.scratch_of, Machine.room_bytes
 

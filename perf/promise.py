@@ -2,13 +2,14 @@
 
 For each network the smallest budget is asked of the planner: it refuses a smaller one, and names it.
 From there to what a step needs that spills nothing, budgets are spaced geometrically. At each of them
-a process trains for some steps inside a memory cgroup of exactly the budget. ProgramScratch root.
+a process trains for some steps inside a memory cgroup of exactly the budget. Needs root.
 
-    python perf/promise.py [--toy] [--model unet96,mlp] [--count 8] [--budgets 600MiB,1GiB] [--json FILE]
-                           [--too-low 10] [--unguarded]
+    python perf/promise.py [--toy | --small] [--model unet96,mlp] [--count 8] [--budgets 600MiB,1GiB]
+                           [--json FILE] [--too-low 10] [--unguarded]
 
 Exit code 1 if a promise is broken: a process was killed or failed, its peak of anonymous memory was
 above the predicted peak, that was above the budget, or more than ``--slack`` times what was measured.
+With ``--too-low`` predictions are wrong on purpose: then a peak above the budget breaks a promise.
 Seconds off by more than a factor 1.5 are told, too, but do not count: others may use the machine.
 """
 
@@ -24,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from cage import Outcome
-from cases import Case, gpt, mlp, resnet, unet, write_data
+from cases import Case, gpt, mlp, plain, resnet, unet, write_data
 from measure import (
     MIB,
     failure,
@@ -50,6 +51,14 @@ MODELS = {
     "gpt": gpt(12, 512, 8, 8, 256, 8192),
     "mlp": mlp(16, 4096, 64),
 }
+SMALL = {
+    "unet64": unet(16, 64),
+    "mlp": mlp(4, 1536, 16),
+    "gpt": gpt(2, 256, 4, 4, 256, 8192),
+    "plain": plain(8, 4, 80),
+    "resnet14": resnet((1, 1, 1, 1), 16, 16, 128, 100),
+}
+"""A step of these takes a second or two; what the process itself takes is half of their budgets."""
 TOYS = {
     "unet96": unet(8, 32, 2),
     "unet128": unet(4, 16, 2),
@@ -172,17 +181,19 @@ def measure(bench: Bench, budget_bytes: int) -> Row:
     if planned is None:
         planned = bench.plan(budget_bytes).result.get("planned", {})
     row = Row(bench.name, budget_bytes, planned, outcome)
-    row.broken.extend(judge(row, bench.args.slack))
+    row.broken.extend(judge(row, bench.args.slack, bench.args.too_low > 0))
     took = row.later("step_seconds")
     if took and not 1 / TIME_FACTOR <= planned["step_seconds"] / took <= TIME_FACTOR:
         row.notes.append("seconds off")
     return row
 
 
-def judge(row: Row, slack: float) -> list[str]:
-    """Which promises are broken."""
+def judge(row: Row, slack: float, too_low: bool) -> list[str]:
+    """Which promises are broken; with ``too_low`` what was predicted is not one."""
     why, peak = failure(row.outcome), row.planned.get("peak")
     broken = [why] if why else []
+    if too_low:
+        return broken + ["measured above budget"] * (row.outcome.anonymous_bytes > row.budget_bytes)
     if peak is not None and peak > row.budget_bytes:
         broken.append("predicted above budget")
     if peak is not None and not why:
@@ -219,9 +230,15 @@ def cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def networks(args: argparse.Namespace) -> dict[str, Case]:
+    """Those that the command line asks for, by name."""
+    return TOYS if args.toy else SMALL if args.small else MODELS
+
+
 def parse() -> argparse.Namespace:
     """The command line; ``--toy`` replaces the networks."""
     made = parser(__doc__)
+    made.add_argument("--small", action="store_true", help="networks of which a step takes seconds")
     made.add_argument("--model", help=f"some of {','.join(MODELS)}; default: all (in a toy the first)")
     made.add_argument("--count", type=int, help="budgets of each network; default: 8 (in a toy 2)")
     made.add_argument("--budgets", help="these instead, such as 600MiB,1GiB")
@@ -234,14 +251,14 @@ def parse() -> argparse.Namespace:
     )
     made.add_argument("--unguarded", action="store_true", help="without the memory guard")
     args = made.parse_args()
-    args.model = args.model or (next(iter(TOYS)) if args.toy else ",".join(MODELS))
+    args.model = args.model or (next(iter(TOYS)) if args.toy else ",".join(networks(args)))
     args.count = args.count or (2 if args.toy else 8)
     args.steps = args.steps or (2 if args.toy else 3)
     # What a process keeps for itself is most of a toy.
     args.slack = args.slack or (float("inf") if args.toy else SLACK)
-    unknown = [name for name in args.model.split(",") if name not in MODELS]
+    unknown = [name for name in args.model.split(",") if name not in networks(args)]
     if unknown:
-        made.error(f"--model {','.join(unknown)} is not one of {', '.join(MODELS)}")
+        made.error(f"--model {','.join(unknown)} is not one of {', '.join(networks(args))}")
     return args
 
 
@@ -254,7 +271,7 @@ def main() -> None:
     print_top(HEADS)
     for name in args.model.split(","):
         with folder(args) as place:
-            bench = Bench(name, (TOYS if args.toy else MODELS)[name], place, args)
+            bench = Bench(name, networks(args)[name], place, args)
             bench.case.write(place / "model.onnx")
             write_data(bench.case, place / "data.zarr")
             try:
