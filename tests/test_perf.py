@@ -49,6 +49,13 @@ def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
+def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
+    done = run(str(ROOT / "perf/grouped.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
+
+
 def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """What a bench prints at toy size, and the rows that it writes."""
     script = str(ROOT / f"perf/{name}.py")

@@ -5,10 +5,14 @@ Engines see instructions and no rules. A test holds ``data`` to the rules' ``Pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.program import Instruction, padded_shape
+from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +41,51 @@ class Convolution:
 CONV = Convolution(data=(0,), transposed=False)
 CONV_TRANSPOSE = Convolution(data=(0,), transposed=True)
 CONV_WEIGHT_GRAD = Convolution(data=(0, 1), transposed=False)
+
+
+def groups_of(item: Instruction) -> int:
+    """Return the number of groups of a convolution of a program without axes of groups."""
+    return int(item.attrs.get("group", 1))
+
+
+def without_group_axes(program: Program) -> Program:
+    """Return the program with the groups of its convolutions counted by ``group``, as ONNX counts them.
+
+    Data ``[n, g, c, space]`` become ``[n, g c, space]`` and weights ``[g, o, c, taps]`` become ``[g o, c,
+    taps]``: the same elements in the same order, so slots stay as they are.
+    """
+    if not any(item.attrs.get("grouped") for item in program.instructions):
+        return program
+    items = (_merged(item) if item.attrs.get("grouped") else item for item in program.instructions)
+    return replace(program, instructions=tuple(items))
+
+
+def _merged(item: Instruction) -> Instruction:
+    """A convolution with groups, without their axis."""
+    makes_weights = "kernel_shape" in item.attrs
+    places = (1, 1, 0) if makes_weights else (1, 0, 1)  # where the operands and the result have their groups
+    attrs = {name: value for name, value in item.attrs.items() if name != "grouped"}
+    if "crop" in attrs:
+        attrs["crop"] = _joined(attrs["crop"], places[2], 0)
+    return replace(
+        item,
+        operands=tuple(map(_without_groups, item.operands, places)),
+        kernel_shapes=tuple(_product(shape, places[2]) for shape in item.kernel_shapes),
+        attrs={**attrs, "group": item.operands[0].shape[1]},
+    )
+
+
+def _without_groups(operand: Operand, place: int) -> Operand:
+    pads = None if operand.pads is None else _joined(operand.pads, place, (0, 0))
+    return replace(operand, shape=_product(operand.shape, place), pads=pads)
+
+
+def _product(shape: Shape, place: int) -> Shape:
+    return (*shape[:place], shape[place] * shape[place + 1], *shape[place + 2 :])
+
+
+def _joined(items: Sequence[T], place: int, none: T) -> tuple[T, ...]:
+    """``items``, one for each axis, without one of the axes at ``place`` and after, which have ``none``."""
+    if tuple(items[place : place + 2]) != (none, none):
+        raise ValueError(f"groups or their channels are padded or cropped: {tuple(items)}")
+    return (*items[:place], *items[place + 1 :])

@@ -56,13 +56,24 @@ def _padded(x: torch.Tensor, attrs: Mapping[str, Any], fill: float = 0.0) -> tor
 
 
 def _conv(x: torch.Tensor, w: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
+    if attrs.get("grouped"):
+        each = (_conv(one, part, _alone(attrs)) for one, part in zip(x.unbind(1), w, strict=True))
+        return torch.stack(tuple(each), 1)
     function = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
     return function(_padded(x, attrs), w, stride=attrs["strides"], dilation=attrs["dilations"])
+
+
+def _alone(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a convolution of one group."""
+    return {name: value for name, value in attrs.items() if name != "grouped"}
 
 
 def _conv_transpose(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     """The whole transposed convolution, then its pads taken off; zeros where it ends too early."""
     x, w = inputs
+    if attrs.get("grouped"):
+        each = (_conv_transpose(pair, _alone(attrs)) for pair in zip(x.unbind(1), w, strict=True))
+        return torch.stack(tuple(each), 1)
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
     y = function(x, w, stride=attrs["strides"], dilation=attrs["dilations"])
     for axis, (pad, extent) in enumerate(zip(attrs["pads"], attrs["spatial"], strict=False), start=2):
@@ -73,6 +84,9 @@ def _conv_transpose(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
 
 def _conv_weight_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     x, dy = inputs
+    if attrs.get("grouped"):
+        pairs = zip(x.unbind(1), dy.unbind(1), strict=True)
+        return torch.stack([_conv_weight_grad(pair, _alone(attrs)) for pair in pairs])
     w = torch.zeros(dy.shape[1], x.shape[1], *attrs["kernel_shape"], dtype=x.dtype, requires_grad=True)
     with torch.enable_grad():
         return torch.autograd.grad(_conv(x, w, attrs), w, dy)[0]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import oocdl
 from oocdl.optim import SGD, Adam
 from tests.kit.machine import THIS, Small, fit
-from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, export
+from tests.kit.models import GPT, MLP, Grouped, ResNet, TwoHeads, UNet3d, export
 from tests.kit.settings import EXACT
 
 STEPS, SAMPLES, BATCH = 3, 3, 2
@@ -127,6 +127,9 @@ def _heads(random: np.random.Generator) -> dict[str, np.ndarray]:
 
 NETS: dict[str, Net] = {
     "resnet": Net(ResNet, _images, "cross_entropy", lambda y, data: F.cross_entropy(y, data["y"])),
+    "grouped": Net(
+        lambda: Grouped(2), _images, "cross_entropy", lambda y, data: F.cross_entropy(y, data["y"])
+    ),
     "gpt": Net(
         # Heads of width 4: their scale 1/2 is exact in float32, as is what opset 20 needs for Gelu.
         lambda: GPT(vocabulary=37, context=12, width=8, heads=2),

@@ -12,7 +12,7 @@ from tests.kit import kernel_cases
 from tests.kit.kernel_cases import noise
 from tests.kit.linear_cases import contractions, long_reductions, reductions, resamples
 from tests.kit.programs import operand, program
-from tests.kit.window_cases import convolutions, pools
+from tests.kit.window_cases import convolutions, grouped, pools
 
 _BY_HAND = [
     *kernel_cases.pointwise(),
@@ -23,6 +23,7 @@ _BY_HAND = [
     *contractions(),
     *resamples(),
     *convolutions(),
+    *grouped(),
     *pools(),
 ]
 CASES = [*_BY_HAND, *kernel_cases.others({case.op for case in _BY_HAND})]
@@ -41,7 +42,13 @@ def turned(program: Program) -> Program:
     shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
     for item in program.instructions:
         shapes |= dict(zip(item.outputs, item.shapes, strict=True))
-    orders = {slot: (0, *range(2, len(s)), 1) for slot, s in shapes.items() if len(s) in (4, 5)}
+    grouped = any(item.attrs.get("grouped") for item in program.instructions)
+    channels = (1, 2) if grouped else (1,)
+    orders = {
+        slot: (0, *range(1 + len(channels), len(s)), *channels)
+        for slot, s in shapes.items()
+        if len(s) - len(channels) in (3, 4)
+    }
     return replace(program, orders=tuple(orders.items()), key=f"{program.key} last")
 
 

@@ -287,6 +287,33 @@ class TwoHeads(nn.Module):
         return self.map(x), self.fc(x.mean(dim=(2, 3)))
 
 
+class Grouped(nn.Module):
+    """Depthwise and grouped convolutions of ``rank`` axes: strided, dilated, multiplied, transposed."""
+
+    def __init__(self, rank: int, inputs: int = 3, classes: int = 10) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        up = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+        norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
+        layers: list[nn.Module] = [
+            conv(inputs, 8, 3, padding=1, bias=False),
+            conv(8, 8, 3, padding=1, groups=8, bias=False),
+            conv(8, 12, 1),
+            conv(12, 24, 5, stride=2, padding=2, groups=12, bias=False),
+            conv(24, 16, 3, padding=2, dilation=2, groups=4, bias=False),
+            up(16, 16, 3, stride=2, padding=1, output_padding=1, groups=16),
+            up(16, 8, 3, padding=1, groups=2),
+        ]
+        self.body = nn.Sequential(*(nn.Sequential(layer, norm(layer.out_channels)) for layer in layers))  # type: ignore[arg-type]
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body:
+            x = functional.relu(layer(x))
+        made: Tensor = self.head(x.mean(tuple(range(2, x.dim()))))
+        return made
+
+
 def export(
     model: nn.Module,
     inputs: Sequence[Tensor],

@@ -113,6 +113,70 @@ def convolutions() -> list[Case]:
     return cases
 
 
+GROUPED = (
+    "1d",
+    "1d-stride",
+    "2d",
+    "2d-border",
+    "2d-stride",
+    "2d-dilated",
+    "2d-1x1",
+    "3d",
+    "3d-slab",
+    "3d-stride",
+)
+
+
+def grouped() -> list[Case]:
+    """Convolutions with groups: depthwise, with several channels of each, with fewer or more results."""
+    kinds = itertools.cycle(((8, 1, 1), (4, 1, 2), (3, 2, 3)))
+    cases = []
+    for name, g in geometries():
+        stem = name.rsplit("-", 1)[0]
+        if stem in GROUPED:
+            groups, c, o = next(kinds)
+            cases += _with_groups(f"{stem}-{groups}x{c}to{o}", dict(g, groups=groups, c=c, o=o))
+    return cases
+
+
+def _with_groups(name: str, g: dict[str, Any]) -> list[Case]:
+    groups, c, o = (g[key] for key in ("groups", "c", "o"))
+    attrs = {"strides": g["strides"], "dilations": g["dilations"], "grouped": True}
+    pads, wide = around(g["pads"]), [(0, 0), *around(g["pads"])]
+    x = noise(g["batch"], groups, c, *g["spatial"])
+    w = noise(groups, o, c, *g["kernel"], seed=1)
+    dy = noise(g["batch"], groups, o, *g["out"], seed=2)
+    conv = CONV[len(g["kernel"]) - 1]
+
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        a, b = padded(a.flatten(1, 2), pads), b.flatten(0, 1)
+        return conv(a, b, None, g["strides"], 0, g["dilations"], groups).unflatten(1, (groups, o))
+
+    def weights(a: Tensor, b: Tensor) -> Tensor:
+        kernel = torch.zeros(w.shape, dtype=a.dtype, requires_grad=True)
+        return torch.autograd.grad(forward(a, kernel), kernel, b)[0]
+
+    def data(a: Tensor, b: Tensor) -> Tensor:
+        seen = torch.zeros(x.shape, dtype=a.dtype, requires_grad=True)
+        return torch.autograd.grad(forward(seen, b), seen, a)[0]
+
+    kernel = dict(attrs, kernel_shape=g["kernel"])
+    crop = dict(attrs, spatial=g["spatial"], crop=(0, 0, 0, *(before for before, _ in g["pads"])))
+    return [
+        Case(f"Conv-grouped-{name}", "Conv", [x, w], forward, attrs, [wide, None]),
+        Case(f"ConvTranspose-grouped-{name}", "ConvTranspose", [dy, w], data, crop, [None, None]),
+        Case(
+            f"ConvWeightGrad-grouped-{name}",
+            "ConvWeightGrad",
+            [x, dy],
+            weights,
+            kernel,
+            [wide, None],
+            tolerance=1e-4,
+        ),
+    ]
+
+
 def transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
     """The full transposed convolution, cropped: as a data gradient, then in odd ways."""
     rank = len(g["kernel"])

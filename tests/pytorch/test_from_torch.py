@@ -213,8 +213,13 @@ def noisy(self: Does, x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_an_operator_that_is_not_there_is_named_once_for_each_exporter(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"dynamo: .*group 2.* \| TorchScript: .*group 2"):
-        oocdl.from_torch(nn.Conv1d(2, 2, 3, groups=2), torch.zeros(2, 2, 5), tmp_path / "net.onnx")
+    with pytest.raises(UnsupportedError, match=r"dynamo: .*Det.* \| TorchScript: .*Det"):
+        oocdl.from_torch(Does(with_determinant), torch.ones(3, 3), tmp_path / "net.onnx")
+
+
+def with_determinant(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    made: Tensor = y * torch.linalg.det(y)
+    return made
 
 
 def state_of(module: nn.Module) -> list[Any]:

@@ -24,6 +24,7 @@ from tests.kit.jobs import (
     EVEN,
     NETS,
     OPTIMIZERS,
+    SAMPLES,
     TOLERANCE,
     Job,
     Net,
@@ -35,7 +36,7 @@ from tests.kit.jobs import (
     train,
     unet,
 )
-from tests.kit.models import GPT, MLP, UNet3d
+from tests.kit.models import GPT, MLP, Grouped, UNet3d
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -162,6 +163,38 @@ def test_unet_is_exact_with_its_channels_last(net: Unet, cut: str, jobs: Any, tm
     assert len(with_orders) > len(programs) / 3
     between = any(order for program in with_orders for order in program.output_orders)
     assert between or cut == "whole"  # which is a program or two, with nothing much between them
+
+
+def _volumes(random: np.random.Generator) -> dict[str, np.ndarray]:
+    x = random.normal(size=(SAMPLES, 3, 6, 9, 7)).astype("float32")
+    return {"x": x, "y": random.integers(10, size=SAMPLES)}
+
+
+def _lines(random: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "x": random.normal(size=(SAMPLES, 3, 17)).astype("float32"),
+        "y": random.integers(10, size=SAMPLES),
+    }
+
+
+@pytest.mark.parametrize("cut", ["slabs", "mixed"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_groups_of_lines_and_volumes_are_exact(rank: int, cut: str, tmp_path: Path) -> None:
+    arrays = _volumes if rank == 3 else _lines
+    job = prepare(replace(NETS["grouped"], make=lambda: Grouped(rank), arrays=arrays), tmp_path / "net")
+    exact(job, "sgd", cut, tmp_path / "run")
+
+
+@pytest.mark.usefixtures("_last")
+@pytest.mark.parametrize("cut", ["whole", "batch", "channels", "mixed"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_groups_are_exact_with_their_channels_last(rank: int, cut: str, tmp_path: Path) -> None:
+    net = NETS["grouped"] if rank == 2 else replace(NETS["grouped"], arrays=_volumes)
+    job = prepare(replace(net, make=lambda: Grouped(rank)), tmp_path / "net")
+    run = exact(job, "sgd", cut, tmp_path / "run")
+    programs = [unit.program for layer in run.plan.layers for unit in layer.units]
+    grouped = [p for p in programs if any(item.attrs.get("grouped") for item in p.instructions)]
+    assert grouped and all(program.orders for program in grouped)
 
 
 def test_each_head_has_its_loss(jobs: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.numpy.kernels import KERNELS
 from oocdl.errors import UnsupportedError
@@ -97,7 +98,7 @@ class NumpyEngine:
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
-        return ProgramScratch(_scratch_bytes(program))
+        return ProgramScratch(_scratch_bytes(without_group_axes(program)))
 
     def compile(self, program: Program) -> Compiled:
         """See ``Engine.compile``."""
@@ -111,6 +112,7 @@ class NumpyEngine:
         check_known(program, self.operators, self.name)
         if "bfloat16" in slot_dtypes(program).values():
             raise UnsupportedError("engine 'numpy' takes no bfloat16 arrays; use engine='torch'")
+        program = without_group_axes(program)
         endings = _endings(program)
 
         def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:

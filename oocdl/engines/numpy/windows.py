@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.engines.convolution import groups_of
 from oocdl.engines.numpy.record import Kernel
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import crop_of, pads_of
@@ -55,12 +56,19 @@ def _padded(args: Sequence[Array], item: Instruction, index: int, fill: float) -
 
 
 def conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    """``y[n, o, p] = sum of x[n, c, stride p + dilation t] w[o, c, t]`` over channels and taps."""
+    """``y[n, o, p] = sum of x[n, c, stride p + dilation t] w[o, c, t]`` over a group's channels and taps."""
     x, w = args
     y = np.zeros(item.kernel_shapes[0], x.dtype)
     for tap, box in _taps(item, w.shape[2:], y.shape[2:]):
-        y += np.einsum("nc...,oc->no...", x[box], w[tap])
+        part = np.einsum("ngc...,goc->ngo...", _by_group(x[box], item, 1), _by_group(w[tap], item, 0))
+        y += part.reshape(y.shape)
     return [y]
+
+
+def _by_group(array: Array, item: Instruction, axis: int) -> Array:
+    """An array with the groups of its channels as an axis of their own."""
+    groups = groups_of(item)
+    return array.reshape(*array.shape[:axis], groups, array.shape[axis] // groups, *array.shape[axis + 1 :])
 
 
 def conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -68,7 +76,8 @@ def conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     x, w = args
     whole = np.zeros(_spread_shape(item), x.dtype)
     for tap, box in _taps(item, w.shape[2:], x.shape[2:]):
-        whole[box] += np.einsum("nc...,co->no...", x, w[tap])
+        part = np.einsum("ngc...,gco->ngo...", _by_group(x, item, 1), _by_group(w[tap], item, 0))
+        whole[box] += part.reshape(whole[box].shape)
     return [_box(whole, item)]
 
 
@@ -77,22 +86,26 @@ def _spread_shape(item: Instruction) -> Shape:
     x, w = (padded_shape(operand) for operand in item.operands)
     rank = len(x) - 2
     sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
-    return (x[0], w[1], *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes))
+    return (
+        x[0],
+        groups_of(item) * w[1],
+        *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes),
+    )
 
 
 def conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     """``dw[o, c, t] = sum of dy[n, o, p] x[n, c, stride p + dilation t]`` over samples and places."""
     x, dy = args
-    dw = np.zeros(item.kernel_shapes[0], dy.dtype)
+    dw, grads = np.zeros(item.kernel_shapes[0], dy.dtype), _columns(_by_group(dy, item, 1))
     for tap, box in _taps(item, dw.shape[2:], dy.shape[2:]):
-        seen = x[box]
-        dw[tap] = np.tensordot(dy, seen, _all_but_channels(x.ndim))
+        seen = _columns(_by_group(x[box], item, 1))
+        dw[tap] = (grads @ seen.swapaxes(1, 2)).reshape(dw[tap].shape)
     return [dw]
 
 
-def _all_but_channels(rank: int) -> tuple[list[int], list[int]]:
-    axes = [axis for axis in range(rank) if axis != 1]
-    return axes, axes
+def _columns(array: Array) -> Array:
+    """``[n, g, c, *space]`` as [g, c, places of all samples]."""
+    return np.moveaxis(array, 0, 2).reshape(*array.shape[1:3], -1)
 
 
 def max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:

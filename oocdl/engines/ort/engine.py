@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.ort.chain import ChainStep, crop
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
@@ -168,6 +169,7 @@ class OnnxRuntimeEngine:
     def _make(self, program: Program) -> Compiled:
         check_known(program, self.operators, self.name)
         _check_dtypes(program)
+        program = without_group_axes(program)
         maker = _Maker(program, self.block_elements, self.threads_per_kernel)
         stages = maker.stages()
         direct = _direct(program, stages, maker.kinds)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines import ctc, recurrent
-from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
+from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution, groups_of
 from oocdl.engines.ort import channels_last, lookup, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
@@ -110,7 +110,7 @@ def _is_tiled_convolution(kind: Convolution, item: Instruction) -> bool:
     large, small = item.operands[0].shape, kind.other_data(item)
     if kind.transposed:
         large, small = small, large
-    return _is_tiled(item, large, small, kind.weights(item)[2:])
+    return groups_of(item) == 1 and _is_tiled(item, large, small, kind.weights(item)[2:])
 
 
 def _pooling(

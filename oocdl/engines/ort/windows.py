@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.engines.convolution import groups_of
 from oocdl.engines.ort.emit import Emitter, Val
 from oocdl.graph.ir.operands import Pads, crop_of, is_empty, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
@@ -51,6 +52,7 @@ def convolve(
     pads: Sequence[tuple[int, int]],
     strides: Sequence[int],
     dilations: Sequence[int],
+    groups: int = 1,
 ) -> Val:
     """An ONNX Conv without bias."""
     spatial = [
@@ -67,6 +69,7 @@ def convolve(
         pads=_flat(pads),
         strides=list(strides),
         dilations=list(dilations),
+        group=groups,
     )
 
 
@@ -76,7 +79,7 @@ def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     w = _padded(emit, args, instruction, 1, instruction.fill)
     rank = len(pads)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    return [convolve(emit, x, w, pads, strides, dilations)]
+    return [convolve(emit, x, w, pads, strides, dilations, groups_of(instruction))]
 
 
 def conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -91,7 +94,7 @@ def conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> 
     pads = spatial_pads(instruction.operands[0])
     crop = [c - b * s for c, (b, _), s in zip(crop_of(instruction)[2:], pads, strides, strict=True)]
     build = _transposed_by_conv if all(s == 1 for s in strides) else _transposed_by_op
-    return [build(emit, x, w, crop, list(shape[2:]), strides, dilations)]
+    return [build(emit, x, w, crop, list(shape[2:]), strides, dilations, groups_of(instruction))]
 
 
 def _transposed_by_conv(
@@ -102,24 +105,27 @@ def _transposed_by_conv(
     extents: list[int],
     strides: list[int],
     dilations: list[int],
+    groups: int,
 ) -> Val:
-    """Stride one: a Conv with the weights flipped and their channels exchanged.
+    """Stride one: a Conv with the weights flipped and their channels exchanged, group by group.
 
     Output i sees inputs i + crop - reach to i + crop: that is what pads must supply, or a
     slice drop where they would be negative.
     """
-    ranges, pads = [(0, n) for n in x.shape[:2]], []
+    ranges, pads, out = [(0, n) for n in x.shape[:2]], [], w.shape[1]
     for axis, (start, extent, dilation) in enumerate(zip(crop, extents, dilations, strict=True)):
         have, reach = x.shape[axis + 2], dilation * (w.shape[axis + 2] - 1)
         low, high = start - reach, start + extent
         first, last = max(low, 0), min(high, have)
         if last <= first:
-            return emit.full((x.shape[0], w.shape[1], *extents), 0.0, x.dtype)
+            return emit.full((x.shape[0], groups * out, *extents), 0.0, x.dtype)
         ranges.append((first, last))
         pads.append((first - low, high - last))
-    axes = range(2, len(w.shape))
-    flipped = emit.flip(emit.transpose(w, [1, 0, *axes]), axes)
-    return convolve(emit, emit.slice(x, ranges), flipped, pads, strides, dilations)
+    axes, taps = range(2, len(w.shape)), w.shape[2:]
+    w = emit.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
+    exchanged = emit.transpose(w, [0, 2, 1, *range(3, len(w.shape))])
+    flipped = emit.flip(emit.reshape(exchanged, (groups * out, w.shape[1], *taps)), axes)
+    return convolve(emit, emit.slice(x, ranges), flipped, pads, strides, dilations, groups)
 
 
 def _transposed_by_op(
@@ -130,6 +136,7 @@ def _transposed_by_op(
     extents: list[int],
     strides: list[int],
     dilations: list[int],
+    groups: int,
 ) -> Val:
     """ConvTranspose, whose pads cut its result; zeros around what it does not reach."""
     pads, extra, outer, spatial = [], [], [(0, 0), (0, 0)], []
@@ -138,7 +145,7 @@ def _transposed_by_op(
         full = (x.shape[axis + 2] - 1) * stride + dilations[axis] * (w.shape[axis + 2] - 1) + 1
         stop = start + extent
         if stop <= 0 or start >= full:
-            return emit.full((x.shape[0], w.shape[1], *extents), 0.0, x.dtype)
+            return emit.full((x.shape[0], groups * w.shape[1], *extents), 0.0, x.dtype)
         pads.append((max(start, 0), max(full - stop, 0)))
         short = max(stop - full, 0)
         extra.append(min(short, stride - 1))
@@ -147,12 +154,13 @@ def _transposed_by_op(
     result = emit.node(
         "ConvTranspose",
         [x, w],
-        (x.shape[0], w.shape[1], *spatial),
+        (x.shape[0], groups * w.shape[1], *spatial),
         kernel_shape=list(w.shape[2:]),
         pads=_flat(pads),
         strides=strides,
         dilations=dilations,
         output_padding=extra,
+        group=groups,
     )
     return emit.pad(result, outer)
 
@@ -194,6 +202,8 @@ def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -
     kernel = instruction.kernel_shapes[0][2:]
     rank = len(kernel)
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
+    if groups_of(instruction) > 1:
+        return [_by_group(emit, x, dy, pads, strides, dilations, groups_of(instruction))]
     if prod(kernel) == 1:
         return [_pointwise_weight_grad(emit, x, dy, pads, strides)]
     reach = [dilation * (k - 1) for dilation, k in zip(dilations, kernel, strict=True)]
@@ -205,6 +215,26 @@ def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -
         axes = range(2, rank + 2)
         return [emit.flip(emit.transpose(swapped, [1, 0, *axes]), axes)]
     return [fold(emit, x, dy, pads, strides, dilations)]
+
+
+def _by_group(
+    emit: Emitter,
+    x: Val,
+    dy: Val,
+    pads: Sequence[tuple[int, int]],
+    strides: list[int],
+    dilations: list[int],
+    groups: int,
+) -> Val:
+    """The gradient of weights by one Conv, whose batch is the channels of a group, and whose windows are all
+    places of ``dy``."""
+    batch, channels, spatial = x.shape[0], x.shape[1] // groups, x.shape[2:]
+    axes = range(2, len(x.shape))
+    x = emit.reshape(x, (batch, groups, channels, *spatial))
+    x = emit.transpose(x, [2, 1, 0, *range(3, len(x.shape))])
+    x = emit.reshape(x, (channels, groups * batch, *spatial))
+    filters = emit.transpose(dy, [1, 0, *axes])
+    return emit.transpose(convolve(emit, x, filters, pads, dilations, strides, groups), [1, 0, *axes])
 
 
 def _pointwise_weight_grad(

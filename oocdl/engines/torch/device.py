@@ -20,6 +20,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.torch.chain import crop
 from oocdl.engines.torch.engine import Step, use_threads
@@ -142,6 +143,7 @@ class TorchDeviceEngine:
     def _run_bytes(self, program: Program, rules: Rules) -> int:
         """Bytes of the device that one run takes: inputs, results, and scratch."""
         if program.key not in self._needed:
+            program = without_group_axes(program)
             dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
             inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
             extra = 0
@@ -167,6 +169,7 @@ class TorchDeviceEngine:
 
     def _make(self, program: Program) -> Compiled:
         check_known(program, self.operators, self.name)
+        program = without_group_axes(program)
         steps = [Step(item, (), on_device=True) for item in program.instructions]
         dying = _dying(program)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.torch.chain import ChainStep, crop
 from oocdl.engines.torch.conv.dispatch import pad
@@ -251,7 +252,7 @@ class TorchEngine:
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         if program.key not in self._scratch:
-            program = in_parts(program)
+            program = in_parts(without_group_axes(program))
             stages = _stages(program, self.block_elements)
             steps = [_seen(stage) for stage in stages]
             ends = zip(steps, (stage.dying for stage in stages), strict=True)
@@ -269,7 +270,7 @@ class TorchEngine:
 
     def _make(self, program: Program) -> Compiled:
         check_known(program, self.operators, self.name)
-        program = in_parts(program)
+        program = in_parts(without_group_axes(program))
         stages = _stages(program, self.block_elements)
         steps = [_seen(stage) for stage in stages]
         direct, own = placed(program, steps), overwritten(program, steps)

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.convolution import Convolution
+from oocdl.engines.convolution import Convolution, groups_of
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import is_point
 from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
@@ -182,14 +182,15 @@ def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots
     strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     scratch = 4 * nbytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
-    point = is_point(weights, () if kind.transposed else spatial_pads(x))
+    alone = groups_of(item) == 1
+    point = alone and is_point(weights, () if kind.transposed else spatial_pads(x))
     for index in kind.data:
-        alone = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
-        if not alone and (
+        taken = point and index == 0 and set(strides) != {1}  # what is seen of it is taken out, sorted or not
+        if not taken and (
             item.operands[index].slot not in slots.channels_last or _has_gaps(item, index, slots)
         ):
             scratch += nbytes(item.operands[index].shape, dtype)  # sorted first
-    few = has_few_taps(weights, strides) and dtype != "bfloat16"
+    few = alone and has_few_taps(weights, strides) and dtype != "bfloat16"
     if point:
         scratch += _one_tap_bytes(kind, item, dtype, strides)
     else:
@@ -209,6 +210,7 @@ def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots
         scratch += result // 8 + (0 if item.outputs[0] in slots.channels_last else result)
     else:
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
+        scratch += 0 if alone else result  # one that is cut is copied where its channels are factors
     return scratch + (_im2col_bytes(kind, item, dtype) if few else 0)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
+from oocdl.engines.convolution import groups_of
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS
 from oocdl.engines.torch.kernels import KERNELS
 from oocdl.graph.ir.graph import Shape
@@ -50,7 +51,7 @@ def _reads_in_parts(reader: Instruction, slot: int, shapes: Mapping[int, Shape])
     """Whether an instruction can read the parts of the Concat in ``slot`` instead."""
     seen = [place for place, operand in enumerate(reader.operands) if operand.slot == slot]
     convolution = KERNELS[reader.op].convolution
-    if convolution is None or convolution.transposed or seen != [0]:
+    if convolution is None or convolution.transposed or seen != [0] or groups_of(reader) > 1:
         return False
     data, other = reader.operands
     if data.crop is not None or (data.pads and any(data.pads[CHANNEL_AXIS])):
@@ -102,7 +103,7 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
 def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[int, Shape]) -> bool:
     """Whether an instruction is a transposed convolution of which only slices of channels are read."""
     convolution = KERNELS[item.op].convolution
-    if convolution is None or not convolution.transposed or not readers:
+    if convolution is None or not convolution.transposed or not readers or groups_of(item) > 1:
         return False
     if not _is_whole(item.operands[1], shapes):
         return False

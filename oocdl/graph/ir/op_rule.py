@@ -44,7 +44,8 @@ def no_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 class Product:
     """Marks a matrix product or a convolution, for transforms that choose precisions and memory orders.
 
-    Products may read operands of bfloat16, and sum in float32.
+    Products may read operands of bfloat16, and sum in float32. A convolution whose node has the attribute
+    ``grouped`` has an axis of groups before the channels of each operand: data [batch, groups, channels, ..].
 
     >>> Product(data=(0,)).weights(["x", "w"], ["y"]), Product(data=(0, 1)).weights(["x", "dy"], ["dw"])
     ('w', 'dw')

@@ -239,9 +239,6 @@ class _Reader:
                 broken.update(node.outputs)
                 if node.op not in supported(self.ctx.build.rules):
                     refused.append(Refusal(node.name, node.op, node.op))
-                elif node.attrs.get("group", 1) != 1:
-                    what = f"{node.op} with group {node.attrs['group']}"
-                    refused.append(Refusal(node.name, node.op, what))
                 continue
             ctx.node, ctx.build.scope = node, node.name.strip("/") + "/"
             try:

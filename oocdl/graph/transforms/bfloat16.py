@@ -115,7 +115,8 @@ class _Rewriting:
         """Whether a convolution has one tap and so few channels that float32 takes no longer."""
         if not product.data:
             return False
-        first, second, *taps = self.graph.values[product.weights(node.inputs, node.outputs)].shape
+        weights = self.graph.values[product.weights(node.inputs, node.outputs)].shape
+        first, second, *taps = weights[1:] if node.attrs.get("grouped") else weights
         return prod(taps) == 1 and min(first, second) < LEAST_ONE_TAP_CHANNELS
 
     def _reads_float32(self, node: Node) -> bool:

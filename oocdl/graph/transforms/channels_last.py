@@ -37,10 +37,16 @@ def order_of(view: View, ranks: Collection[int] = SPATIAL_RANKS) -> Order:
 
 
 def _data(cell: Cell, product: Product) -> Iterator[View]:
-    """Yield the views of a convolution that are data, not weights."""
-    yield from (cell.inputs[place] for place in product.data)
-    if product.makes_data:
-        yield cell.outputs[0]
+    """Yield the views of a convolution that are data, not weights; groups are part of the channels."""
+    views = [cell.inputs[place] for place in product.data] + [*cell.outputs] * product.makes_data
+    yield from map(_without_groups, views) if cell.node.attrs.get("grouped") else views
+
+
+def _without_groups(view: View) -> View:
+    """Return a view ``[n, g, c, space]`` as ``[n, g c, space]``."""
+    batch, groups, channels, *space = view.positions
+    shape = (view.shape[0], view.shape[1] * view.shape[2], *view.shape[3:])
+    return replace(view, shape=shape, positions=(batch, (*groups, *channels), *space))
 
 
 def _wants_planes(cell: Cell, rule: OpRule) -> bool:

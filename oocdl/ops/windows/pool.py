@@ -17,7 +17,7 @@ from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
 from oocdl.ops._speed import READING, giga
-from oocdl.ops.windows.conv import slides, spatial_letters, window_shape
+from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
 def _pooled(node: Node, x: Value) -> Shape:

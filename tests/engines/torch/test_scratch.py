@@ -61,7 +61,18 @@ def resnet(folder: Path) -> list[Program]:
     return planned(model, data, cuts, batch_size=IMAGES)
 
 
-@pytest.fixture(scope="module", params=[unet, resnet], ids=["unet", "resnet"])
+def grouped(folder: Path) -> list[Program]:
+    """Of a step of a network of depthwise and grouped convolutions, cut by images, and in strips of them."""
+    random = np.random.default_rng(0)
+    shape = (IMAGES, 3, EDGE, EDGE)
+    model = models.export(models.Grouped(2), (torch.zeros(shape),), folder / "grouped.onnx")
+    arrays = {"x": random.random(shape, np.float32), "labels": random.integers(0, 10, IMAGES)}
+    data = nets.write_data(folder / "data.zarr", arrays)
+    cuts: list[dict[str, Any]] = [{"batch": 2}, {"batch": 2, "space": (2, 1)}]
+    return planned(model, data, cuts, batch_size=IMAGES)
+
+
+@pytest.fixture(scope="module", params=[unet, resnet, grouped], ids=["unet", "resnet", "grouped"])
 def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
     """Of all layers of a step."""
     made: list[Program] = request.param(tmp_path_factory.mktemp("work"))

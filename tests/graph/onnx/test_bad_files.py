@@ -132,20 +132,16 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[str, ...], type[ModelE
             nodes=[
                 NODE("PyOp", ["x"], ["a"], name="n7", domain="ai.onnx.contrib"),
                 NODE("Relu", ["a"], ["b"], name="n8"),
-                NODE("Conv", ["b", "w"], ["c"], name="n10", group=2),
-                NODE("Loop", ["", "", "c"], ["y"], name="n9"),
+                NODE("Loop", ["", "", "b"], ["y"], name="n9"),
             ]
         ),
-        (
-            "3 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); "
-            "'n10' (Conv with group 2); 'n9' (Loop); see",
-        ),
+        ("2 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); 'n9' (Loop); see",),
         UnsupportedError,
     ),
     "group": (
-        lambda: conv_model(nodes=[NODE("Conv", ["x", "w"], ["y"], name="c", group=2)]),
-        ("1 node is", "'c' (Conv with group 2)"),
-        UnsupportedError,
+        lambda: conv_model(nodes=[NODE("Conv", ["x", "w"], ["y"], name="c", group=3)]),
+        ("'c' (Conv)", "group 3 does not divide the channels of"),
+        ModelError,
     ),
     "bomb": (
         lambda: conv_model(

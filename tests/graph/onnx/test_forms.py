@@ -74,6 +74,14 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
         {"w": numbers(3, 2, 3, 3, 3)},
         {"dilations": [2, 1, 2], "pads": [1, 2, 0, 0, 1, 2]},
     ),
+    "conv-groups": ("Conv", (2, 6, 7, 5), {"w": numbers(9, 2, 3, 3), "b": numbers(9)}, {"group": 3}),
+    "conv-depthwise": ("Conv", (2, 4, 5, 6, 4), {"w": numbers(8, 1, 3, 2, 3)}, {"group": 4, "pads": [1] * 6}),
+    "transpose-groups": (
+        "ConvTranspose",
+        (2, 6, 5, 4),
+        {"w": numbers(6, 2, 3, 3), "b": numbers(6)},
+        {"group": 3, "strides": [2, 2], "output_padding": [1, 0]},
+    ),
     "transpose-padding": (
         "ConvTranspose",
         (2, 3, 5, 6),

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from oocdl.engines.convolution import groups_of
 from oocdl.engines.ort.chain import crop
 from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.nchwc import volumes
@@ -34,7 +35,13 @@ def _is_plain(item: Instruction) -> bool:
 def suits_blocks(item: Instruction, channels_last: Collection[int]) -> bool:
     """Whether an instruction is faster on blocks of channels; slots in ``channels_last`` lie so."""
     kind = KERNELS[item.op].convolution
-    if kind is None or not _is_plain(item) or item.dtypes[0] != "float32" or block() == 1:
+    if (
+        kind is None
+        or groups_of(item) > 1
+        or not _is_plain(item)
+        or item.dtypes[0] != "float32"
+        or block() == 1
+    ):
         return False
     inner, outer = item.operands[0].shape[1], kind.other_data(item)[1]
     gradient = kind.makes_weights

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oocdl.engines.convolution import groups_of
+from oocdl.engines.torch.conv import grouped, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
-from oocdl.engines.torch.conv import thin_slab
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.padding import end_rows, evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last
@@ -98,7 +99,10 @@ def _convolve(
     padding: Sequence[int],
     dilations: Sequence[int],
     out: Tensor | None = None,
+    groups: int = 1,
 ) -> Tensor:
+    if groups > 1:
+        return grouped.convolve(x, w, strides, padding, dilations, groups)
     if out is not None:
         return points.into(out, x, w, strides, padding, dilations)
     if _is_thin(x, w.shape[2:]):
@@ -115,15 +119,16 @@ def _slide(
     pads: Sequence[tuple[int, int]],
     dilations: Sequence[int],
     out: Tensor | None = None,
+    groups: int = 1,
 ) -> Tensor:
     """A convolution with ``pads`` (before, after) of the axes of space."""
     pads = evened(pads, x.shape[2:], w.shape[2:], strides, dilations)
     if alone := _rows_alone(x, w, pads, strides, dilations):
-        return _row_by_row(x, w, pads, dilations, alone, out)
+        return _row_by_row(x, w, pads, dilations, alone, out, groups)
     more = surplus(pads, x.shape[2:], w.shape[2:], strides, dilations)
     before, most = pads[0][0], max(pads[0])
     common, rest = shared([(most, most), *pads[1:]] if more else pads)
-    result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations, out)
+    result = _convolve(pad(x, rest, 0.0), w, strides, common, dilations, out, groups)
     return result.narrow(2, most - before, result.shape[2] - more) if more else result
 
 
@@ -148,6 +153,7 @@ def _row_by_row(
     dilations: Sequence[int],
     more: int,
     out: Tensor | None,
+    groups: int,
 ) -> Tensor:
     """``_slide`` of one sample: the ``more`` rows that see more of the padding than the other end does are
     made by themselves, with those taps that see ``x``."""
@@ -157,11 +163,11 @@ def _row_by_row(
         out = empty_as((1, w.shape[0], *(n + sum(p) - d * (k - 1) for n, p, k, d in sizes)), x)
     first, alone = end_rows(pads[0], more, x.shape[2], w.shape[2], out.shape[2])
     inner = channels_last(out.narrow(2, first, out.shape[2] - more))
-    points.into(inner, x, w, ones, [min(pads[0]), *padding], dilations)
+    points.into(inner, x, w, ones, [min(pads[0]), *padding], dilations, groups)
     for row in alone:
         part, kernel = x.narrow(2, row.start, row.seen), w.narrow(2, row.tap, row.seen)
         one = channels_last(out.narrow(2, row.place, 1))
-        points.into(one, channels_last(part), _like(kernel, x), ones, [0, *padding], dilations)
+        points.into(one, channels_last(part), _like(kernel, x), ones, [0, *padding], dilations, groups)
     return out
 
 
@@ -174,27 +180,29 @@ def conv(
     args: list[Tensor], instruction: Instruction, out: Tensor | None = None, tuned: bool = True
 ) -> list[Tensor]:
     """A convolution."""
-    w = _padded(args, instruction, 1)
+    w, groups = _padded(args, instruction, 1), groups_of(instruction)
     rank = w.dim() - 2
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
     if not tuned:
         x, padding = _halves(args[0], instruction, w.shape[2:])
-        return [_CONV[rank - 1](x, w, None, strides, padding, dilations)]
+        return [_CONV[rank - 1](x, w, None, strides, padding, dilations, groups)]
     operand = instruction.operands[0]
     if instruction.fill or args[0].numel() == 0 or (operand.pads and any(map(any, operand.pads[:2]))):
         x, padding = _halves(args[0], instruction, w.shape[2:])
-        return [_convolve(x, w, strides, padding, dilations)]
+        return [_convolve(x, w, strides, padding, dilations, groups=groups)]
     pads = spatial_pads(operand)
-    if points.is_point(w.shape, pads):
+    if groups == 1 and points.is_point(w.shape, pads):
         return [points.convolve(args[0], w, strides, out)]
     if (
-        has_few_taps(w.shape, strides)
+        groups == 1
+        and has_few_taps(w.shape, strides)
         and w.shape[0] >= points.REGISTER_CHANNELS
         and w.dtype != torch.bfloat16
     ):
         return [columns.convolve(pad(args[0], [(0, 0), (0, 0), *pads], 0.0), w, dilations)]
     # A part of larger weights (``split_concat``) would be sorted anew by each kernel that sees it.
-    return [_slide(args[0], w if w.is_contiguous() else _like(w, args[0]), strides, pads, dilations, out)]
+    w = w if w.is_contiguous() else _like(w, args[0])
+    return [_slide(args[0], w, strides, pads, dilations, out, groups)]
 
 
 def _conv_flipped(
@@ -214,9 +222,10 @@ def _conv_flipped(
             return x.new_zeros(shape)
         x = x.narrow(axis, first, last - first)
         pads.append((max(left, 0), max(right, 0)))
-    ones = (1,) * len(pads)
-    flipped = w.transpose(0, 1).flip(tuple(range(2, w.dim())))
-    result = _slide(x, _like(flipped, x), ones, pads, dilations, out)
+    ones, groups = (1,) * len(pads), groups_of(instruction)
+    exchanged = w.view(groups, -1, *w.shape[1:]).transpose(1, 2).flatten(0, 1)
+    flipped = exchanged.flip(tuple(range(2, w.dim())))
+    result = _slide(x, _like(flipped, x), ones, pads, dilations, out, groups)
     return take(result, (*crop[:2], *(0,) * len(pads)), shape)
 
 
@@ -230,12 +239,13 @@ def conv_transpose(
     if x.numel() == 0:
         return [x.new_zeros(shape)]
     strides, dilations = (_ints(instruction, name, rank) for name in ("strides", "dilations"))
-    if tuned and points.is_point(w.shape):
+    groups = groups_of(instruction)
+    if tuned and groups == 1 and points.is_point(w.shape):
         befores = [before for before, _ in spatial_pads(instruction.operands[0])]
         starts = [c - b * s for c, b, s in zip(crop[2:], befores, strides, strict=True)]
         made = points.transposed(x, w, strides, starts, shape, out)
         return [take(made, (*crop[:2], *(0,) * rank), shape)]
-    if tuned and set(strides) == {1}:
+    if tuned and set(strides) == {1} and (groups == 1 or rank > 1):
         return [_conv_flipped(x, w, instruction, dilations, out)]
     paddings, extras = [], []
     for axis, (before, _) in enumerate(spatial_pads(instruction.operands[0])):
@@ -253,9 +263,10 @@ def conv_transpose(
         crop[axis + 2] = start - padding
     kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
     # oneDNN does not know output paddings as large as the stride.
-    thin = tuned and _is_thin(x, w.shape[2:]) and all(e < s for e, s in zip(extras, strides, strict=True))
+    thin = tuned and groups == 1 and _is_thin(x, w.shape[2:])
+    thin = thin and all(e < s for e, s in zip(extras, strides, strict=True))
     x = x.to_mkldnn() if thin else x
-    full_result = kernel(x, w, None, strides, paddings, extras, 1, dilations)
+    full_result = kernel(x, w, None, strides, paddings, extras, groups, dilations)
     return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
@@ -265,21 +276,23 @@ def conv_weight_grad(args: list[Tensor], instruction: Instruction, tuned: bool =
     strides, dilations = (_ints(instruction, name, dy.dim() - 2) for name in ("strides", "dilations"))
     shape, x = instruction.kernel_shapes[0], args[0]
     dtype = getattr(torch, instruction.dtypes[0])  # products of bfloat16 are summed in float32
-    pads = spatial_pads(instruction.operands[0])
-    if tuned and points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
+    pads, groups = spatial_pads(instruction.operands[0]), groups_of(instruction)
+    if tuned and groups == 1 and points.is_point(shape, pads) and 0 not in (x.numel(), dy.numel()):
         return [points.weight_gradient(dy, x, strides, shape).to(dtype)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         # Only the shape of the weights matters; their memory is never touched, if they lie as the data does.
         w, none = empty_as(shape, x), [0] * len(strides)
+        if tuned and groups > 1:
+            return grouped.weight_gradient(x, dy, shape, strides, padding, dilations, groups).to(dtype)
         if tuned and _is_thin(x, shape[2:]):
             return thin_slab.weight_gradient(x, dy, shape, strides, padding, dilations)
         made: Tensor = aten.convolution_backward(
-            dy, x, w, None, strides, padding, dilations, False, none, 1, [False, True, False]
+            dy, x, w, None, strides, padding, dilations, False, none, groups, [False, True, False]
         )[1]
         return made.to(dtype)
 
-    few = tuned and has_few_taps(shape, strides) and x.dtype != torch.bfloat16
+    few = tuned and groups == 1 and has_few_taps(shape, strides) and x.dtype != torch.bfloat16
     if few and 0 not in (x.numel(), dy.numel()):
         padded = _padded(args, instruction, 0)
         return [columns.weight_gradient(padded, dy, shape, dilations)]

@@ -82,13 +82,14 @@ def into(
     strides: Sequence[int],
     padding: Sequence[int],
     dilations: Sequence[int],
+    groups: int = 1,
 ) -> Tensor:
     """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``.
 
     oneDNN takes an output only to add to it, so ``out`` is zeroed first.
     """
     made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
-        out.zero_(), x, w, None, padding, strides, dilations, 1, "add", 1.0, None, [], None
+        out.zero_(), x, w, None, padding, strides, dilations, groups, "add", 1.0, None, [], None
     )
     return made
 

@@ -24,6 +24,7 @@ def weight_gradient(
     strides: Sequence[int],
     padding: Sequence[int],
     dilations: Sequence[int],
+    groups: int = 1,
 ) -> Tensor:
     """The gradient of weights of ``shape`` from one sample, ``x[1, c, *space]`` and ``dy[1, d, *space]``."""
     planes, grads = (tensor[0].movedim(1, 0) for tensor in (x, dy))
@@ -38,7 +39,13 @@ def weight_gradient(
         if first < last:
             seen = planes[first * step + offset : (last - 1) * step + offset + 1 : step]
             total[:, :, tap] = _of_planes(
-                seen, grads[first:last], (*shape[:2], *shape[3:]), strides[1:], padding[1:], dilations[1:]
+                seen,
+                grads[first:last],
+                (*shape[:2], *shape[3:]),
+                strides[1:],
+                padding[1:],
+                dilations[1:],
+                groups,
             )
     return total
 
@@ -50,11 +57,12 @@ def _of_planes(
     strides: Sequence[int],
     padding: Sequence[int],
     dilations: Sequence[int],
+    groups: int,
 ) -> Tensor:
     w = x.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)  # its memory is never touched
-    if len(x) == 1:  # a small plane alone would be taken by im2col
+    if len(x) == 1 and groups == 1:  # a small plane alone would be taken by im2col
         x, dy = x.to_mkldnn(), dy.to_mkldnn()
     made: Tensor = aten.convolution_backward(
-        dy, x, w, None, strides, padding, dilations, False, [0, 0], 1, [False, True, False]
+        dy, x, w, None, strides, padding, dilations, False, [0, 0], groups, [False, True, False]
     )[1]
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor, prod
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +54,12 @@ def _window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, 
 
 
 def _kernel(ctx: Context) -> Shape:
-    """Return the spatial shape of the weight; refuses groups, and ranks that are not supported."""
+    """Return the spatial shape of the weight; refuses groups that do not divide channels, and ranks that are
+    not supported."""
     need_floats(ctx, 0, 1)
-    if ctx.attr("group", 1) != 1:
-        ctx.refuse(f"group {ctx.attr('group')}")
+    groups = int(ctx.attr("group", 1))
+    if groups < 1 or ctx.shape(0)[1] % groups or ctx.shape(1)[0] % groups:
+        raise ModelError(f"group {groups} does not divide the channels of {list(ctx.shape(0))}")
     kernel = ctx.shape(1)[2:]
     if len(ctx.shape(0)) != len(ctx.shape(1)) or not 1 <= len(kernel) <= 3:
         raise ModelError(
@@ -65,10 +68,24 @@ def _kernel(ctx: Context) -> Shape:
     return kernel
 
 
+def _convolution(ctx: Context, op: str, **attrs: Any) -> Sequence[Operand]:
+    """Add a convolution and its bias; groups become an axis of its operands."""
+    x, w, groups = ctx.value(0), ctx.value(1), int(ctx.attr("group", 1))
+    if groups == 1:
+        y = ctx.make(op, x, w, **attrs)
+    else:
+        (batch, channels, *space), (first, *others) = ctx.shape(0), ctx.shape(1)
+        x = ctx.reshape(x, (batch, groups, channels // groups, *space))
+        w = ctx.reshape(w, (groups, first // groups, *others))
+        made = ctx.make(op, x, w, grouped=True, **attrs)
+        shape = ctx.build.shape(made)
+        y = ctx.reshape(made, (batch, groups * shape[2], *shape[3:]))
+    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
+
+
 def _conv(ctx: Context) -> Sequence[Operand]:
     strides, pads, dilations = _window(ctx, ctx.shape(0)[2:], _kernel(ctx))
-    y = ctx.make("Conv", ctx.value(0), ctx.value(1), strides=strides, pads=pads, dilations=dilations)
-    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
+    return _convolution(ctx, "Conv", strides=strides, pads=pads, dilations=dilations)
 
 
 def _conv_transpose(ctx: Context) -> Sequence[Operand]:
@@ -91,16 +108,9 @@ def _conv_transpose(ctx: Context) -> Sequence[Operand]:
             small, large = total // 2, total - total // 2
             pads[axis], pads[rank + axis] = (small, large) if mode == "SAME_UPPER" else (large, small)
         out.append(full - pads[axis] - pads[rank + axis])
-    y = ctx.make(
-        "ConvTranspose",
-        ctx.value(0),
-        ctx.value(1),
-        strides=strides,
-        pads=tuple(pads),
-        dilations=dilations,
-        spatial=tuple(out),
+    return _convolution(
+        ctx, "ConvTranspose", strides=strides, pads=tuple(pads), dilations=dilations, spatial=tuple(out)
     )
-    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
 
 
 def _max_pool(ctx: Context) -> Sequence[Operand]:
