@@ -74,6 +74,8 @@ def _with_gradients(
             total = part if total is None else build("Add", total, part)
     floats = [name for name in imported.inputs if is_float(build.dtype(name))]
     grads = differentiate(build, total, floats) if total is not None and floats else {}
+    if total is not None:
+        grads = {name: grads.get(name) or build.zeros_like(name) for name in floats}
     # What only renames an input gets a node behind it, to have a layer.
     ends = [
         build("Neg", name) if is_float(build.dtype(name)) else build("Identity", name) for name in outputs
@@ -101,7 +103,9 @@ def _truth(formula: Formula, inputs: Mapping[str, Array]) -> tuple[list[Array], 
         for number, result in enumerate(results)
         if result.is_floating_point()
     )
-    grads = torch.autograd.grad(loss, floats, allow_unused=True) if isinstance(loss, torch.Tensor) else []
+    grads: Sequence[torch.Tensor | None] = [None] * len(floats) if isinstance(loss, torch.Tensor) else []
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        grads = torch.autograd.grad(loss, floats, allow_unused=True)
     filled = [torch.zeros_like(x) if g is None else g for x, g in zip(floats, grads, strict=False)]
     signed = [-result if result.is_floating_point() else result for result in results]
     return [result.detach().numpy() for result in signed], [-grad.numpy() for grad in filled]
@@ -114,8 +118,12 @@ def check(
     folder: Path,
     *,
     counts: Sequence[int] = (1, 2, 3),
+    tolerances: tuple[float, float] = (1e-10, 1e-5),
 ) -> None:
-    """Results and gradients are those of ``formula``, in pieces as ``counts`` says, on every engine."""
+    """Results and gradients are those of ``formula``, in pieces as ``counts`` says, on every engine.
+
+    ``tolerances``: in float64 and in float32.
+    """
     results, grads = _truth(formula, inputs)
     runs = [("torch", "float64", count) for count in counts]
     runs += [(engine, "float32", max(counts)) for engine in ("onnxruntime", "numpy")]
@@ -126,7 +134,7 @@ def check(
             for name, array in inputs.items()
         }
         ran = run_graph(graph, RULES, given, engine=engine, cuts=dict.fromkeys(range(20), count))
-        tolerance = 1e-10 if precision == "float64" else 1e-5
+        tolerance = tolerances[precision == "float32"]
         assert len(gradients) == len(grads)
         for name, wanted in zip([*outputs, *gradients], [*results, *grads], strict=True):
             found = ran.outputs[name]

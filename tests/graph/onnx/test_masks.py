@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from oocdl.engines.registry import ENGINES
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph
-from tests.kit.one_node import ENGINES
 
 SIZE = 6
 CONSTANTS = {

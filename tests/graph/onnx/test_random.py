@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from oocdl.engines.registry import ENGINES
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.onnx.reader import Imported, inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph
-from tests.kit.one_node import ENGINES
 
 SHAPE = (40, 50)
 
