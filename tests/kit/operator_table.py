@@ -30,6 +30,8 @@ OTHERWISE = {
     "test_cast*BFLOAT16*": "floating-point numbers are in the run's precision, whatever the file casts to",
     "test_cast*FLOAT8E5M2": "the same",
     "*_bfloat16": "the same",
+    "test_attention*_bf16": "the same",
+    "test_attention_4d_gqa_with_past_and_present_fp16": "the same",
     "test_bernoulli*": "numbers are drawn",
     "test_training_dropout*": "the same",
     "test_resize_downsample_scales_linear_align_corners": "its corners follow sizes, as in PyTorch",

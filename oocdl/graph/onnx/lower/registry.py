@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from oocdl.graph.onnx.context import Lower
 from oocdl.graph.onnx.lower.activations import ACTIVATIONS
 from oocdl.graph.onnx.lower.arithmetic import ARITHMETIC
+from oocdl.graph.onnx.lower.attention import ATTENTION
 from oocdl.graph.onnx.lower.contraction import CONTRACTIONS
 from oocdl.graph.onnx.lower.control import CONTROL
 from oocdl.graph.onnx.lower.indexing import INDEXING
@@ -25,6 +26,7 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     ACTIVATIONS,
     REDUCTIONS,
     RANDOM,
+    ATTENTION,
     STRUCTURE,
     REARRANGE,
     INDEXING,
