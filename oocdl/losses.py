@@ -1,6 +1,20 @@
-"""Losses, as ``fit(loss=...)`` takes them."""
+"""Losses, as ``fit(loss=...)`` takes them, and ``register`` for those of your own."""
 
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.ctc import CTC
-from oocdl.ops.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE
+from oocdl.ops.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE, OwnLoss, aligned, mean, register
 
-__all__ = ["BCE", "CTC", "L1", "MSE", "CrossEntropy", "Dice", "DiceCE"]
+__all__ = [
+    "BCE",
+    "CTC",
+    "L1",
+    "MSE",
+    "Builder",
+    "CrossEntropy",
+    "Dice",
+    "DiceCE",
+    "OwnLoss",
+    "aligned",
+    "mean",
+    "register",
+]

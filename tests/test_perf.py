@@ -214,6 +214,13 @@ def test_first_steps(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
+def test_own_loss(tmp_path: Path) -> None:
+    done = run(str(ROOT / "examples/own_loss.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[-1].split(" -> ")
+    assert float(after) < float(before)
+
+
 def test_from_pytorch(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
     done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)

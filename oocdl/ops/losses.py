@@ -6,7 +6,9 @@ labels are whole numbers. Formulas stand with each class.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -79,8 +81,21 @@ class L1:
     """Mean of ``|x - y|``."""
 
 
-Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC
-LOSSES: Mapping[str, Loss] = {
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss that ``register`` has been given. A run that was begun with it needs it again, and the same."""
+
+    name: str
+    digest: str
+    """Of the text of its formula."""
+
+
+Formula = Callable[[Builder, str, str], str]
+"""(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
+_FORMULAS: dict[str, Formula] = {}
+
+Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC | OwnLoss
+LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
     "dice": Dice(),
     "dice_ce": DiceCE(),
@@ -89,6 +104,54 @@ LOSSES: Mapping[str, Loss] = {
     "l1": L1(),
     "ctc": CTC(),
 }
+
+
+"""All losses that there are, by the names that ``fit(loss=...)`` takes."""
+
+
+def register(name: str) -> Callable[[Formula], Formula]:
+    """Return a decorator that makes a function a loss of this name, for ``fit(loss=name)``.
+
+    The function gets a builder and the names of a prediction and of its target, as the model and the dataset
+    have them, adds nodes (``build("Mul", x, y)``; ``docs/operators.md`` lists them), and returns the name of
+    the loss, of shape (). Gradients, cuts and memory follow from the nodes. ``mean`` and ``aligned`` help.
+
+    A run notes the text of the function: a resume without it, or with another, is refused. Workers of a
+    client need not have it. Raises InputError for a name that is taken.
+
+    >>> @register("squared_hinge")
+    ... def squared_hinge(build, prediction, target):
+    ...     product = build("Mul", prediction, aligned(build, prediction, target))
+    ...     short = build("Relu", build("Sub", build.like(1.0, product), product))
+    ...     return mean(build, build("Mul", short, short))
+    """
+
+    def keep(formula: Formula) -> Formula:
+        if not isinstance(LOSSES.get(name, OwnLoss(name, "")), OwnLoss):
+            raise InputError(f"there is a loss '{name}' already; give yours another name")
+        try:
+            text = inspect.getsource(formula).encode()
+        except (OSError, TypeError):  # written where no file is, as at a prompt
+            text = formula.__code__.co_code + repr(formula.__code__.co_names).encode()
+        _FORMULAS[name] = formula
+        LOSSES[name] = OwnLoss(name, hashlib.blake2b(text, digest_size=16).hexdigest())
+        return formula
+
+    return keep
+
+
+def _own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
+    known = LOSSES.get(spec.name)
+    if spec != known:
+        how = "is another than the run's" if isinstance(known, OwnLoss) else "is not known here"
+        raise InputError(
+            f"the loss '{spec.name}' {how}: import what registers it with oocdl.losses.register first"
+        )
+    loss = _FORMULAS[spec.name](build, prediction, target)
+    if loss not in build.values or build.shape(loss) or not is_float(build.dtype(loss)):
+        made = f"a value of shape {list(build.shape(loss))}" if loss in build.values else "no value"
+        raise InputError(f"the loss '{spec.name}' gave {made}; it has to be a floating-point number")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -181,16 +244,17 @@ def add_loss(
             return _dice_ce(build, spec, logits, target)
         case BCE():
             # Softplus, not Abs and Max: its gradient is right also at 0, where heads start.
-            aligned = _aligned(build, logits, target)
-            product = build("Mul", logits, aligned)
-            return _mean(build, build("Sub", build("Softplus", logits), product))
+            product = build("Mul", logits, aligned(build, logits, target))
+            return mean(build, build("Sub", build("Softplus", logits), product))
         case MSE():
-            error = build("Sub", logits, _aligned(build, logits, target))
-            return _mean(build, build("Mul", error, error))
+            error = build("Sub", logits, aligned(build, logits, target))
+            return mean(build, build("Mul", error, error))
         case L1():
-            return _mean(build, build("Abs", build("Sub", logits, _aligned(build, logits, target))))
+            return mean(build, build("Abs", build("Sub", logits, aligned(build, logits, target))))
         case CTC():
             return add_ctc(build, spec, logits, target, further or {})
+        case OwnLoss():
+            return _own(build, spec, logits, target)
 
 
 def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str, str]]:
@@ -217,12 +281,13 @@ def _sum(build: Builder, value: str) -> str:
     return build("Reshape", build("ReduceSum", value, axes=axes), shape=()) if axes else value
 
 
-def _mean(build: Builder, value: str) -> str:
+def mean(build: Builder, value: str) -> str:
+    """Add the mean of all elements, of shape ()."""
     total = _sum(build, value)
     return build("Div", total, build.like(float(size(build.shape(value))), total))
 
 
-def _aligned(build: Builder, logits: str, target: str) -> str:
+def aligned(build: Builder, logits: str, target: str) -> str:
     """Return the target in the dtype and shape of the logits; it may lack a channel axis of extent one."""
     shape, wanted = build.shape(target), build.shape(logits)
     if tuple(n for n in shape if n != 1) != tuple(n for n in wanted if n != 1):
@@ -310,7 +375,7 @@ def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
     if len(shape) > 1 and shape[1] == 1:
         if spec.class_weights is not None:
             raise InputError(f"class weights do not apply to output '{logits}', which has one class")
-        axis, truth = 1, _aligned(build, logits, target)
+        axis, truth = 1, aligned(build, logits, target)
         chance = build("Sigmoid", logits)
         if spec.ignore_index is not None:
             counts = _counts(build, target, spec.ignore_index, logits)
@@ -332,8 +397,8 @@ def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
     scores = build("Div", above, build("Add", either, smooth))
     if spec.class_weights is not None:
         lost = build("Sub", build.like(1.0, scores), scores)
-        return _mean(build, build("Mul", lost, _class_weights(build, spec.class_weights, axis, logits)))
-    score = _mean(build, scores)
+        return mean(build, build("Mul", lost, _class_weights(build, spec.class_weights, axis, logits)))
+    score = mean(build, scores)
     return build("Sub", build.like(1.0, score), score)
 
 
@@ -351,9 +416,9 @@ def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str) -> str:
     if spec.cross_entropy.class_weights is not None:
         raise InputError(f"class weights do not apply to output '{logits}', which has one class")
     counts = _counts(build, target, ignore, logits)
-    aligned = build("Mul", _aligned(build, logits, target), counts)
+    counted = build("Mul", aligned(build, logits, target), counts)
     # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
-    surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, aligned))
+    surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, counted))
     total, number = _sum(build, surprise), _sum(build, counts)
     return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
 

@@ -15,7 +15,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
-from oocdl.ops import RULES
+from oocdl.ops import RULES, losses
 from oocdl.ops.losses import (
     BCE,
     L1,
@@ -26,9 +26,13 @@ from oocdl.ops.losses import (
     DiceCE,
     Head,
     Loss,
+    OwnLoss,
     add_loss,
     add_losses,
+    aligned,
     class_axis,
+    mean,
+    register,
 )
 from oocdl.testing import run_graph
 from tests.kit.interpret import evaluate
@@ -307,3 +311,39 @@ def test_what_does_not_fit_is_refused(spec: Loss, x: Any, y: Any, why: str) -> N
     logits, target = build.value("x", *x, Role.INPUT), build.value("y", *y, Role.TARGET)
     with pytest.raises(InputError, match=why):
         add_loss(build, spec, logits, target)
+
+
+def huber(build: Builder, prediction: str, target: str) -> str:
+    error = build("Abs", build("Sub", prediction, aligned(build, prediction, target)))
+    small = build("Min", error, build.like(1.0, error))
+    square = build("Mul", build("Mul", small, small), build.like(0.5, small))
+    return mean(build, build("Add", square, build("Sub", error, small)))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Loss:
+    """The loss "huber", registered for one test."""
+    monkeypatch.setattr("oocdl.ops.losses.LOSSES", known := dict(LOSSES))
+    assert register("huber")(huber) is huber
+    return known["huber"]
+
+
+def test_a_registered_loss_has_the_gradient_of_its_nodes(own: Loss) -> None:
+    check(own, normal(4, 3), normal(3, 4).T, torch.nn.functional.huber_loss)
+
+
+def test_a_registered_loss_that_is_missing_or_another_is_refused(own: Loss) -> None:
+    assert isinstance(own, OwnLoss)
+    for spec, why in ((OwnLoss("hubert", own.digest), "not known"), (OwnLoss("huber", "0"), "another")):
+        with pytest.raises(InputError, match=f"{why}.*register"):
+            check(spec, normal(2, 3), normal(2, 3), lambda x, y: x.sum())
+
+
+def test_a_name_that_is_taken_and_a_loss_that_is_no_number_are_refused(own: Loss) -> None:
+    with pytest.raises(InputError, match="'mse' already"):
+        register("mse")(huber)
+    register("wide")(lambda build, prediction, target: build("Sub", prediction, target))
+    build = Builder(RULES)
+    x, y = (build.value(name, (2, 3), "float64", Role.INPUT) for name in "xy")
+    with pytest.raises(InputError, match=r"'wide' gave a value of shape \[2, 3\]"):
+        add_loss(build, losses.LOSSES["wide"], x, y)
