@@ -161,6 +161,23 @@ def test_what_is_wrong_is_an_error(attrs: dict[str, Any], tmp_path: Path) -> Non
         found(model, x, None, tmp_path)
 
 
+@pytest.mark.parametrize("lengths", [[2, 1], [2, 2, 2], [9]])
+def test_lengths_that_are_fixed_are_those_of_the_batch(lengths: list[int], tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(2, len(lengths), 3)).astype("f4")
+    known = np.array(lengths, "i4")
+    model = node_model("GRU", x, 2, lengths=known, random=np.random.default_rng(0))
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(known, "lengths"))
+    if max(lengths) > 2:  # more than there is: all
+        known = np.minimum(known, 2)
+    twin = node_model("GRU", x, 2, lengths=known, random=np.random.default_rng(0))
+    for one, other in zip(found(model, x, None, tmp_path), wanted(twin, x, known), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    more = np.concatenate([x, x], 1)
+    with pytest.raises(ModelError, match="sequence lengths are fixed"):
+        found(model, more, None, tmp_path)
+
+
 def test_a_generated_initial_state_of_zeros_is_no_weight(tmp_path: Path) -> None:
     x = np.zeros((2, 1, 3), "f4")
     model = node_model("LSTM", x, 2, states=True, random=np.random.default_rng(0))

@@ -87,6 +87,8 @@ def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     times = np.arange(steps).reshape(-1, 1, 1)
     known = ctx.known(4)
     if known is not None:
+        if known.size != samples:
+            raise ModelError(f"its {known.size} sequence lengths are fixed, for a batch of {samples}")
         lengths = known.astype(np.int64).reshape(1, samples, 1)
         return None if (lengths >= steps).all() else ctx.build.constant(times < lengths)
     given = ctx.reshape(ctx.value(4), (1, samples, 1))
