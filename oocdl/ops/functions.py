@@ -70,7 +70,7 @@ FUNCTIONS: tuple[Row, ...] = (
     # to the nearest, halves to even
     Row("Round", 1, lambda b, n, g: (None,), scratch=0),
     # the rest of a division, with the sign of the divisor, or, with fmod, of the dividend
-    Row("Mod", 2, _mod_gradient, flops=10, scratch=4, like=EXPONENTIAL, onnx={"fmod": 0}),
+    Row("Mod", 2, _mod_gradient, flops=10, scratch=6, like=EXPONENTIAL, onnx={"fmod": 0}),
 )
 
 RULES: tuple[OpRule, ...] = tuple(elementwise(row) for row in FUNCTIONS)
