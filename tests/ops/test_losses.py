@@ -284,7 +284,7 @@ def test_several_heads_are_weighted() -> None:
 
 
 def test_names_are_the_public_ones() -> None:
-    assert list(LOSSES) == ["cross_entropy", "dice", "dice_ce", "bce", "mse", "l1"]
+    assert list(LOSSES) == ["cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", "ctc"]
     assert LOSSES["dice_ce"] == DiceCE()
 
 

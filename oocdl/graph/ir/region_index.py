@@ -15,7 +15,7 @@ from oocdl.graph.ir.index import Range, Region, intersect, is_empty, region_size
 class Parts:
     """Regions in order: a list of them, or (a few tuples instead of hundreds) a grid of several by its axes.
 
-    >>> list(Parts(axes=(((0, 2), (2, 3)), ((4, 5),))))
+    >>> list(Parts(None, axes=(((0, 2), (2, 3)), ((4, 5),))))
     [((0, 2), (4, 5)), ((2, 3), (4, 5))]
     """
 

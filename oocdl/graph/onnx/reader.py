@@ -8,6 +8,7 @@ of sizes is a default for its inputs and nothing else.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -250,7 +251,7 @@ class _Reader:
                 if refused:
                     break
                 text = str(error).replace("\n", "\\n").replace("\r", "\\r")
-                named = node.name.strip("/") in text or shown(node.name) in text
+                named = re.search(rf"(?<!\w){re.escape(node.name.strip('/'))}(?!\w)", text)
                 raise ModelError(text if named else f"node {shown(node.name)} ({node.op}): {text}") from None
             else:
                 ctx.env.update(

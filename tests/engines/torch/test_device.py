@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import oocdl
 from oocdl.cli import app
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import get_engine, model_of, resolve
 from oocdl.engines.torch import device as torch_device
 from oocdl.engines.torch import transfer
@@ -224,8 +225,8 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-PROMISED = {"convolution_backward", "index_add_"}
-"""cuDNN's, told to be deterministic; and what is ordered in that mode."""
+PROMISED = {"convolution_backward", "index_add_", "scatter_reduce_"}
+"""cuDNN's, told to be deterministic; what is ordered in that mode; and maxima of whole numbers."""
 DOUBTFUL = re.compile(
     r"mkldnn|backward|index_(add|put)|scatter|cum|hist|bincount|embedding|pool|upsample|put_"
 )
@@ -236,8 +237,10 @@ def test_kernels_stay_on_their_device_and_are_deterministic() -> None:
     mode = OneDevice()
     alone: set[str] = set()
     for case in CASES:
+        if case.op.startswith("Ctc"):
+            continue  # PyTorch's kernel takes lengths as numbers: they are read back
         before = set(mode.called)
-        made = case.program("float32")
+        made = without_group_axes(case.program("float32"))
         kinds = zip(made.inputs, made.input_shapes, made.input_dtypes, strict=True)
         with torch.no_grad(), mode:
             slots = {
@@ -400,7 +403,7 @@ def test_rates_and_plans_name_the_device(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert calibrate.load_rates("torch:cpu") == NOMINAL and calibrate.load_rates("torch") is None
     monkeypatch.setattr(get_engine("torch:cpu"), "device", Tiny(0))
     assert calibrate._facts("torch:cpu")["device"] == "Tiny 1"
-    assert resume._machine("torch:cpu")["device"] == "Tiny 1"
+    assert resume.machine_facts("torch:cpu")["device"] == "Tiny 1"
     with pytest.warns(UserWarning, match="outdated"):
         assert calibrate.load_rates("torch:cpu") is None
 

@@ -132,15 +132,15 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[str, ...], type[ModelE
             nodes=[
                 NODE("PyOp", ["x"], ["a"], name="n7", domain="ai.onnx.contrib"),
                 NODE("Relu", ["a"], ["b"], name="n8"),
-                NODE("Loop", ["", "", "b"], ["y"], name="n9"),
+                NODE("Unique", ["b"], ["y"], name="n9"),
             ]
         ),
-        ("2 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); 'n9' (Loop); see",),
+        ("2 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); 'n9' (Unique); see",),
         UnsupportedError,
     ),
     "group": (
         lambda: conv_model(nodes=[NODE("Conv", ["x", "w"], ["y"], name="c", group=3)]),
-        ("'c' (Conv)", "group 3 does not divide the channels of"),
+        ("node 'c' (Conv)", "group 3 does not divide the channels of"),
         ModelError,
     ),
     "bomb": (

@@ -24,7 +24,7 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Return the letters of every operand and of the result, without an ellipsis, one letter an index.
 
     >>> _spelled("...ij,jk", (3, 2))
-    (['Aij', 'jk'], 'Aik')
+    (['Zij', 'jk'], 'Zik')
     """
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
