@@ -133,7 +133,7 @@ def grouped() -> list[Case]:
     cases = []
     for name, g in geometries():
         stem = name.rsplit("-", 1)[0]
-        if stem in GROUPED:
+        if stem in GROUPED and g["batch"] > 1:
             groups, c, o = next(kinds)
             cases += _with_groups(f"{stem}-{groups}x{c}to{o}", dict(g, groups=groups, c=c, o=o))
     return cases
