@@ -6,8 +6,6 @@ labels are whole numbers. Formulas stand with each class.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +14,9 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops._broadcast import is_float, size
+from oocdl.ops._broadcast import is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
+from oocdl.ops.own_loss import Formula, OwnLoss, add_own, aligned, known_as, mean, total_of
 
 LEAST = 1e-8
 """Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
@@ -81,19 +80,6 @@ class L1:
     """Mean of ``|x - y|``."""
 
 
-@dataclass(frozen=True)
-class OwnLoss:
-    """A loss that ``register`` has been given. A run that was begun with it needs it again, and the same."""
-
-    name: str
-    digest: str
-    """Of the text of its formula."""
-
-
-Formula = Callable[[Builder, str, str], str]
-"""(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
-_FORMULAS: dict[str, Formula] = {}
-
 Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC | OwnLoss
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
@@ -117,41 +103,22 @@ def register(name: str) -> Callable[[Formula], Formula]:
     the loss, of shape (). Gradients, cuts and memory follow from the nodes. ``mean`` and ``aligned`` help.
 
     A run notes the text of the function: a resume without it, or with another, is refused. Workers of a
-    client need not have it. Raises InputError for a name that is taken.
+    client need not have it. Raises InputError for a name that is taken. For example::
 
-    >>> @register("squared_hinge")
-    ... def squared_hinge(build, prediction, target):
-    ...     product = build("Mul", prediction, aligned(build, prediction, target))
-    ...     short = build("Relu", build("Sub", build.like(1.0, product), product))
-    ...     return mean(build, build("Mul", short, short))
+        @oocdl.losses.register("squared_hinge")
+        def squared_hinge(build, prediction, target):
+            product = build("Mul", prediction, oocdl.losses.aligned(build, prediction, target))
+            short = build("Relu", build("Sub", build.like(1.0, product), product))
+            return oocdl.losses.mean(build, build("Mul", short, short))
     """
 
     def keep(formula: Formula) -> Formula:
         if not isinstance(LOSSES.get(name, OwnLoss(name, "")), OwnLoss):
             raise InputError(f"there is a loss '{name}' already; give yours another name")
-        try:
-            text = inspect.getsource(formula).encode()
-        except (OSError, TypeError):  # written where no file is, as at a prompt
-            text = formula.__code__.co_code + repr(formula.__code__.co_names).encode()
-        _FORMULAS[name] = formula
-        LOSSES[name] = OwnLoss(name, hashlib.blake2b(text, digest_size=16).hexdigest())
+        LOSSES[name] = known_as(name, formula)
         return formula
 
     return keep
-
-
-def _own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
-    known = LOSSES.get(spec.name)
-    if spec != known:
-        how = "is another than the run's" if isinstance(known, OwnLoss) else "is not known here"
-        raise InputError(
-            f"the loss '{spec.name}' {how}: import what registers it with oocdl.losses.register first"
-        )
-    loss = _FORMULAS[spec.name](build, prediction, target)
-    if loss not in build.values or build.shape(loss) or not is_float(build.dtype(loss)):
-        made = f"a value of shape {list(build.shape(loss))}" if loss in build.values else "no value"
-        raise InputError(f"the loss '{spec.name}' gave {made}; it has to be a floating-point number")
-    return loss
 
 
 @dataclass(frozen=True)
@@ -254,7 +221,7 @@ def add_loss(
         case CTC():
             return add_ctc(build, spec, logits, target, further or {})
         case OwnLoss():
-            return _own(build, spec, logits, target)
+            return add_own(build, spec, logits, target)
 
 
 def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str, str]]:
@@ -273,32 +240,6 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
         total = part if total is None else build("Add", total, part)
     assert total is not None
     return total, parts
-
-
-def _sum(build: Builder, value: str) -> str:
-    """Add the sum of all elements, of shape ()."""
-    axes = tuple(range(len(build.shape(value))))
-    return build("Reshape", build("ReduceSum", value, axes=axes), shape=()) if axes else value
-
-
-def mean(build: Builder, value: str) -> str:
-    """Add the mean of all elements, of shape ()."""
-    total = _sum(build, value)
-    return build("Div", total, build.like(float(size(build.shape(value))), total))
-
-
-def aligned(build: Builder, logits: str, target: str) -> str:
-    """Return the target in the dtype and shape of the logits; it may lack a channel axis of extent one."""
-    shape, wanted = build.shape(target), build.shape(logits)
-    if tuple(n for n in shape if n != 1) != tuple(n for n in wanted if n != 1):
-        raise InputError(
-            f"target '{target}' has shape {list(shape)}, but output '{logits}' has {list(wanted)}"
-        )
-    if shape != wanted:
-        target = build("Reshape", target, shape=wanted)
-    if build.dtype(target) != build.dtype(logits):
-        target = build("Cast", target, to=build.dtype(logits))
-    return target
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:
@@ -363,7 +304,7 @@ def _cross_entropy(
         weights = build("Where", here, _class_weights(build, spec.class_weights, axis, logits), zero)
         counts = build("Mul", counts, build("ReduceSum", weights, axes=(axis,)))
         surprise = build("Mul", surprise, counts)
-    total, number = _sum(build, surprise), _sum(build, counts)
+    total, number = total_of(build, surprise), total_of(build, counts)
     if least is not None:
         number = build("Max", number, build.like(least, number))
     return build("Div", total, number)
@@ -419,7 +360,7 @@ def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str) -> str:
     counted = build("Mul", aligned(build, logits, target), counts)
     # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
     surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, counted))
-    total, number = _sum(build, surprise), _sum(build, counts)
+    total, number = total_of(build, surprise), total_of(build, counts)
     return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
 
 

@@ -26,14 +26,12 @@ from oocdl.ops.losses import (
     DiceCE,
     Head,
     Loss,
-    OwnLoss,
     add_loss,
     add_losses,
-    aligned,
     class_axis,
-    mean,
     register,
 )
+from oocdl.ops.own_loss import OwnLoss, aligned, mean
 from oocdl.testing import run_graph
 from tests.kit.interpret import evaluate
 

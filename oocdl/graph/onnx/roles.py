@@ -39,6 +39,7 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "RandomUniformLike": (0,),
     "RandomNormalLike": (0,),
     "Bernoulli": (0,),
+    "OneHot": (0, 1, 2),
     "Range": (0, 1, 2),
     "CastLike": (1,),
     "Shape": (0,),
