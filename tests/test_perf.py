@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,11 @@ from tests.kit import nets
 ROOT = Path(__file__).parents[1]
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script of the repository in ``folder``."""
+def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository in ``folder``, with environment variables."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths},
+        [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True, text=True, timeout=250,
     )  # fmt: skip
 
@@ -226,6 +227,23 @@ def test_from_pytorch(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
+
+
+def test_deep_speech(tmp_path: Path) -> None:
+    """Two sentences, spoken if there is a synthesizer."""
+    sound = "espeak" if shutil.which("espeak-ng") else "tones"
+    words = ["--sound", sound, "--sentences", "2", "--channels", "4", "--hidden", "8", "--layers", "1"]
+    more = ["--epochs", "3", "--memory", "3GiB", "--workdir", "out"]
+    done = run(str(ROOT / "examples/deep_speech.py"), *words, *more, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[1].split(" in ")[0].split(" -> ")
+    assert float(after) < float(before)
+    assert "of 2 sentences heard right" in done.stdout
+
+
+def test_deep_speech_names_the_synthesizer_that_is_missing(tmp_path: Path) -> None:
+    done = run(str(ROOT / "examples/deep_speech.py"), folder=tmp_path, PATH=str(tmp_path))
+    assert done.returncode and "apt-get install espeak-ng" in done.stderr
 
 
 @pytest.fixture
