@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
-from models import GPT, PlainNet3d, ResNet, export, write_mlp
+from models import GPT, PlainNet3d, Recurrent, ResNet, export, library, write_mlp
 
 from oocdl.cli.zoo import write_unet3d
 
@@ -93,6 +93,28 @@ def plain(layers: int, width: int, size: int) -> Case:
 
     data = ((1, 1, *space), "float32"), (1, *space), 4
     return Case(f"plain {layers}x{width} at {size}", layers, write, *data, ("PlainNet3d", (layers, width)))
+
+
+def recurrent(layers: int, width: int, batch: int, steps: int) -> Case:
+    """LSTM over sequences, with a label for each step."""
+    made = (64, width, layers, 32)
+
+    def write(path: Path) -> Path:
+        return export(Recurrent(*made), torch.zeros(batch, steps, 64), path)
+
+    data = ((batch, steps, 64), "float32"), (batch, steps), 32
+    return Case(f"LSTM {layers}x{width}", layers, write, *data, ("Recurrent", made))
+
+
+def images(where: str, name: str, batch: int, size: int, **options: Any) -> Case:
+    """A network of a library with its images, and a label for each."""
+    shape = (batch, 3, size, size)
+    made = (where, name, {"num_classes": 100, **options})
+
+    def write(path: Path) -> Path:
+        return export(library(*made), torch.zeros(shape), path)
+
+    return Case(name, 1, write, (shape, "float32"), (batch,), 100, ("library", made))
 
 
 def mlp(layers: int, width: int, batch: int) -> Case:

@@ -6,9 +6,10 @@ process that measures oocdl with onnxruntime never loads it.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,29 @@ class Mlp(nn.Module):
 
 BLOCKS: tuple[type[nn.Module], ...] = (Block, Bottleneck, GptBlock)
 """What activation checkpointing computes twice, and keeps the input of only."""
+
+
+class Recurrent(nn.Module):
+    """Layers of LSTM between an input of features and logits for each step."""
+
+    def __init__(self, features: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, width, layers, batch_first=True)
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.lstm(x)[0])
+        return logits
+
+
+def library(where: str, name: str, options: Mapping[str, Any]) -> nn.Module:
+    """A network of a library, without what it draws at random: dropout and stochastic depth let all pass."""
+    network: nn.Module = getattr(importlib.import_module(where), name)(**options)
+    for module in network.modules():
+        for rate in {"p", "dropout", "stochastic_depth_prob"} & vars(module).keys():
+            if isinstance(getattr(module, rate), float):
+                setattr(module, rate, 0.0)
+    return network
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:

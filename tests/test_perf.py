@@ -98,6 +98,11 @@ def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, ot
     assert all(row["why"] == "" for row in rows.values())
 
 
+def test_recurrent_layers_have_the_losses_of_pytorch(tmp_path: Path) -> None:
+    rows = rounds(tmp_path, "library", "oocdl 1", "--network", "lstm")
+    assert list(rows) == ["PyTorch", "oocdl 1"] and all(row["why"] == "" for row in rows.values())
+
+
 @pytest.mark.slow
 def test_big_mlp_says_where_deepspeed_is_missing(tmp_path: Path) -> None:
     rows = rounds(tmp_path, "big_mlp", "oocdl 1/4,DeepSpeed*NVMe")

@@ -1,0 +1,39 @@
+"""Seconds a step of networks of torchvision, and of an LSTM: in core and at 1/4 of PyTorch's memory (root).
+
+    python perf/library.py [--toy] [--network mobilenet_v2] [--only 'oocdl 1/4']
+
+Networks of torchvision need it installed (``pip install --no-deps torchvision``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bench import Bench, options, run, settle
+from cases import Case, images, recurrent
+from variants import at, in_core
+
+VISION = {"mobilenet_v2": 32, "efficientnet_b0": 32, "convnext_tiny": 16, "swin_t": 16}
+"""Networks and how many images of 224²."""
+
+
+def _vision(name: str, batch: int, toy: bool) -> Case:
+    return images("torchvision.models", name, 2 if toy else batch, 32 if toy else 224)
+
+
+CASES: Mapping[str, Callable[[bool], Case]] = {
+    **{name: lambda toy, name=name, batch=batch: _vision(name, batch, toy) for name, batch in VISION.items()},
+    "lstm": lambda toy: recurrent(2, 16, 2, 8) if toy else recurrent(3, 512, 32, 200),
+}  # type: ignore[misc]
+
+
+def main() -> None:
+    """Parse, measure, tell."""
+    made = options(__doc__)
+    made.add_argument("--network", choices=sorted(CASES), default="lstm", help="default: lstm")
+    args = settle(made)
+    run(Bench(CASES[args.network](args.toy), (*in_core(), *(at(part) for part in (1, 4)))), args)
+
+
+if __name__ == "__main__":
+    main()
