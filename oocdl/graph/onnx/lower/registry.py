@@ -13,6 +13,7 @@ from oocdl.graph.onnx.lower.control import CONTROL
 from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.logic import LOGIC
+from oocdl.graph.onnx.lower.padding import PADDING
 from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
@@ -28,6 +29,7 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     RANDOM,
     ATTENTION,
     STRUCTURE,
+    PADDING,
     REARRANGE,
     INDEXING,
     CONTRACTIONS,

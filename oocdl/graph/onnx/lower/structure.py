@@ -65,25 +65,6 @@ def _slice(ctx: Context) -> Sequence[Operand]:
     return [x]
 
 
-def _pad(ctx: Context) -> Sequence[Operand]:
-    x, rank = ctx.value(0), len(ctx.shape(0))
-    inputs = ctx.constants("pads", 1, 2, 3)
-    filler = inputs[2] if len(inputs) > 2 else None
-    pads = ints(ctx.node, inputs, "pads", 1) or (0,) * (2 * rank)
-    if ctx.attr("mode", "constant") != "constant":
-        ctx.refuse(f"mode {ctx.attr('mode')}")
-    if ctx.attr("value", 0.0) or (filler is not None and filler.size and float(filler.reshape(-1)[0])):
-        ctx.refuse("a value other than 0")
-    axes = ints(ctx.node, inputs, "axes", 3) or tuple(range(rank))
-    for axis, before, after in zip(axes, pads, pads[len(axes) :], strict=False):
-        axis %= rank
-        x = slice_axis(ctx, x, axis, max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0))
-        before, after = max(before, 0), max(after, 0)
-        if before or after:
-            x = ctx.make("Pad", x, axis=axis, before=before, after=after)
-    return [x]
-
-
 def _transpose(ctx: Context) -> Sequence[Operand]:
     x, rank = ctx.value(0), len(ctx.shape(0))
     perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
@@ -240,7 +221,6 @@ STRUCTURE: dict[str, Lower] = {
     "Shape": _measure,
     "Size": _measure,
     "Slice": _slice,
-    "Pad": _pad,
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Expand": _expand,
