@@ -100,9 +100,9 @@ def test_trains_as_pytorch_does(loss: Any, names: dict[str, str], tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "options", "why"),
     [
-        ({"labels": np.full((SAMPLES, 4), 4)}, {}, "label 4 in sample 0"),
-        ({"target_lengths": np.full(SAMPLES, 5)}, {}, "length 5 in sample 0"),
-        ({"input_lengths": np.full(SAMPLES, 11)}, {}, "length 11 in sample 0"),
+        ({"labels": np.full((SAMPLES, 4), 4)}, {}, "label 4 in sample"),
+        ({"target_lengths": np.full(SAMPLES, 5)}, {}, "length 5 in sample"),
+        ({"input_lengths": np.full(SAMPLES, 11)}, {}, "length 11 in sample"),
         ({"input_lengths": np.full(SAMPLES, 9.0)}, {}, "whole-number lengths"),
         ({"input_lengths": np.full(SAMPLES + 1, 9)}, {}, "number of samples"),
         ({}, {"loss": CTC(input_lengths="frames")}, "'frames', the dataset has"),

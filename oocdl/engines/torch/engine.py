@@ -143,7 +143,9 @@ def _operands_channels_last(instruction: Instruction, channels_last_slots: Colle
     """Which operands the kernel is given with their channels last."""
     found = [o.slot in channels_last_slots and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
     convolution = KERNELS[instruction.op].convolution
-    if convolution and (any(found) or any(slot in channels_last_slots for slot in instruction.outputs)):
+    if convolution is None or len(instruction.operands[0].shape) not in SPATIAL_RANKS:
+        return found  # a line is no image, also where its slot has an axis more, of groups
+    if any(found) or any(slot in channels_last_slots for slot in instruction.outputs):
         for index in convolution.data:  # a kernel that gets data of both orders would sort the other
             found[index] = True
     return found
