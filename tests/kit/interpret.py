@@ -103,6 +103,24 @@ def _moments(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, .
     return inputs[0].mean(axes, keepdim=True), inputs[0].var(axes, unbiased=False, keepdim=True)
 
 
+def _filtered(x: torch.Tensor, at: float, scale: float, attrs: Mapping[str, Any]) -> torch.Tensor:
+    """The mean of elements by the weights of a filter around ``at``, with more than can have one."""
+    stretch = max(1.0, 1 / scale) if attrs.get("antialias") else 1.0
+    a, last = attrs.get("cubic_coeff_a", -0.75), x.shape[-1] - 1
+    whole, total = torch.zeros_like(x[..., 0]), 0.0
+    for place in range(int(at - 2 * stretch) - 2, int(at + 2 * stretch) + 3):
+        d = abs(place - at) / stretch
+        if attrs["mode"] == "linear":
+            weight = 1 - d if d < 1 else 0.0
+        elif d <= 1:
+            weight = (a + 2) * d**3 - (a + 3) * d**2 + 1
+        else:
+            weight = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a if d < 2 else 0.0
+        if 0 <= place <= last or not attrs.get("exclude_outside"):
+            whole, total = whole + weight * x[..., min(max(place, 0), last)], total + weight
+    return whole / total
+
+
 def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     """From ONNX's text, element by element, not from the rule's matrix."""
     x = inputs[0].movedim(attrs["axis"], -1)
@@ -121,6 +139,11 @@ def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
             at = o / scale
         else:
             at = 0.0 if mode == "pytorch_half_pixel" and size == 1 else (o + 0.5) / scale - 0.5
+            if mode == "half_pixel_symmetric":
+                at += extent / 2 * (1 - size / (scale * extent))
+        if attrs["mode"] == "cubic" or attrs.get("antialias"):
+            columns.append(_filtered(x, at, scale, attrs))
+            continue
         if attrs["mode"] == "nearest":
             at = round(at, 9)  # o / scale may fall just below the integer it is
             rounding = attrs.get("nearest_mode") or "round_prefer_floor"

@@ -236,6 +236,14 @@ RESAMPLE = [
         for mode in ("round_prefer_ceil", "floor", "ceil")
     ),
     Case("Resample", ((2, 5),), _resample(1, 8, "linear", "half_pixel", scale=1.7)),
+    Case("Resample", ((2, 5),), _resample(1, 8, "linear", "half_pixel_symmetric", scale=1.7)),
+    Case("Resample", ((2, 5, 3),), _resample(1, 9, "cubic", "asymmetric", cubic_coeff_a=-0.5)),
+    Case("Resample", ((2, 9),), _resample(1, 4, "cubic", "align_corners", exclude_outside=True)),
+    *(
+        Case("Resample", ((2, extent),), _resample(1, 4, mode, "half_pixel", antialias=True, **more))
+        for extent, mode in ((11, "linear"), (9, "cubic"), (3, "cubic"))
+        for more in ({}, {"exclude_outside": True, "cubic_coeff_a": -0.5})
+    ),
     Case("Resample", ((2, 10),), _resample(1, 5, "linear", "half_pixel", transposed=True)),
     Case("Resample", ((2, 4),), _resample(1, 9, "nearest", "asymmetric", transposed=True)),
 ]

@@ -34,7 +34,7 @@ OTHERWISE = {
     "test_attention_4d_gqa_with_past_and_present_fp16": "the same",
     "test_bernoulli*": "numbers are drawn",
     "test_training_dropout*": "the same",
-    "test_resize_downsample_scales_linear_align_corners": "its corners follow sizes, as in PyTorch",
+    "test_resize_downsample_scales_*_align_corners": "corners follow sizes, as in ONNX's text and PyTorch",
 }
 """ONNX's tests that have another result here, and why."""
 

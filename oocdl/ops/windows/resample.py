@@ -1,11 +1,16 @@
 """Resize along one axis: ``y = R x`` with a banded matrix ``R`` of ``[size, extent]``.
 
-A Resize of several axes is a chain of these (both of ONNX's modes are separable).
+A Resize of several axes is a chain of these (all of ONNX's modes are separable).
 ``transposed`` is ``y = R^T x``, where R belongs to the Resize whose gradient this is:
 its ``[extent of x, size]``. Coordinates follow ONNX's Resize-19:
 
     half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
     align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
+    half_pixel_symmetric: half_pixel, so that the middle of what is made lies on the middle of the input
+
+``mode="cubic"`` and ``antialias`` (linear or cubic) weigh the columns around a coordinate by a filter,
+which ``antialias`` stretches by 1 / scale if that is more than 1. Columns outside are those at the end, or,
+with ``exclude_outside``, none.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from oocdl.ops._speed import ARITHMETIC, streaming
 
 Matrix = npt.NDArray[np.float64]
 
-COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+MODES = ("nearest", "linear", "cubic")
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
@@ -43,7 +49,8 @@ def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
         return index * numerator / denominator
     if coordinates == "pytorch_half_pixel" and out == 1:
         return index
-    return (2 * index + 1) * numerator / (2 * denominator) - 0.5
+    offset = (extent - out * numerator / denominator) / 2 if coordinates == "half_pixel_symmetric" else 0.0
+    return offset + (2 * index + 1) * numerator / (2 * denominator) - 0.5
 
 
 def _nearest(positions: Matrix, rounding: str) -> Matrix:
@@ -55,8 +62,39 @@ def _nearest(positions: Matrix, rounding: str) -> Matrix:
     return np.asarray(np.floor(positions) if rounding == "floor" else np.ceil(positions))
 
 
+Filter = tuple[bool, bool, float]
+"""Whether antialiased, whether without what is outside, and the coefficient ``a`` of a cubic filter."""
+
+
+def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
+    """Return the weights of a linear or cubic filter at distances from its middle."""
+    if mode == "linear":
+        return np.maximum(1 - distance, 0)
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = a * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def _filtered(
+    mode: str, positions: Matrix, scale: float, extent: int, options: Filter
+) -> tuple[npt.NDArray[np.int64], Matrix]:
+    """Return columns and weights ``[out, taps]`` of a filter around ``positions``; those of one place add."""
+    antialias, exclude_outside, a = options
+    stretch = max(1 / scale, 1.0) if antialias else 1.0
+    radius = (2 if mode == "cubic" else 1) * stretch
+    columns = np.ceil(positions - radius).astype(np.int64)[:, None] + np.arange(int(2 * radius) + 1)
+    weights = _weigh(mode, abs(columns - positions[:, None]) / stretch, a)
+    if exclude_outside:
+        weights = np.where((columns >= 0) & (columns < extent), weights, 0.0)
+    if antialias or exclude_outside:
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(columns, 0, extent - 1), weights
+
+
 @lru_cache(maxsize=256)
-def _forward(mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int) -> Matrix:
+def _forward(
+    mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int, options: Filter
+) -> Matrix:
     """Return ``R`` of ``[out, extent]``, read-only because it is shared."""
     positions = _positions(coordinates, scale, out, extent)
     matrix = np.zeros((out, extent))
@@ -64,6 +102,9 @@ def _forward(mode: str, coordinates: str, rounding: str, scale: float, out: int,
     if mode == "nearest":
         columns = np.clip(_nearest(positions, rounding), 0, extent - 1).astype(np.int64)
         matrix[rows, columns] = 1.0
+    elif mode == "cubic" or options[0]:
+        columns, weights = _filtered(mode, positions, scale, extent, options)
+        np.add.at(matrix, (rows[:, None], columns), weights)
     else:
         positions = np.clip(positions, 0, extent - 1)
         lower = np.floor(positions).astype(np.int64)
@@ -80,7 +121,9 @@ def matrix(attrs: Mapping[str, Any], in_extent: int) -> Matrix:
     out, extent = (in_extent, attrs["size"]) if transposed else (attrs["size"], in_extent)
     rounding = attrs.get("nearest_mode") or "round_prefer_floor"
     scale = attrs.get("scale") or out / extent
-    whole = _forward(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent)
+    antialias, exclude_outside = (bool(attrs.get(name)) for name in ("antialias", "exclude_outside"))
+    options = (antialias, exclude_outside, float(attrs.get("cubic_coeff_a", -0.75)))
+    whole = _forward(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
     return whole.T if transposed else whole
 
 
@@ -99,8 +142,10 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, attrs = inputs[0], node.attrs
     if not 0 <= attrs["axis"] < len(x.shape) or attrs["size"] < 1:
         fail(node, f"axis {attrs['axis']} or size {attrs['size']} does not fit {list(x.shape)}")
-    if attrs["mode"] not in ("nearest", "linear") or attrs["coordinates"] not in COORDINATES:
+    if attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
         fail(node, f"mode '{attrs['mode']}' with '{attrs['coordinates']}' is not supported")
+    if attrs["mode"] == "nearest" and (attrs.get("antialias") or attrs.get("exclude_outside")):
+        fail(node, "antialias and exclude_outside need a filter, not the nearest element")
     if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
         fail(node, f"nearest mode '{attrs.get('nearest_mode')}' on {x.dtype} is not supported")
     shape = list(x.shape)
@@ -139,9 +184,12 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count two entries of each row of R (linear) or one (nearest); its rows are the side it maps to."""
-    rows = inputs[0] if node.attrs["transposed"] else outputs[0]
-    return (4 if node.attrs["mode"] == "linear" else 2) * size(rows)
+    """Count the entries of each row of R; its rows are the side it maps to."""
+    rows, columns = (inputs[0], outputs[0]) if node.attrs["transposed"] else (outputs[0], inputs[0])
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}[node.attrs["mode"]]
+    if node.attrs.get("antialias"):
+        taps *= -(-columns[node.attrs["axis"]] // max(rows[node.attrs["axis"]], 1))
+    return 2 * taps * size(rows)
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:

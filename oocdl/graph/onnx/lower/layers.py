@@ -1,16 +1,15 @@
-"""Lowers ONNX operators to those of ``ops``: convolutions, norms, pooling, resizing, dropout."""
+"""Lowers ONNX operators to those of ``ops``: convolutions, norms, pooling, dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
-from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.arithmetic import need_floats
 from oocdl.graph.onnx.roles import trains_by_origin
@@ -254,71 +253,6 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
     return results[: len(ctx.node.outputs)]
 
 
-_COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
-
-
-def _resize(ctx: Context) -> Sequence[Operand]:
-    """Lower Resize to one Resample for each axis that changes: linear interpolation is separable."""
-    upsample = ctx.node.op == "Upsample"
-    mode = ctx.attr("mode", "nearest")
-    coordinates = (
-        "asymmetric"
-        if upsample or ctx.opset < 11
-        else ctx.attr("coordinate_transformation_mode", "half_pixel")
-    )
-    rounding = "floor" if upsample or ctx.opset < 11 else ctx.attr("nearest_mode", "round_prefer_floor")
-    if mode not in ("nearest", "linear"):
-        ctx.refuse(f"mode {mode}")
-    if coordinates not in _COORDINATES:
-        ctx.refuse(f"coordinates {coordinates}")
-    if ctx.attr("antialias", 0) or ctx.attr("exclude_outside", 0):
-        ctx.refuse("antialias or exclude_outside")
-    if ctx.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
-        ctx.refuse(f"keep_aspect_ratio_policy {ctx.attr('keep_aspect_ratio_policy')}")
-    x = ctx.value(0)
-    for axis, size, scale in _resized(ctx, upsample):
-        if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
-            x = ctx.make(
-                "Resample",
-                x,
-                axis=axis,
-                size=size,
-                mode=mode,
-                coordinates=coordinates,
-                scale=scale,
-                nearest_mode=rounding,
-                transposed=False,
-            )
-    return [x]
-
-
-def _resized(ctx: Context, upsample: bool) -> list[tuple[int, int, float]]:
-    """Return (axis, size, scale) for the axes of a Resize, from its scales or its sizes."""
-    shape, before = ctx.shape(0), ctx.was(0)
-    place = 1 if upsample or ctx.opset < 11 else 2
-    inputs = ctx.constants("scales or sizes", place, 3)
-    scales = inputs[place] if len(inputs) > place else None
-    if scales is None and "scales" in ctx.node.attrs:
-        scales = np.asarray(ctx.attr("scales"))
-    axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
-    if scales is not None and scales.size:
-        factors = [float(str(scale)) for scale in scales.reshape(-1)]
-        return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
-    sizes = ints(ctx.node, inputs, "", 3)
-    if not sizes:
-        raise ModelError("neither scales nor sizes are given")
-    result = []
-    for axis, size in zip(axes, sizes, strict=True):
-        if before is not None and not ctx.is_sized(3) and before[axis] != shape[axis]:
-            if size * shape[axis] % before[axis]:
-                raise ModelError(
-                    f"its fixed size {size} was made for an extent of {before[axis]}, not {shape[axis]}"
-                )
-            size = size * shape[axis] // before[axis]
-        result.append((axis, size, size / shape[axis]))
-    return result
-
-
 LAYERS: dict[str, Lower] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
@@ -329,7 +263,5 @@ LAYERS: dict[str, Lower] = {
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
     "Dropout": _dropout,
-    "Resize": _resize,
-    "Upsample": _resize,
 }
 """Lowerings of the operators of neural-network layers."""

@@ -18,6 +18,7 @@ from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
 from oocdl.graph.onnx.lower.reductions import REDUCTIONS
+from oocdl.graph.onnx.lower.resizing import RESIZING
 from oocdl.graph.onnx.lower.sequences import SEQUENCES
 from oocdl.graph.onnx.lower.structure import STRUCTURE
 
@@ -36,6 +37,7 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     CONTROL,
     SEQUENCES,
     LAYERS,
+    RESIZING,
     RECURRENT,
 )
 LOWERINGS: Mapping[str, Lower] = {op: lower for table in _TABLES for op, lower in table.items()}
