@@ -86,6 +86,35 @@ def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path:
     check(case, tmp_path)
 
 
+SHAPES = {2: (2, 3, 4, 5), 3: (1, 2, 3, 2, 4)}
+"""Number of axes -> shape of what is sampled at a grid of ``[3, *the last extents]``."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "axes", "padding", "corners"),
+    [
+        ("linear", 2, "zeros", 0),
+        ("linear", 2, "zeros", 1),
+        ("linear", 2, "border", 0),
+        ("linear", 2, "border", 1),
+        ("nearest", 2, "zeros", 1),
+        ("nearest", 2, "border", 0),
+        ("linear", 3, "zeros", 0),
+    ],
+)
+def test_a_grid_samples_as_pytorch_does(
+    mode: str, axes: int, padding: str, corners: int, tmp_path: Path
+) -> None:
+    """The gradient of the grid is checked, too; a third of it lies outside."""
+    names, random = {"linear": "bilinear", "nearest": "nearest"}, np.random.default_rng(0)
+    batch, _, _, *rest = SHAPES[axes]
+    grid = random.uniform(-1.5, 1.5, (batch, 3, *rest, axes))
+    function = partial(F.grid_sample, mode=names[mode], padding_mode=padding, align_corners=bool(corners))
+    arrays = [random.normal(size=SHAPES[axes]), grid]
+    attrs = {"mode": mode, "padding_mode": padding, "align_corners": corners}
+    check(OneNode("GridSample", function, arrays, attrs), tmp_path)
+
+
 def maps(
     folder: Path, size: Sequence[int], roi: Sequence[float] = (), **attrs: Any
 ) -> list[Mapping[str, Any]]:
@@ -135,3 +164,21 @@ def test_what_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(kind, match=message):
         maps(tmp_path, [9, 8], roi, **attrs)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "axes", "kind", "message"),
+    [
+        ({"mode": "cubic"}, 2, UnsupportedError, "GridSample with mode cubic"),
+        ({"padding_mode": "reflection"}, 2, UnsupportedError, "GridSample with padding_mode reflection"),
+        ({}, 3, ModelError, r"a grid \[2, 5, 4, 3\] does not fit an input of shape \[2, 2, 9, 6\]"),
+    ],
+)
+def test_a_grid_that_is_not_known_is_refused_by_name(
+    attrs: dict[str, Any], axes: int, kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    inputs = {"x": X, "grid": np.zeros((2, 5, 4, axes))}
+    node = helper.make_node("GridSample", list(inputs), ["y"], name="n", **attrs)
+    onnx.save(lowered.model_of([node], inputs, ["y"], opset=20), tmp_path / "grid.onnx")
+    with pytest.raises(kind, match=message):
+        inspect_onnx(tmp_path / "grid.onnx").bind(RULES)

@@ -1,9 +1,11 @@
-"""Lowers Resize and Upsample to one linear map along each axis: all of ONNX's modes are separable."""
+"""Lowers Resize and Upsample to a linear map along each axis, and GridSample to sums of gathered elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor
+from functools import reduce
+from itertools import product
+from math import floor, prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.structure import slice_axis
 
 _MODES = ("nearest", "linear", "cubic")
 _COORDINATES = (
@@ -122,5 +125,67 @@ def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[in
     return result
 
 
-RESIZING: dict[str, Lower] = {"Resize": _resize, "Upsample": _resize}
+def _grid_sample(ctx: Context) -> Sequence[Operand]:
+    """Sum weighted elements of ``[N, C, *extents]`` around the places of a grid ``[N, *result, axes]``."""
+    mode, padding = ctx.attr("mode", "linear"), ctx.attr("padding_mode", "zeros")
+    if mode not in ("linear", "bilinear", "nearest"):
+        ctx.refuse(f"mode {mode}")
+    if padding not in ("zeros", "border"):
+        ctx.refuse(f"padding_mode {padding}")
+    shape, grid = ctx.shape(0), ctx.shape(1)
+    if len(shape) < 3 or len(grid) != len(shape) or (grid[0], grid[-1]) != (shape[0], len(shape) - 2):
+        raise ModelError(f"a grid {list(grid)} does not fit an input of shape {list(shape)}")
+    (batch, channels, *extents), (*_, rank), result = shape, grid, grid[1:-1]
+    x = ctx.make("Transpose", ctx.value(0), perm=(0, *range(2, rank + 2), 1))
+    table = ctx.reshape(x, (batch, prod(extents), channels))
+    near = []
+    for axis, extent in enumerate(extents):
+        last = rank - 1 - axis  # grids have the last axis first
+        place = slice_axis(ctx, ctx.value(1), len(result) + 1, last, last + 1)
+        near.append(_neighbours(ctx, ctx.reshape(place, (batch, prod(result))), extent))
+    terms = []
+    for corner in product(*near):
+        ids, weight = corner[0]
+        for extent, (index, other) in zip(extents[1:], corner[1:], strict=True):
+            ids = ctx.make("Add", ctx.make("Mul", ids, ctx.number(extent, ids)), index)
+            weight = ctx.make("Mul", weight, other)
+        rows = ctx.make("Gather", table, ids, batch=1)
+        terms.append(ctx.make("Mul", rows, ctx.reshape(weight, (batch, prod(result), 1))))
+    total = reduce(lambda a, b: ctx.make("Add", a, b), terms)
+    total = ctx.reshape(total, (batch, *result, channels))
+    return [ctx.make("Transpose", total, perm=(0, len(result) + 1, *range(1, len(result) + 1)))]
+
+
+def _neighbours(ctx: Context, grid: str, extent: int) -> list[tuple[str, str]]:
+    """Return (index, weight) of the elements of an axis that places from -1 to 1 lie at or between."""
+
+    def calc(op: str, a: str, b: float | str) -> str:
+        return ctx.make(op, a, b if isinstance(b, str) else ctx.number(b, a))
+
+    def inner(a: str) -> str:
+        return calc("Min", calc("Max", a, 0.0), extent - 1.0)
+
+    if ctx.attr("align_corners", 0):
+        at = calc("Mul", calc("Add", grid, 1.0), (extent - 1) / 2)
+    else:
+        at = calc("Div", calc("Sub", calc("Mul", calc("Add", grid, 1.0), float(extent)), 1.0), 2.0)
+    if ctx.attr("padding_mode", "zeros") == "border":
+        at = inner(at)
+    if ctx.attr("mode", "linear") == "nearest":
+        low = ctx.make("Round", at)
+        found = [(low, "")]
+    else:
+        low = ctx.make("Floor", at)
+        part = calc("Sub", at, low)
+        found = [(low, calc("Add", ctx.make("Neg", part), 1.0)), (calc("Add", low, 1.0), part)]
+    result = []
+    for place, weight in found:
+        index = inner(place)
+        inside = ctx.make("Cast", calc("Equal", index, place), to=ctx.build.dtype(at))
+        weight = calc("Mul", weight, inside) if weight else inside
+        result.append((ctx.make("Cast", index, to="int64"), weight))
+    return result
+
+
+RESIZING: dict[str, Lower] = {"Resize": _resize, "Upsample": _resize, "GridSample": _grid_sample}
 """Lowerings of what interpolates along axes."""
