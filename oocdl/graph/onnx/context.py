@@ -47,6 +47,8 @@ class Context:
     env: dict[str, Operand] = field(default_factory=dict)
     sized: set[str] = field(default_factory=set)
     """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
+    single_biases: set[str] = field(default_factory=set)
+    """Initializers of recurrent biases whose second half is zeros that are no parameters."""
     sequences: dict[str, list[Operand]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """Remarks on the model that the user should see."""

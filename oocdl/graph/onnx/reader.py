@@ -22,6 +22,7 @@ from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, LIMIT_BYTES, fold
 from oocdl.graph.onnx.context import Context, Lower, Operand, needed
+from oocdl.graph.onnx.heads import FINAL, activations_last
 from oocdl.graph.onnx.input_sizes import sizes_of
 from oocdl.graph.onnx.lower.arithmetic import of_rules
 from oocdl.graph.onnx.lower.registry import LOWERINGS
@@ -39,7 +40,7 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.refusals import grouped
 from oocdl.graph.onnx.remarks import TracedFile
-from oocdl.graph.onnx.roles import direct_statistics, evaluated, role_of
+from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 
@@ -56,7 +57,6 @@ def supported(rules: Rules) -> frozenset[str]:
     return frozenset({*lowerings(rules), *FOLDS})
 
 
-FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
@@ -114,7 +114,7 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         producer=model.producer_name,
         inputs=tuple(port_of(info) for info in model.graph.input if info.name not in initializers),
         outputs=tuple(port_of(info, True) for info in model.graph.output),
-        nodes=nodes,
+        nodes=activations_last(nodes, ends, opset),
         initializers=initializers,
         kinds=said[_KIND],
         folded={name: words(text) for name, text in said[_FOLDED].items() if name in initializers},
@@ -311,6 +311,8 @@ class _Reader:
                 if (untrained or self._frozen(name)) and name not in self.frozen:
                     self.frozen.append(name)
                 ctx.env[name] = build.value(name, item.shape, ctx.precision, role)
+                if has_one_bias(item, uses.get(name, []), self.model.producer):
+                    ctx.single_biases.add(name)
             else:
                 if item.nbytes > LIMIT_BYTES:
                     raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")

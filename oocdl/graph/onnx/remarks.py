@@ -145,13 +145,13 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """Write the first names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(shown(name) for name in names[:NAMED]) + more
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
@@ -181,8 +181,8 @@ def merged_tensors(file: TracedFile) -> Iterator[Remark]:
     if found:
         first = ", ".join(shown(module) for module in _feeds(file, found[0])[:NAMED])
         yield Remark(
-            f"{_counted(len(found), 'initializer feeds', 'initializers feed')} several layers each "
-            f"({_some(found)}; the first feeds {first}), trained as one: exporters merge tensors "
+            f"{counted(len(found), 'initializer feeds', 'initializers feed')} several layers each "
+            f"({some(found)}; the first feeds {first}), trained as one: exporters merge tensors "
             "that are equal at the start",
             EXPORT,
         )
@@ -217,7 +217,7 @@ def folded_norms(file: TracedFile) -> Iterator[Remark]:
         found = with_bias  # an older exporter, which does not say what it did
     if found:
         yield Remark(
-            f"{_counted(len(found), 'convolution has', 'convolutions have')} a BatchNormalization folded in, "
+            f"{counted(len(found), 'convolution has', 'convolutions have')} a BatchNormalization folded in, "
             f"first {shown(found[0].name)}: the norm is gone from the file, and is not trained",
             EXPORT,
         )
@@ -238,8 +238,8 @@ def computed_weights(file: TracedFile) -> Iterator[Remark]:
         tied = [name for name in found if _is_copy(file, name)]
         why = f"; {shown(tied[0])} was tied to another weight, and no longer is" if tied else ""
         yield Remark(
-            f"{_counted(len(found), 'trained tensor was', 'trained tensors were')} computed by the exporter "
-            f"from parameters or buffers ({_some(found)}): where that was more than a transposition, "
+            f"{counted(len(found), 'trained tensor was', 'trained tensors were')} computed by the exporter "
+            f"from parameters or buffers ({some(found)}): where that was more than a transposition, "
             f"another network is trained{why}",
             EXPORT,
         )
@@ -280,7 +280,7 @@ def lost_slopes(file: TracedFile) -> Iterator[Remark]:
     ]
     if found:
         yield Remark(
-            f"{_counted(len(found), 'weight is', 'weights are')} not trained ({_some(found)}): the exporter "
+            f"{counted(len(found), 'weight is', 'weights are')} not trained ({some(found)}): the exporter "
             "has made constants of them",
             EXPORT,
         )
@@ -304,7 +304,7 @@ def lost_biases(file: TracedFile) -> Iterator[Remark]:
             found.append(node.name)
     if found:
         yield Remark(
-            f"{_counted(len(found), 'layer has', 'layers have')} no bias ({_some(found)}): the exporter "
+            f"{counted(len(found), 'layer has', 'layers have')} no bias ({some(found)}): the exporter "
             "drops biases that are zeros at the start, and these are not trained",
             EXPORT,
         )
@@ -330,8 +330,8 @@ def gaps(file: TracedFile) -> Iterator[Remark]:
             ]
     if missing:
         yield Remark(
-            f"{_counted(len(missing), 'bias is', 'biases are')} missing in a row of numbered ones "
-            f"({_some(missing)}): optimizers of files drop biases of zeros, and then they are not trained",
+            f"{counted(len(missing), 'bias is', 'biases are')} missing in a row of numbered ones "
+            f"({some(missing)}): optimizers of files drop biases of zeros, and then they are not trained",
             EXPORT,
         )
 
@@ -351,8 +351,8 @@ def buffers(file: TracedFile) -> Iterator[Remark]:
             found.append(name)
     if found:
         yield Remark(
-            f"{_counted(len(found), 'tensor is', 'tensors are')} trained that may be "
-            f"{'a buffer' if len(found) == 1 else 'buffers'} of the module ({_some(found)}): the file does "
+            f"{counted(len(found), 'tensor is', 'tensors are')} trained that may be "
+            f"{'a buffer' if len(found) == 1 else 'buffers'} of the module ({some(found)}): the file does "
             "not tell buffers from parameters",
             f"{_freeze(file, found)} leaves them as they are, or {EXPORT}",
         )
@@ -369,7 +369,7 @@ def modes(file: TracedFile) -> Iterator[Remark]:
     if asleep and not any(found.values()):
         names = list(dict.fromkeys(name for node in asleep for name in node.inputs[3:5]))
         yield Remark(
-            f"{_counted(len(asleep), 'BatchNormalization is', 'BatchNormalizations are')} in evaluation "
+            f"{counted(len(asleep), 'BatchNormalization is', 'BatchNormalizations are')} in evaluation "
             f"mode in the file, as in one for inference, first {shown(asleep[0].name)}: they are trained in "
             "training mode, by the statistics of each batch",
             f"{_freeze(file, names)} keeps them in evaluation mode, or {EXPORT}",

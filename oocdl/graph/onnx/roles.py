@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
+TENSORFLOW = "tf2onnx"
+"""The producer of files of TensorFlow and Keras."""
+_NUMBER_OF_TENSORFLOW = re.compile(r"(.*/)?(x|y|Const(_\d+)?)(:0|__\d+)?$")
+_GENERATED_BY_TENSORFLOW = re.compile(r".*__\d+$")
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "Resize": (1, 2, 3),
@@ -77,6 +82,8 @@ def role_of(
     generated = _GENERATED.match(item.name) is not None
     if any(node.op == "PRelu" and index == 1 for node, index in uses):
         return Role.WEIGHT  # a single number, too
+    if producer == TENSORFLOW and _is_number_of_tensorflow(item, uses):
+        return Role.CONSTANT
     if kind is None and not item.shape and (generated or producer != "pytorch"):
         return Role.CONSTANT  # a number written in the model's code
     if kind is None and generated and item.nbytes <= LIMIT_BYTES:
@@ -86,6 +93,29 @@ def role_of(
         if data.size == 1 or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()) or state:
             return Role.CONSTANT  # a number, a mask, ones and zeros of a norm without weights, a zero state
     return Role.WEIGHT
+
+
+def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[tuple[OnnxNode, int]]) -> bool:
+    """Whether tf2onnx made a float tensor of a number of the code, such as the epsilon of a norm.
+
+    Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
+    """
+    if _NUMBER_OF_TENSORFLOW.match(item.name):
+        return True
+    product = any(node.op in ("Conv", "ConvTranspose", "MatMul", "Gemm") and index for node, index in uses)
+    return not product and prod(item.shape) == 1 and _GENERATED_BY_TENSORFLOW.match(item.name) is not None
+
+
+def has_one_bias(item: WeightSource, uses: Sequence[tuple[OnnxNode, int]], producer: str) -> bool:
+    """Whether the second half of a recurrent bias is zeros that no parameter stands for.
+
+    ONNX adds two biases; an LSTM of Keras has one, and tf2onnx writes zeros for the other.
+    """
+    if producer != TENSORFLOW or not uses:
+        return False
+    if any(node.op not in _RECURRENT or index != 3 for node, index in uses):
+        return False
+    return not np.split(item.raw(), 2, axis=-1)[1].any()
 
 
 def direct_statistics(

@@ -14,6 +14,7 @@ from math import prod
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.remarks import Remark, TracedFile
+from oocdl.graph.onnx.remarks_tensorflow import remarks_of
 
 
 class Part(Enum):
@@ -97,7 +98,7 @@ def record_of(file: TracedFile, patterns: Collection[str], guesses: Collection[s
     dynamic = "export it with dynamic sizes"
     return Trained(
         tensors=tuple(tensors),
-        remarks=(*file.remarks(), *(Remark(guess, dynamic) for guess in guesses)),
+        remarks=(*file.remarks(), *remarks_of(file), *(Remark(guess, dynamic) for guess in guesses)),
         told=file.metadata is not None,
     )
 

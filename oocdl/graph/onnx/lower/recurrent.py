@@ -131,7 +131,7 @@ def _direction(
             bias = (slice_axis(ctx, inner, 0, cut, width),)
             two = ctx.make("Add", slice_axis(ctx, added, 0, 0, cut), slice_axis(ctx, inner, 0, 0, cut))
             added = ctx.make("Concat", two, slice_axis(ctx, added, 0, cut, width), axis=0)
-        else:
+        elif ctx.node.inputs[3] not in ctx.single_biases:
             added = ctx.make("Add", added, inner)
         gates = ctx.make("Add", gates, added)
     states = tuple(
