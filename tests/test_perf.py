@@ -251,6 +251,19 @@ def test_deep_speech_names_the_synthesizer_that_is_missing(tmp_path: Path) -> No
     assert done.returncode and "apt-get install espeak-ng" in done.stderr
 
 
+def test_instance_cut(tmp_path: Path) -> None:
+    """With examples/multicut.py, which it uses; `tests/test_instance_cut.py` looks closer at both."""
+    words = ["--scenes", "16", "--unseen", "2", "--size", "32", "--base", "4", "--steps", "12"]
+    words += ["--memory", "3GiB", "--workdir", "out"]
+    done = run("-W", "ignore", str(ROOT / "examples/instance_cut.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("loss", "loss/classes", "loss/edges"):
+        before, after = done.stdout.split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
+        assert float(after) < float(before)
+    assert "average precision " in done.stdout
+    assert (tmp_path / "out/instance_cut.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.fixture
 def templates(tmp_path: Path) -> Path:
     """A made-up head in the files that mricron-data has."""
