@@ -51,20 +51,20 @@ def parse_bytes(size: float | str) -> int:
 
 
 def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
-    """Return an optimizer, given by name ("sgd", "adam", "adamw"; ``lr`` goes with it) or as an object.
+    """Return an optimizer, given by name (of ``OPTIMIZERS``; ``lr`` goes with it) or as an object.
 
     Raises InputError.
     """
     if isinstance(optimizer, str):
-        kind = OPTIMIZERS.get(optimizer.lower())
+        kind = OPTIMIZERS.get(optimizer) or OPTIMIZERS.get(optimizer.lower())
         if kind is None:
             raise InputError(
                 f"there is no optimizer '{_shown(optimizer)}'{_nearest(optimizer, OPTIMIZERS)}; "
-                f"choose one of: {', '.join(OPTIMIZERS)}"
+                f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
             )
         rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
         optimizer = kind(lr=rate if callable(rate) else _finite("lr", rate))
-    elif not isinstance(optimizer, SGD | Adam):
+    elif not isinstance(optimizer, Optimizer):
         raise InputError(
             f"optimizer {_shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
         )

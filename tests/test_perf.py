@@ -227,6 +227,13 @@ def test_own_loss(tmp_path: Path) -> None:
     assert float(after) < float(before)
 
 
+def test_own_optimizer(tmp_path: Path) -> None:
+    done = run(str(ROOT / "examples/own_optimizer.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[-1].split(" -> ")
+    assert float(after) < 0.1 * float(before)
+
+
 def test_from_pytorch(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
     done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)

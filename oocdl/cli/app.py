@@ -28,12 +28,14 @@ from oocdl.cli.options import (
     Inputs,
     Memory,
     Out,
+    Register,
     RunDir,
     Spill,
     Targets,
     Workdir,
     numbers,
     pairs,
+    run_files,
     settings,
     with_training_options,
 )
@@ -51,13 +53,18 @@ from oocdl.training.trainer import plan as plan_run
 
 INTERRUPTED_EXIT_CODE = 130
 app = typer.Typer(
-    help="Trains an ONNX model on a Zarr or HDF5 dataset within a memory budget, exactly.",
     epilog="--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def shared(register: Register = None) -> None:
+    """Trains an ONNX model on a Zarr or HDF5 dataset within a memory budget, exactly."""
+    run_files(register or ())
 
 
 @app.command()

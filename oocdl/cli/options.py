@@ -5,6 +5,7 @@ What ``fit`` and ``plan`` share is declared once, by the parameters of ``trainin
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,15 +14,19 @@ from typing import Annotated, Any
 import typer
 
 from oocdl.errors import InputError
+from oocdl.ops.losses import LOSSES
+from oocdl.ops.optimizers import OPTIMIZERS
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
 Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file; arrays with the sample axis first.")]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
 Out = Annotated[Path, typer.Argument(help="What to write.")]
-Loss = Annotated[
-    str, typer.Option(help="cross_entropy, dice, dice_ce, bce, mse, l1, ctc; or output=loss:weight,..")
+Register = Annotated[
+    list[Path] | None,
+    typer.Option(help="Python file to run first, which registers your own; may be repeated."),
 ]
-Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
+Loss = Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}; or output=loss:weight,..")]
+Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate; default: the optimizer's.")]
 Epochs = Annotated[int, typer.Option(help="Epochs of the whole run.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the whole run, instead of --epochs.")]
@@ -146,6 +151,19 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("freeze", "keep"):
         options[name] = tuple(params[name] or ())
     return options
+
+
+def run_files(paths: Sequence[Path]) -> None:
+    """Run files of Python, which register a user's own losses and optimizers; InputError if one fails."""
+    for path in paths:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise InputError(f"--register takes a file of Python, and '{path}' is none")
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise InputError(f"--register {path}: {type(error).__name__}: {error}") from error
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:

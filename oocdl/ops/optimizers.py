@@ -1,7 +1,8 @@
 """Optimizers as nodes: elementwise updates of weights and state, exactly as ``torch.optim``.
 
 Each is a frozen record of its settings. ``add_updates`` appends the nodes; numbers that change with
-the step are values of role SCALAR, whose contents ``scalars`` gives. State begins as zeros.
+the step are values of role SCALAR, whose contents ``scalars`` gives. State begins as zeros, or as the number
+that a user's own optimizer has named.
 
     SGD    b' = m b + (1 - dampening) g;  w' = w - lr (nesterov: g + m b', else b')
     Adam   e' = e + (1 - b1)(g - e);  s' = b2 s + (1 - b2) g^2
@@ -13,13 +14,15 @@ the step are values of role SCALAR, whose contents ``scalars`` gives. State begi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import sqrt
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops.own_optimizer import Update, keep, known, own_updates
 from oocdl.ops.schedules import Rate, rate
 
 
@@ -70,8 +73,70 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
 
 
-Optimizer = SGD | Adam
-OPTIMIZERS: Mapping[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+@dataclass(frozen=True)
+class Own:
+    """An optimizer that was registered under a name (``oocdl.optim.register``)."""
+
+    name: str
+    lr: Rate = 1e-3
+    clip_norm: float | None = None
+    """Largest allowed norm of all gradients together."""
+    state: tuple[tuple[str, float], ...] = field(init=False)
+    """Kind of state -> the number that it starts as, as registered."""
+    digest: str = field(init=False)
+    """Of the text of its function, as registered."""
+
+    def __post_init__(self) -> None:
+        _check(self.lr, 0.0, self.clip_norm)
+        registered = known(self.name)
+        object.__setattr__(self, "state", registered.state)
+        object.__setattr__(self, "digest", registered.digest)
+
+
+Optimizer = SGD | Adam | Own
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""All optimizers that there are, by the names that ``fit(optimizer=...)`` takes; called with ``lr``."""
+
+
+def register(name: str, state: Mapping[str, float] | None = None) -> Callable[[Update], Update]:
+    """Return a decorator that makes a function an optimizer of this name, for ``fit(optimizer=name)``.
+
+    The function is called for each weight that has a gradient, with a builder and names of values: the
+    weight, its gradient, a mapping of its state and one of scalars. State is what ``state`` names, each of
+    the weight's shape, with the number that it starts as. Scalars, of shape (), are ``lr``, the learning
+    rate, and ``step``, the number of this update from 1. All are in the weight's dtype. The function adds
+    nodes (``build("Mul", x, y)``; ``docs/operators.md`` lists them) and returns the new weight and a
+    mapping of the new state. A weight that the loss does not depend on stays as it is, as PyTorch skips
+    one without a gradient. ``Own(name, lr=Cosine(0.1, 90), clip_norm=1.0)`` has a schedule and clipping.
+
+    A run notes a digest of the function: a resume without it, or with another, is refused. Workers of a
+    client need not have it. Raises InputError for a name that is taken. For example::
+
+        @oocdl.optim.register("momentum", state={"speed": 0.0})
+        def momentum(build, weight, gradient, state, scalars):
+            kept = build("Mul", state["speed"], build.like(0.9, weight))
+            speed = build("Add", kept, gradient)
+            return build("Sub", weight, build("Mul", speed, scalars["lr"])), {"speed": speed}
+    """
+
+    def decorate(update: Update) -> Update:
+        if isinstance(OPTIMIZERS.get(name.lower()), type):  # those of oocdl are classes
+            raise InputError(f"there is an optimizer '{name}' already; give yours another name")
+        keep(name, update, state or {})
+        OPTIMIZERS[name] = partial(Own, name)
+        return update
+
+    return decorate
+
+
+STEP = "own/step"
+"""The SCALAR of a user's own optimizer that counts updates from 1."""
+
+
+def start_of(optimizer: Optimizer, name: str) -> float:
+    """Return the number that all elements of a state of this name start as."""
+    kinds = dict(optimizer.state) if isinstance(optimizer, Own) else {}
+    return kinds.get(name.rpartition("/")[2], 0.0)
 
 
 def _check(lr: Rate, weight_decay: float, clip_norm: float | None) -> None:
@@ -89,6 +154,8 @@ def scalars(optimizer: Optimizer, step: int) -> dict[str, float]:
     if isinstance(optimizer, Adam):
         first, second = (1 - beta ** (step + 1) for beta in optimizer.betas)
         found.update({"adam/bias1": first, "adam/bias2": sqrt(second)})
+    elif isinstance(optimizer, Own):
+        found[STEP] = step + 1.0
     elif optimizer.momentum and optimizer.dampening:
         # PyTorch starts the buffer as the whole first gradient.
         found["sgd/undamped"] = 1 - optimizer.dampening if step else 1.0
@@ -108,6 +175,9 @@ def add_updates(
         grads = dict(gradients)
         if optimizer.clip_norm is not None and grads:
             grads = _clipped(build, grads, optimizer.clip_norm)
+        if isinstance(optimizer, Own):
+            _own(build, optimizer, {weight: grad for weight, grad in grads.items() if weight not in idle})
+            return
         undecayed = replace(optimizer, weight_decay=0.0)
         for weight, grad in grads.items():
             rule = undecayed if weight in idle else optimizer
@@ -228,3 +298,12 @@ def _adam(build: Builder, optimizer: Adam, weight: str, grad: str) -> str:
     size = build("Div", lr, _scalar(build, "adam/bias1", weight))
     move = build("Div", build("Mul", new_mean, size), below)
     return _named(build, f"{weight}/next", "Sub", value, move)
+
+
+def _own(build: Builder, optimizer: Own, grads: Mapping[str, str]) -> None:
+    if known(optimizer.name).digest != optimizer.digest:
+        raise InputError(f"the optimizer '{optimizer.name}' is another than the run's; register that one")
+    for weight, grad in grads.items():
+        state = {kind: _state(build, weight, kind) for kind, _ in optimizer.state}
+        numbers = {name: _scalar(build, value, weight) for name, value in (("lr", "lr"), ("step", STEP))}
+        build.updates |= own_updates(build, optimizer.name, weight, grad, state, numbers)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float, size
 
@@ -18,7 +17,7 @@ class OwnLoss:
 
     name: str
     digest: str
-    """Of the text of its formula."""
+    """Of the text of its formula (``digest_of``)."""
 
 
 Formula = Callable[[Builder, str, str], str]
@@ -54,13 +53,7 @@ def aligned(build: Builder, logits: str, target: str) -> str:
 
 def known_as(name: str, formula: Formula) -> OwnLoss:
     """Keep a formula under a name, in the place of one that was registered before."""
-    try:
-        text = inspect.getsource(formula).encode()
-    except (OSError, TypeError):  # written where no file is, as at a prompt
-        text = (
-            formula.__code__.co_code + repr((formula.__code__.co_names, formula.__code__.co_consts)).encode()
-        )
-    spec = OwnLoss(name, hashlib.blake2b(text, digest_size=16).hexdigest())
+    spec = OwnLoss(name, digest_of(formula))
     _FORMULAS[name] = spec, formula
     return spec
 

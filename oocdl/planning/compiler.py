@@ -18,6 +18,7 @@ from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
+from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
@@ -46,6 +47,8 @@ class CompiledPass:
     graph: TaskGraph
     pieces: Mapping[str, tuple[Region, ...]]
     """Weight or state -> the regions that it is stored in."""
+    starts: Mapping[str, float]
+    """State of the optimizer -> the number that all its elements start as, where that is not zero."""
     loss: str | None
     output_losses: Mapping[str, str]
     """Output -> value of its (unweighted) loss."""
@@ -97,7 +100,7 @@ class Draft:
         return self._expanded(replan_pass(self.layering, frozen))
 
     def _expanded(self, plan: PassPlan) -> CompiledPass:
-        network = self.network
+        network, optimizer = self.network, self.request.settings.optimizer
         pieces = self.pieces or versioned_pieces(plan)
         sums = versioned_pieces(plan, (Role.SUM,)) if self.request.kind is PassKind.EARLIER else {}
         return CompiledPass(
@@ -105,6 +108,7 @@ class Draft:
             plan=plan,
             graph=expand_pass(plan, {**pieces, **sums}, sums),
             pieces=pieces,
+            starts={name: start for name in pieces if (start := start_of(optimizer, name))},
             loss=network.loss,
             output_losses=network.output_losses,
             outputs=network.outputs,

@@ -38,12 +38,12 @@ READ_COPIES = 3
 
 
 def initial(compiled: CompiledPass) -> Read:
-    """The contents of the model file, read block by block; optimizer state starts at zero."""
+    """The contents of the model file, read block by block; optimizer state starts as its number."""
     weights = compiled.imported.weights
 
     def read(name: str, region: Region, out: Array) -> None:
         if name not in weights:
-            out[...] = 0
+            out[...] = compiled.starts.get(name, 0)
             return
         for block in contiguous_blocks(region, out.itemsize):
             part_of(out, block, region)[...] = weights[name].read(block)

@@ -190,7 +190,9 @@ class Builder:
 
         Raises ModelError if the rule refuses the inputs.
         """
-        rule = self.rules[op]
+        rule = self.rules.get(op)
+        if rule is None:
+            raise ModelError(f"there is no operator '{op}' to build with; docs/operators.md lists all")
         name = self.unique(label or self.scope + op.lower())
         draft = Node(name, op, tuple(inputs), (), dict(attrs or {}))
         self._labels.add(name)

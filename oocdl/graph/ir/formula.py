@@ -1,0 +1,42 @@
+"""What tells a function that a user has registered from another: a digest of its text."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from types import CodeType, FunctionType
+from typing import Any
+
+from oocdl.errors import InputError
+
+
+def digest_of(formula: Any) -> str:
+    """Return a digest of a function: its text, numbers and texts that it reads, functions that it calls.
+
+    Functions of other modules do not count. Raises InputError for what is no function.
+    """
+    if not isinstance(formula, FunctionType):
+        raise InputError(f"what is registered has to be a function made by 'def', not {formula!r}")
+    found: dict[str, str] = {}
+    _collect(formula, found)
+    return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=16).hexdigest()
+
+
+def _collect(formula: FunctionType, found: dict[str, str]) -> None:
+    try:
+        text = inspect.getsource(formula)
+    except (OSError, TypeError):  # written where no file is, as at a prompt
+        text = repr(_facts(formula.__code__))
+    found[formula.__qualname__] = text
+    read = inspect.getclosurevars(formula)
+    for name, value in {**read.globals, **read.nonlocals}.items():
+        if isinstance(value, FunctionType):
+            if value.__module__ == formula.__module__ and value.__qualname__ not in found:
+                _collect(value, found)
+        elif isinstance(value, bool | int | float | str | tuple):
+            found[f"{formula.__qualname__}: {name}"] = repr(value)
+
+
+def _facts(code: CodeType) -> tuple[Any, ...]:
+    held = [_facts(part) if isinstance(part, CodeType) else part for part in code.co_consts]
+    return code.co_code, code.co_names, held

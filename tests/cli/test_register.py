@@ -1,0 +1,58 @@
+"""``oocdl --register FILE``: the command line knows what a user's own file registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import oocdl
+from oocdl.cli import app
+from oocdl.ops.losses import LOSSES
+from oocdl.ops.optimizers import OPTIMIZERS
+from tests.kit import nets
+
+MINE = """
+import oocdl
+
+@oocdl.optim.register("plain")
+def plain(build, weight, gradient, state, scalars):
+    return build("Sub", weight, build("Mul", gradient, scalars["lr"])), state
+
+@oocdl.losses.register("off")
+def off(build, prediction, target):
+    error = build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
+    return oocdl.losses.mean(build, build("Mul", error, error))
+"""
+
+
+def test_a_file_registers_an_optimizer_and_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, arrays = nets.write_mlp(tmp_path / "mlp.onnx"), nets.vectors()
+    data = nets.write_data(tmp_path / "data.zarr", {"x": arrays["x"], "y": arrays["x"][:, :3].copy()})
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    words = ["fit", str(model), str(data), "--optimizer", "plain", "--loss", "off", "--memory", "4GiB"]
+    assert app.run_command(words, False) == 2
+    assert "no loss 'off'" in capsys.readouterr().err
+    before = [dict(LOSSES), dict(OPTIMIZERS)]
+    more = ["--steps", "2", "--threads", "1", "--no-progress"]
+    assert app.run_command(["--register", str(mine), *words, *more], False) == 0
+    run = oocdl.open(tmp_path / "mlp.run")
+    assert run.steps == 2
+    for table, then in zip((LOSSES, OPTIMIZERS), before, strict=True):
+        table.clear()
+        table.update(then)  # type: ignore[arg-type]
+
+
+def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("1 / 0")
+    for path, why in ((bad, "ZeroDivisionError"), (tmp_path / "none.py", "is none"), (tmp_path, "is none")):
+        assert app.run_command(["--register", str(path), "info", "--machine"], False) == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", [LOSSES, OPTIMIZERS])
+def test_help_and_docstring_name_what_there_is(table: dict[str, object]) -> None:
+    text = (oocdl.fit.__doc__ or "").split("accumulate=k")[0]
+    assert all(f'"{name}"' in text for name in table)
