@@ -121,6 +121,18 @@ def _filtered(x: torch.Tensor, at: float, scale: float, attrs: Mapping[str, Any]
     return whole / total
 
 
+def _windows(x: torch.Tensor, attrs: Mapping[str, Any]) -> torch.Tensor:
+    """The sum or average of each window of the last axis, element by element."""
+    kernel, stride, dilation, before, after = attrs["window"]
+    columns, extent = [], x.shape[-1]
+    for first in range(-before, attrs["size"] * stride - before, stride):
+        seen = [at for at in range(first, first + kernel * dilation, dilation) if at < extent + after]
+        inside = [at for at in seen if 0 <= at < extent]
+        count = len(seen if attrs.get("count_include_pad") else inside)
+        columns.append(x[..., inside].sum(-1) / (count if attrs["mode"] == "average" else 1))
+    return torch.stack(columns, -1)
+
+
 def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     """From ONNX's text, element by element, not from the rule's matrix."""
     x = inputs[0].movedim(attrs["axis"], -1)
@@ -129,6 +141,8 @@ def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
         eye = torch.eye(attrs["size"], dtype=x.dtype)
         matrix = _resample([eye], forward)
         return (x @ matrix).movedim(-1, attrs["axis"])
+    if "window" in attrs:
+        return _windows(x, attrs).movedim(-1, attrs["axis"])
     extent, size, mode = x.shape[-1], attrs["size"], attrs["coordinates"]
     scale = attrs.get("scale") or size / extent
     columns = []

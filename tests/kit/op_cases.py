@@ -92,6 +92,12 @@ def _resample(axis: int, size: int, mode: str, coordinates: str, **more: Any) ->
     }
 
 
+def _pooled(axis: int, size: int, window: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """Averages of windows: kernel, stride, dilation, padding before and after."""
+    attrs = {"axis": axis, "size": size, "window": window, "mode": "average", "count_include_pad": False}
+    return {**attrs, "transposed": False, **more}
+
+
 A, B, C = (2, 3, 4), (3, 1), (2, 1, 4)
 S3 = (1, 3, 6, 5, 7)
 POINT = [
@@ -246,6 +252,19 @@ RESAMPLE = [
     ),
     Case("Resample", ((2, 10),), _resample(1, 5, "linear", "half_pixel", transposed=True)),
     Case("Resample", ((2, 4),), _resample(1, 9, "nearest", "asymmetric", transposed=True)),
+    Case("Resample", ((2, 6, 3),), _pooled(1, 3, (2, 2, 1, 0, 0))),
+    *(
+        Case("Resample", ((2, 8),), _pooled(1, size, window, count_include_pad=counts))
+        for size, window in (
+            (8, (3, 1, 1, 1, 1)),
+            (5, (3, 2, 1, 1, 1)),
+            (3, (2, 3, 3, 1, 0)),
+            (2, (1, 5, 1, 0, 0)),
+        )
+        for counts in (False, True)
+    ),
+    Case("Resample", ((2, 8),), _pooled(1, 5, (3, 2, 1, 1, 1), mode="sum")),
+    Case("Resample", ((2, 5),), _pooled(1, 8, (3, 2, 1, 1, 1), transposed=True)),
 ]
 MOVE = [
     Case("Transpose", (A,), {"perm": (2, 0, 1)}),

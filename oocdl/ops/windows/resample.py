@@ -1,8 +1,9 @@
-"""Resize along one axis: ``y = R x`` with a banded matrix ``R`` of ``[size, extent]``.
+"""Resize or pool along one axis: ``y = R x`` with a banded matrix ``R`` of ``[size, extent]``.
 
-A Resize of several axes is a chain of these (all of ONNX's modes are separable).
-``transposed`` is ``y = R^T x``, where R belongs to the Resize whose gradient this is:
-its ``[extent of x, size]``. Coordinates follow ONNX's Resize-19:
+A Resize of several axes is a chain of these (all of ONNX's modes are separable), and so are sums and
+averages of windows. ``transposed`` is ``y = R^T x``, where R belongs to the node whose gradient this is:
+its ``[extent of x, size]``. R has few numbers in a row, so it is kept as these and their columns; only
+the piece that one shard needs is ever a matrix. Coordinates of a Resize follow ONNX's Resize-19:
 
     half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
     align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
@@ -11,6 +12,11 @@ its ``[extent of x, size]``. Coordinates follow ONNX's Resize-19:
 ``mode="cubic"`` and ``antialias`` (linear or cubic) weigh the columns around a coordinate by a filter,
 which ``antialias`` stretches by 1 / scale if that is more than 1. Columns outside are those at the end, or,
 with ``exclude_outside``, none.
+
+``mode="sum"`` and ``"average"`` have a ``window`` of (kernel, stride, dilation, padding before, padding
+after): element t of window o lies at o * stride + t * dilation - padding before. An average divides by
+how many elements lie in the operand, with ``count_include_pad`` by how many lie in the padded operand:
+what hangs over that, in the last window of ``ceil_mode``, never counts.
 """
 
 from __future__ import annotations
@@ -30,7 +36,10 @@ from oocdl.ops._broadcast import fail, is_float, plain, size
 from oocdl.ops._speed import ARITHMETIC, streaming
 
 Matrix = npt.NDArray[np.float64]
+Taps = tuple[npt.NDArray[np.int64], Matrix]
+"""R as ``[out, taps]`` columns and the numbers that stand there; those of one place are added."""
 
+POOLED = ("sum", "average")
 MODES = ("nearest", "linear", "cubic")
 COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -75,9 +84,7 @@ def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-def _filtered(
-    mode: str, positions: Matrix, scale: float, extent: int, options: Filter
-) -> tuple[npt.NDArray[np.int64], Matrix]:
+def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: Filter) -> Taps:
     """Return columns and weights ``[out, taps]`` of a filter around ``positions``; those of one place add."""
     antialias, exclude_outside, a = options
     stretch = max(1 / scale, 1.0) if antialias else 1.0
@@ -92,58 +99,96 @@ def _filtered(
 
 
 @lru_cache(maxsize=256)
-def _forward(
+def _resized(
     mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int, options: Filter
-) -> Matrix:
-    """Return ``R`` of ``[out, extent]``, read-only because it is shared."""
+) -> Taps:
+    """Return the taps of a Resize."""
     positions = _positions(coordinates, scale, out, extent)
-    matrix = np.zeros((out, extent))
-    rows = np.arange(out)
     if mode == "nearest":
         columns = np.clip(_nearest(positions, rounding), 0, extent - 1).astype(np.int64)
-        matrix[rows, columns] = 1.0
-    elif mode == "cubic" or options[0]:
-        columns, weights = _filtered(mode, positions, scale, extent, options)
-        np.add.at(matrix, (rows[:, None], columns), weights)
-    else:
-        positions = np.clip(positions, 0, extent - 1)
-        lower = np.floor(positions).astype(np.int64)
-        upper = np.minimum(lower + 1, extent - 1)
-        matrix[rows, lower] += 1 - (positions - lower)
-        matrix[rows, upper] += positions - lower
-    matrix.setflags(write=False)
-    return matrix
+        return columns[:, None], np.ones((out, 1))
+    if mode == "cubic" or options[0]:
+        return _filtered(mode, positions, scale, extent, options)
+    positions = np.clip(positions, 0, extent - 1)
+    lower = np.floor(positions).astype(np.int64)
+    upper = np.minimum(lower + 1, extent - 1)
+    return np.stack([lower, upper], 1), np.stack([1 - (positions - lower), positions - lower], 1)
 
 
-def matrix(attrs: Mapping[str, Any], in_extent: int) -> Matrix:
-    """Return the whole map ``[size, in_extent]``: R, or R^T when ``transposed``."""
-    transposed = bool(attrs["transposed"])
-    out, extent = (in_extent, attrs["size"]) if transposed else (attrs["size"], in_extent)
+@lru_cache(maxsize=256)
+def _pooled(window: tuple[int, ...], divisor: str, out: int, extent: int) -> Taps:
+    """Return the taps of sums of windows, over 1 or the ``operand`` or ``padded`` elements of each."""
+    kernel, stride, dilation, before, after = window
+    places = np.arange(out)[:, None] * stride + np.arange(kernel) * dilation - before
+    inside = (places >= 0) & (places < extent)
+    counted = places < extent + after if divisor == "padded" else inside
+    counts = np.ones((out, 1)) if divisor == "one" else counted.sum(1, keepdims=True)
+    return np.clip(places, 0, extent - 1), inside / np.maximum(counts, 1)
+
+
+def _taps(attrs: Mapping[str, Any], in_extent: int) -> Taps:
+    """Return R, also when ``transposed``."""
+    out, extent = (in_extent, attrs["size"]) if attrs["transposed"] else (attrs["size"], in_extent)
+    if attrs["mode"] in POOLED:
+        divisor = "padded" if attrs.get("count_include_pad") else "operand"
+        return _pooled(attrs["window"], "one" if attrs["mode"] == "sum" else divisor, out, extent)
     rounding = attrs.get("nearest_mode") or "round_prefer_floor"
     scale = attrs.get("scale") or out / extent
     antialias, exclude_outside = (bool(attrs.get(name)) for name in ("antialias", "exclude_outside"))
     options = (antialias, exclude_outside, float(attrs.get("cubic_coeff_a", -0.75)))
-    whole = _forward(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
-    return whole.T if transposed else whole
+    return _resized(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
 
 
-def _band(whole: Matrix) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def matrix(
+    attrs: Mapping[str, Any],
+    in_extent: int,
+    rows: tuple[int, int] | None = None,
+    columns: tuple[int, int] | None = None,
+) -> Matrix:
+    """Return the map ``[size, in_extent]``, R or R^T when ``transposed``, or these rows and columns of it."""
+    places, weights = _taps(attrs, in_extent)
+    sides = [rows or (0, attrs["size"]), columns or (0, in_extent)]
+    (first, last), (left, right) = reversed(sides) if attrs["transposed"] else sides
+    places, weights = places[first:last] - left, weights[first:last]
+    row, tap = np.nonzero((weights != 0) & (places >= 0) & (places < right - left))
+    piece = np.zeros((last - first, right - left))
+    np.add.at(piece, (row, places[row, tap]), weights[row, tap])
+    return np.ascontiguousarray(piece.T) if attrs["transposed"] else piece
+
+
+def _band(attrs: Mapping[str, Any], in_extent: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return first and last column of each row, made monotone (a row of zeros needs one column)."""
-    used = whole != 0
-    some = used.any(axis=1)
-    first = np.where(some, used.argmax(axis=1), whole.shape[1] - 1)
-    last = np.where(some, whole.shape[1] - 1 - used[:, ::-1].argmax(axis=1), 0)
+    places, weights = _taps(attrs, in_extent)
+    row, tap = np.nonzero(weights)
+    column = places[row, tap]
+    if attrs["transposed"]:
+        row, column = column, row
+    first, last = np.full(attrs["size"], in_extent - 1), np.zeros(attrs["size"], np.int64)
+    np.minimum.at(first, row, column)
+    np.maximum.at(last, row, column)
     last = np.maximum.accumulate(last)
     first = np.minimum(np.minimum.accumulate(first[::-1])[::-1], last)
     return tuple(first.tolist()), tuple(last.tolist())
+
+
+def _check_window(node: Node, in_extent: int) -> None:
+    """Raise ModelError for a window that is none, or an average over no element."""
+    kernel, stride, dilation, before, after = node.attrs["window"]
+    if min(kernel, stride, dilation) < 1 or min(before, after) < 0:
+        fail(node, "strides, dilations and kernel must be positive, pads not negative")
+    divides = node.attrs["mode"] == "average" and not node.attrs["count_include_pad"]
+    if divides and not _taps(node.attrs, in_extent)[1].any(axis=1).all():
+        fail(node, "its pads are as large as its window: some windows would see nothing")
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, attrs = inputs[0], node.attrs
     if not 0 <= attrs["axis"] < len(x.shape) or attrs["size"] < 1:
         fail(node, f"axis {attrs['axis']} or size {attrs['size']} does not fit {list(x.shape)}")
-    if attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
-        fail(node, f"mode '{attrs['mode']}' with '{attrs['coordinates']}' is not supported")
+    if attrs["mode"] in POOLED:
+        _check_window(node, x.shape[attrs["axis"]])
+    elif attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
+        fail(node, f"mode '{attrs['mode']}' with '{attrs.get('coordinates')}' is not supported")
     if attrs["mode"] == "nearest" and (attrs.get("antialias") or attrs.get("exclude_outside")):
         fail(node, "antialias and exclude_outside need a filter, not the nearest element")
     if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
@@ -155,7 +200,7 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     axis, shape = node.attrs["axis"], outputs[0]
-    band = Band(f"a{axis}", *_band(matrix(node.attrs, inputs[0][axis])))
+    band = Band(f"a{axis}", *_band(node.attrs, inputs[0][axis]))
     others = [plain(f"a{place}", extent) for place, extent in enumerate(shape)]
     return AxisRule(
         inputs=((*others[:axis], band, *others[axis + 1 :]),),
@@ -169,8 +214,7 @@ def _localize(
 ) -> Mapping[str, Any]:
     """Return the piece of the matrix that maps the local input to the local output."""
     axis = node.attrs["axis"]
-    whole = matrix(node.attrs, shapes[0][axis])
-    return {"matrix": np.ascontiguousarray(whole[slice(*out[axis]), slice(*inputs[0][axis])])}
+    return {"matrix": matrix(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])}
 
 
 def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
@@ -186,7 +230,7 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the entries of each row of R; its rows are the side it maps to."""
     rows, columns = (inputs[0], outputs[0]) if node.attrs["transposed"] else (outputs[0], inputs[0])
-    taps = {"nearest": 1, "linear": 2, "cubic": 4}[node.attrs["mode"]]
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}.get(node.attrs["mode"]) or int(node.attrs["window"][0])
     if node.attrs.get("antialias"):
         taps *= -(-columns[node.attrs["axis"]] // max(rows[node.attrs["axis"]], 1))
     return 2 * taps * size(rows)

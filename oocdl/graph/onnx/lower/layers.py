@@ -1,4 +1,4 @@
-"""Lowers ONNX operators to those of ``ops``: convolutions, norms, pooling, dropout."""
+"""Lowers ONNX operators to those of ``ops``: convolutions, norms, dropout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
     return y
 
 
-def _window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, Shape]:
+def window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, Shape]:
     """Return strides, pads and dilations of a sliding window, with ``auto_pad`` resolved."""
     rank = len(kernel)
     strides = tuple(ctx.attr("strides", (1,) * rank))
@@ -83,7 +83,7 @@ def _convolution(ctx: Context, op: str, **attrs: Any) -> Sequence[Operand]:
 
 
 def _conv(ctx: Context) -> Sequence[Operand]:
-    strides, pads, dilations = _window(ctx, ctx.shape(0)[2:], _kernel(ctx))
+    strides, pads, dilations = window(ctx, ctx.shape(0)[2:], _kernel(ctx))
     return _convolution(ctx, "Conv", strides=strides, pads=pads, dilations=dilations)
 
 
@@ -110,26 +110,6 @@ def _conv_transpose(ctx: Context) -> Sequence[Operand]:
     return _convolution(
         ctx, "ConvTranspose", strides=strides, pads=tuple(pads), dilations=dilations, spatial=tuple(out)
     )
-
-
-def _max_pool(ctx: Context) -> Sequence[Operand]:
-    x, kernel = ctx.value(0), tuple(ctx.attr("kernel_shape"))
-    if len(ctx.node.outputs) > 1 and ctx.node.outputs[1]:
-        ctx.refuse("indices")
-    spatial = ctx.shape(0)[2:]
-    strides, pads, dilations = _window(ctx, spatial, kernel)
-    if ctx.attr("ceil_mode", 0):
-        for axis, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
-            room = extent + pads[axis] + pads[len(kernel) + axis] - d * (k - 1) - 1
-            if room % s:
-                ctx.refuse(f"ceil_mode where {extent} does not divide evenly")
-    return [ctx.make("MaxPool", x, kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations)]
-
-
-def _global_average(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    total = ctx.make("ReduceSum", x, axes=tuple(range(2, len(shape))))
-    return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
 
 
 def _normalize(ctx: Context, x: str, axes: Sequence[int], eps: float) -> tuple[str, str, str]:
@@ -256,8 +236,6 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
 LAYERS: dict[str, Lower] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "MaxPool": _max_pool,
-    "GlobalAveragePool": _global_average,
     "InstanceNormalization": _instance_norm,
     "GroupNormalization": _group_norm,
     "LayerNormalization": _layer_norm,

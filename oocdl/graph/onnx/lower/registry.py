@@ -14,6 +14,7 @@ from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.logic import LOGIC
 from oocdl.graph.onnx.lower.padding import PADDING
+from oocdl.graph.onnx.lower.pooling import POOLING
 from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.lower.rearrange import REARRANGE
 from oocdl.graph.onnx.lower.recurrent import RECURRENT
@@ -37,6 +38,7 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     CONTROL,
     SEQUENCES,
     LAYERS,
+    POOLING,
     RESIZING,
     RECURRENT,
 )
