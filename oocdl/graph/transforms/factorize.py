@@ -226,11 +226,37 @@ def factorize(graph: Graph, rules: Rules) -> Factored:
         name: tuple(splits.factors((name, axis)) for axis in range(len(value.shape)))
         for name, value in graph.values.items()
     }
+    for node in stays:
+        if node.op == "Reshape":
+            axis_rules[node.name] = _without_contradictions(node, axis_rules[node.name], factors)
     shapes = {
         name: tuple(f for axis in factors[name] for f in axis) for name in graph.values if name not in alias
     }
     factored = Factored(graph=graph, cells=(), shapes=shapes, factors=factors, alias=alias)
     return replace(factored, cells=tuple(_cell(factored, node, axis_rules[node.name]) for node in stays))
+
+
+def _without_contradictions(node: Node, rule: AxisRule, factors: Mapping[str, Factors]) -> AxisRule:
+    """Return the rule of a Reshape that stays, which reads an axis whole if its factors differ afterwards.
+
+    What comes before may have split it for a Reshape that is dropped, and what comes after slide over it.
+    """
+    made, read = factors[node.outputs[0]], factors[node.inputs[0]]
+    sizes = {
+        index.letter: parts
+        for index, parts in zip(rule.outputs[0], made, strict=True)
+        if isinstance(index, Plain)
+    }
+    apart = {
+        index.letter
+        for index, parts in zip(rule.inputs[0], read, strict=True)
+        if isinstance(index, Plain) and sizes[index.letter] != parts
+    }
+    operand = tuple(
+        Whole(rule.extents[index.letter]) if isinstance(index, Plain) and index.letter in apart else index
+        for index in rule.inputs[0]
+    )
+    return replace(rule, inputs=(operand,), uncut=rule.uncut | apart)
 
 
 def _cell(factored: Factored, node: Node, rule: AxisRule) -> Cell:

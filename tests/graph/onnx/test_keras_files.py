@@ -38,8 +38,10 @@ EQUAL = {
     "mobile": 1e-8,
     "recurrent": 1e-12,
     "transformer": 1e-8,
+    "unet": 1e-8,
+    "volume": 1e-6,
 }
-IMAGES = ("classifier-training", "mobile")
+IMAGES = ("classifier-training", "mobile", "unet", "volume")
 FOLDED = "BatchNormalization folded in"
 BATCHES = "no running statistics in the file"
 SAID = {
