@@ -15,6 +15,10 @@ import pytest
 from oocdl.planning import passes
 
 
+collect_ignore = ["graph/onnx/make_keras_files.py"]
+"""It needs Keras."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> Iterator[None]:
     """What a module has left alive is not gone through by each collection after it."""

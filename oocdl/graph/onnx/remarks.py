@@ -152,6 +152,11 @@ def some(names: Sequence[str]) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words: ``many`` of them, or ``one`` with an s.
+
+    >>> counted(1, "bias", "biases"), counted(3, "norm")
+    ('1 bias', '3 norms')
+    """
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
