@@ -14,7 +14,6 @@ import pytest
 
 from oocdl.planning import passes
 
-
 collect_ignore = ["graph/onnx/make_keras_files.py"]
 """It needs Keras."""
 
