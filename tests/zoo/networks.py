@@ -54,7 +54,15 @@ def _first(made: Any) -> Tensor:
 def calm(module: nn.Module) -> nn.Module:
     """Without random numbers: Dropout, stochastic depth and their like let everything pass."""
     for part in module.modules():
-        for name in ("p", "drop_prob", "dropout", "attn_drop", "dropout_rate", "attention_dropout"):
+        for name in (
+            "p",
+            "drop_prob",
+            "dropout",
+            "attn_drop",
+            "dropout_rate",
+            "attention_dropout",
+            "drop_rate",
+        ):
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
     return module
@@ -245,7 +253,12 @@ class Translate(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         made: Tensor = self.out(
-            self.net(self.table(source), self.table(target), tgt_mask=self.get_buffer("mask"))
+            self.net(
+                self.table(source),
+                self.table(target),
+                tgt_mask=self.get_buffer("mask"),
+                tgt_is_causal=True,  # else it looks at the numbers of the mask
+            )
         )
         return made
 
