@@ -51,6 +51,9 @@ def _first(made: Any) -> Tensor:
     return _first(made[0])
 
 
+RATES = ("p", "drop_prob", "drop_rate", "dropout", "dropout_rate", "attn_drop", "attention_dropout")
+
+
 def calm(module: nn.Module) -> nn.Module:
     """Without random numbers: Dropout, stochastic depth and their like let everything pass."""
     for part in module.modules():
