@@ -19,12 +19,12 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
+from oocdl.ops.file_loss import file_loss
 from oocdl.ops.losses import LOSSES, CrossEntropy, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
-LOSS_CLASSES: tuple[type[Loss], ...] = get_args(Loss)
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 """Steps at which a learning rate that is a function is sampled, to tell it from another."""
@@ -126,7 +126,7 @@ def _one_of(*known: str) -> Callable[[str, Any], str]:
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     for item in found:
         if not isinstance(item, str):
             raise InputError(f"{name} takes names, got {_shown(item)}")
@@ -163,8 +163,7 @@ def _parallel(name: str, value: Any) -> Any:
             raise InputError(
                 f"parallel does not know '{_shown(key)}'{_nearest(key, known)}; it takes {', '.join(known)}"
             )
-        several = key == "space" and isinstance(count, tuple | list)
-        counts = count if several else (count,)
+        counts = count if key == "space" and isinstance(count, tuple | list) else (count,)
         checked = tuple(_whole(f"parallel['{key}']", number) for number in counts)
         found[key] = checked if key == "space" else checked[0]
     return found
@@ -173,11 +172,13 @@ def _parallel(name: str, value: Any) -> Any:
 def _loss(value: Any) -> Loss:
     if isinstance(value, str) and value in LOSSES:
         return LOSSES[value]
-    if not isinstance(value, LOSS_CLASSES):
+    if str(value).endswith(".onnx"):
+        return file_loss(path_of("loss", value))
+    if not isinstance(value, Loss):
         word = f"'{_shown(value)}'" if isinstance(value, str) else f"like {_shown(value)}"
         raise InputError(
             f"there is no loss {word}{_nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
-            "or an object of oocdl.losses"
+            "an ONNX file, or an object of oocdl.losses"
         )
     return value
 
@@ -324,19 +325,18 @@ def restored(data: Mapping[str, Any]) -> Settings:
         }
     else:
         values["loss"] = _loss_of(loss)
-    names = {f.name for f in fields(Settings)}
-    values = {name: value for name, value in values.items() if name in names}
+    values = {f.name: values[f.name] for f in fields(Settings) if f.name in values}
     return Settings(**{**values, "freeze": tuple(values["freeze"])})
 
 
-def _loss_of(data: Mapping[str, Any]) -> Loss:
+def _loss_of(data: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for name, value in data.items():
         if isinstance(value, Mapping):
             values[name] = _loss_of(value)
         elif name != "type":
             values[name] = tuple(value) if isinstance(value, list) else value
-    return {kind.__name__: kind for kind in LOSS_CLASSES}[data["type"]](**values)
+    return {kind.__name__: kind for kind in get_args(Loss)}[data["type"]](**values)
 
 
 def plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ class Rows:
 
 
 def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
-    """Return which ids may stand in those inputs of a graph that are looked up as they are.
+    """Return which ids may stand in those inputs and targets of a graph that are looked up as they are.
 
     ``negative``: whether ids below 0 count from the end.
     """
@@ -61,7 +61,7 @@ def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
         while ids in makers and makers[ids].op in _MOVES and graph.values[ids].dtype == "int64":
             ids = makers[ids].inputs[0]
         value = graph.values[ids]
-        if value.role is not Role.INPUT or value.dtype != "int64":
+        if value.role not in (Role.INPUT, Role.TARGET) or value.dtype != "int64":
             continue
         rows = graph.values[table].shape[_batch(node)]
         here = Rows(table, rows, negative and "padding_idx" not in node.attrs)

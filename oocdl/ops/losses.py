@@ -16,6 +16,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
+from oocdl.ops.file_loss import FileLoss, add_file
 from oocdl.ops.own_loss import Formula, OwnLoss, add_own, aligned, known_as, mean, total_of
 
 LEAST = 1e-8
@@ -80,7 +81,7 @@ class L1:
     """Mean of ``|x - y|``."""
 
 
-Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC | OwnLoss
+Loss = CrossEntropy | Dice | DiceCE | BCE | MSE | L1 | CTC | OwnLoss | FileLoss
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
     "dice": Dice(),
@@ -147,12 +148,19 @@ def further_arrays(spec: Loss, known: Collection[str]) -> dict[str, str]:
     return {name: array for name, array in names.items() if getattr(spec, name) or array in known}
 
 
+def reads_labels(spec: Loss) -> bool:
+    """Whether the target of a loss is whole numbers."""
+    return isinstance(spec, CrossEntropy | Dice | DiceCE | CTC) or (
+        isinstance(spec, FileLoss) and spec.labels
+    )
+
+
 def takes_as_it_is(spec: Loss, final: str) -> bool:
     """Whether a loss takes an output that ends in this activation: most take what comes before it.
 
     Logarithms of probabilities are logits of the same probabilities, which is enough for CTC.
     """
-    return isinstance(spec, MSE | L1) or (isinstance(spec, CTC) and final == "LogSoftmax")
+    return isinstance(spec, MSE | L1 | FileLoss) or (isinstance(spec, CTC) and final == "LogSoftmax")
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,8 @@ def add_loss(
             return mean(build, build("Abs", build("Sub", logits, aligned(build, logits, target))))
         case CTC():
             return add_ctc(build, spec, logits, target, further or {})
+        case FileLoss():
+            return add_file(build, spec, logits, target)
         case OwnLoss():
             return add_own(build, spec, logits, target)
 

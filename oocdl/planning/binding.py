@@ -10,8 +10,7 @@ from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
-from oocdl.ops.ctc import CTC
-from oocdl.ops.losses import CrossEntropy, Dice, DiceCE, Loss, further_arrays
+from oocdl.ops.losses import Loss, further_arrays, reads_labels
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 
@@ -196,7 +195,7 @@ def _heads(
 
 def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None:
     for target in targets:
-        labels = isinstance(target.spec, CrossEntropy | Dice | DiceCE | CTC)
+        labels = reads_labels(target.spec)
         for name in target.read:
             if labels and arrays[name].dtype.kind not in "iub":
                 what = "labels" if name == target.array else "lengths"

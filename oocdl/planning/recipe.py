@@ -29,17 +29,14 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
-from oocdl.ops.ctc import CTC
 from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.losses import (
-    CrossEntropy,
-    Dice,
-    DiceCE,
     Head,
     Labels,
     Loss,
     add_losses,
     labels_of_head,
+    reads_labels,
     takes_as_it_is,
 )
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
@@ -87,7 +84,7 @@ class Network:
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
     labels: Mapping[str, Labels | Rows] = field(default_factory=dict, kw_only=True)
-    """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
+    """Value of role TARGET -> the classes of its loss, else as of role INPUT -> rows; where known."""
     outputs: Mapping[str, str]
     """Model output -> value, as the model computes it; empty where losses are asked for instead."""
     loss: str | None = None
@@ -174,7 +171,7 @@ def _add_loss(network: Network, request: Request) -> Network:
     for target in request.binding.targets:
         logits = _logits(network, target.output, target.spec, request.settings)
         data = request.binding.arrays[target.array]
-        labels = isinstance(target.spec, (CrossEntropy, Dice, DiceCE, CTC))
+        labels = reads_labels(target.spec)
         dtype = "int64" if labels else request.settings.dtype
         name = build.value(f"target/{target.output}", (batch, *data.shape[1:]), dtype, Role.TARGET)
         feeds[name] = target.array
@@ -194,7 +191,7 @@ def _add_loss(network: Network, request: Request) -> Network:
         network,
         graph=build.graph(),
         feeds=feeds,
-        labels={**network.labels, **found},
+        labels={**rows_of(build.graph(), negative=True), **network.labels, **found},
         outputs={},
         loss=loss,
         output_losses=output_losses,

@@ -108,8 +108,9 @@ def fit(
         A file to write a trace of one step to, which opens in ui.perfetto.dev (Chrome's trace event format):
         the third step of this call, or the last if there are fewer. Results are the same.
     options
-        ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", "ctc", a loss object, or a mapping
-        output -> (loss, weight). ``optimizer``: "sgd", "adam", "adamw", one of your own by its
+        ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", "ctc", a loss object, an ONNX file
+        of (prediction, target) that gives one number, or a mapping output -> (loss, weight).
+        ``optimizer``: "sgd", "adam", "adamw", one of your own by its
         name (``oocdl.optim.register``, ``oocdl.losses.register``) or an ``oocdl.optim`` object;
         ``lr`` for one given by name. ``epochs``, ``steps`` (totals), ``batch_size``, ``shuffle``, ``seed``.
         ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
