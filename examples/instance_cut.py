@@ -12,8 +12,12 @@ between pixels, not on them, and an instance gets its class after the cut, not w
 Scenes are made here: discs, rectangles and triangles in noise that touch and hide each other. Average
 precision is that of scenes which the network has not seen.
 
-Takes a minute or two. Writes into --workdir: ``train.zarr``, ``test.zarr``, ``found.zarr`` (what the heads
-say), the run ``TwoHeads.run`` and ``instance_cut.png``.
+Takes about a minute and a half of processor time within 500 MiB: average precision is 0.70 at an overlap of
+0.5, and 0.44 as the mean of 0.5 to 0.95. Found at 0.5 are all 55 shapes that stand alone, 72 of 87 that touch
+other classes only, and 31 of 72 that touch one of their own.
+
+Writes into --workdir: ``train.zarr``, ``test.zarr``, ``found.zarr`` (what the heads say), the run
+``TwoHeads.run`` and ``instance_cut.png``.
 """
 
 from __future__ import annotations
@@ -54,6 +58,9 @@ NEIGHBOURS = (
 """Where one and where the other pixel of a pair lies: side by side on the first axis, then on the second."""
 SURE = 1e-3
 """Probabilities are kept this far from 0 and 1, so that no pixel alone decides."""
+EDGE_BIAS = 1.25
+"""Added to the logits of edges, which are rare, so that the head is slow to call one. It is the best of seven
+from 0 to 2 on 40 more scenes, which are neither trained nor scored on."""
 LEAST_PIXELS = 12
 """What is smaller is noise, and no instance."""
 COLOURS = (
@@ -213,8 +220,8 @@ def instances_of(number: int, classes: Array, edges: Array) -> list[Instance]:
     """Return the instances of a scene by the logits of both heads, (C, H, W) and (2, H, W)."""
     likely = np.exp(classes - classes.max(axis=0))
     likely /= likely.sum(axis=0)
-    regions = watershed(edges)
-    graph, costs = region_graph(regions, likely, edges)
+    regions = watershed(edges + EDGE_BIAS)
+    graph, costs = region_graph(regions, likely, edges + EDGE_BIAS)
     parts = np.asarray(multicut(int(regions.max()) + 1, graph, costs))[regions]
     found = []
     for part in range(parts.max() + 1):
@@ -280,7 +287,7 @@ def draw(path: Path, test: zarr.Group, heads: zarr.Group, found: Sequence[Instan
     rows = []
     for number in range(scenes):
         image = np.clip(np.asarray(test["image"][number]) / 1.2, 0, 1)
-        likely = 1 / (1 + np.exp(-np.asarray(heads["edges"][number]).max(axis=0)))
+        likely = 1 / (1 + np.exp(-EDGE_BIAS - np.asarray(heads["edges"][number]).max(axis=0)))
         there = [one for one in truth if one.scene == number]
         cells = [
             (image * 255).astype(np.uint8)[..., None].repeat(3, axis=-1),

@@ -265,7 +265,7 @@ def test_instance_cut(tmp_path: Path) -> None:
     done = run("-W", "ignore", str(ROOT / "examples/instance_cut.py"), *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("loss", "loss/classes", "loss/edges"):
-        before, after = done.stdout.split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
+        before, after = f"\n{done.stdout}".split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
         assert float(after) < float(before)
     assert "average precision " in done.stdout
     assert (tmp_path / "out/instance_cut.png").read_bytes().startswith(b"\x89PNG")
