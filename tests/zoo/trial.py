@@ -27,7 +27,7 @@ from oocdl.optim import SGD
 from tests.kit.plain_files import export_as
 from tests.zoo.networks import BATCH, NETWORKS, Picked, calm
 
-STEPS, RATE = 3, 0.001
+STEPS, RATE = 3, 0.0002
 WAYS = {
     "from_torch": None,
     "TorchScript": "torchscript",
