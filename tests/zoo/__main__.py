@@ -57,7 +57,8 @@ def page(rows: Iterable[Row]) -> str:
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         found.setdefault(row["network"], {})[row["way"]] = row
-    lines = [HEAD, "| | " + " | ".join(WAYS) + " |", "|---|" + "---:|" * len(WAYS)]
+    run = f"{len(found)} of {len(NETWORKS)} networks have been run; an empty cell is a way that has not.\n"
+    lines = [HEAD + run, "| | " + " | ".join(WAYS) + " |", "|---|" + "---:|" * len(WAYS)]
     counts = {way: Counter(word(each[way]) for each in found.values() if way in each) for way in WAYS}
     for kind in sorted(set().union(*counts.values())):
         lines.append(f"| {kind} | " + " | ".join(str(counts[way][kind] or "") for way in WAYS) + " |")
@@ -68,10 +69,11 @@ def page(rows: Iterable[Row]) -> str:
         cells = [word(each[way]) if way in each else "" for way in WAYS]
         least = f"{min(seconds):.1f}" if seconds else ""
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {least} |")
-    lines += ["", "Why not:", ""]
+    reasons = []
     for name, each in sorted(found.items()):
         why = {reason(row): way for way, row in reversed(each.items()) if reason(row)}
-        lines += [f"- {name}, {way}: {text}" for text, way in why.items()]
+        reasons += [f"- {name}, {way}: {text}" for text, way in why.items()]
+    lines += ["", "Why not:", "", *reasons] if reasons else []
     return "\n".join(lines) + "\n"
 
 
