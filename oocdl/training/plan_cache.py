@@ -54,7 +54,7 @@ def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Ma
         "code": _code_digest(),
         "model": model.fingerprint(),
         "inputs": plain(binding.inputs),
-        "targets": [[t.output, t.array, t.weight, plain(t.spec)] for t in binding.targets],
+        "targets": [[t.output, t.read, t.weight, plain(t.spec)] for t in binding.targets],
         "arrays": {name: _array_facts(binding.arrays[name]) for name in sorted(binding.used)},
         "settings": {name: plain(getattr(settings, name)) for name in names},
         "machine": [machine.threads, machine.workers, machine.device_unit_bytes],

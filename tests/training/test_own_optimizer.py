@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,17 @@ def test_names_that_cannot_be_are_refused(own: str) -> None:
         Own("nobody")
     with pytest.raises(InputError, match="lr must not be negative"):
         Own(own, lr=-1.0)
+
+
+@pytest.mark.parametrize(
+    "held", [[1.0, 2.0], {"a": 1.0}, np.array([1.0, 2.0])], ids=["list", "dict", "array"]
+)
+def test_what_a_function_holds_tells_it_from_another(held: Any) -> None:
+    def of(value: Any) -> str:
+        def update() -> Any:
+            return value
+
+        return digest_of(update)
+
+    other = {"a": 2.0} if isinstance(held, dict) else [1.0, 3.0] if isinstance(held, list) else held + 1
+    assert of(held) == of(copy.deepcopy(held)) != of(other)

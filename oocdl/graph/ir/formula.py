@@ -7,11 +7,13 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
+
 from oocdl.errors import InputError
 
 
 def digest_of(formula: Any) -> str:
-    """Return a digest of a function: its text, numbers and texts that it reads, functions that it calls.
+    """Return a digest of a function: its text, numbers, texts and arrays that it reads, functions it calls.
 
     Functions of other modules do not count. Raises InputError for what is no function.
     """
@@ -33,7 +35,10 @@ def _collect(formula: FunctionType, found: dict[str, str]) -> None:
         if isinstance(value, FunctionType):
             if value.__module__ == formula.__module__ and value.__qualname__ not in found:
                 _collect(value, found)
-        elif isinstance(value, bool | int | float | str | tuple):
+        elif isinstance(value, np.ndarray):
+            body = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+            found[f"{formula.__qualname__}: {name}"] = repr(body)
+        elif isinstance(value, bool | int | float | str | tuple | list | dict):
             found[f"{formula.__qualname__}: {name}"] = repr(value)
 
 
