@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import torch
 import zarr
@@ -115,6 +116,18 @@ def images(where: str, name: str, batch: int, size: int, **options: Any) -> Case
         return export(library(*made), torch.zeros(shape), path)
 
     return Case(name, 1, write, (shape, "float32"), (batch,), 100, ("library", made))
+
+
+def res_enc(base: int, stages: int, size: int) -> Case:
+    """nnU-Net's residual encoder U-Net with one cube and its labels."""
+    made = (base, stages, 4)
+    shape = (1, 1, *(size,) * 3)
+
+    def write(path: Path) -> Path:
+        return export(models.res_enc(*made), torch.zeros(shape), path)
+
+    data = (shape, "float32"), (1, *shape[2:]), 4
+    return Case(f"ResEnc {base} at {size}", 1, write, *data, ("res_enc", made))
 
 
 def mlp(layers: int, width: int, batch: int) -> Case:

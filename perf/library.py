@@ -1,8 +1,9 @@
-"""Seconds a step of networks of torchvision, and of an LSTM: in core and at 1/4 of PyTorch's memory (root).
+"""Seconds a step of networks of libraries, and of an LSTM: in core and at 1/4 of PyTorch's memory (root).
 
     python perf/library.py [--toy] [--network mobilenet_v2] [--only 'oocdl 1/4']
 
-Networks of torchvision need it installed (``pip install --no-deps torchvision``).
+Libraries are to be there: ``pip install --no-deps torchvision``; for nnU-Net's network (``resenc``)
+``pip install --no-deps dynamic-network-architectures``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench import Bench, options, run, settle
-from cases import Case, images, recurrent
+from cases import Case, images, recurrent, res_enc
 from variants import at, in_core
 
 VISION = {"mobilenet_v2": 32, "efficientnet_b0": 32, "convnext_tiny": 16, "swin_t": 16}
@@ -23,6 +24,7 @@ def _vision(name: str, batch: int, toy: bool) -> Case:
 
 CASES: Mapping[str, Callable[[bool], Case]] = {
     **{name: lambda toy, name=name, batch=batch: _vision(name, batch, toy) for name, batch in VISION.items()},
+    "resenc": lambda toy: res_enc(4, 2, 16) if toy else res_enc(16, 5, 96),
     "lstm": lambda toy: recurrent(2, 16, 2, 8) if toy else recurrent(3, 512, 32, 200),
 }  # type: ignore[misc]
 

@@ -236,6 +236,22 @@ def library(where: str, name: str, options: Mapping[str, Any]) -> nn.Module:
     return network
 
 
+def res_enc(base: int, stages: int, classes: int) -> nn.Module:
+    """nnU-Net's residual encoder U-Net in 3D: widths of ``base`` doubling by stage, up to 320."""
+    widths = [min(base * 2**stage, 320) for stage in range(stages)]
+    options: dict[str, Any] = {
+        "input_channels": 1, "n_stages": stages, "features_per_stage": widths, "conv_op": nn.Conv3d,
+        "kernel_sizes": 3, "strides": [1, *[2] * (stages - 1)], "num_classes": classes,
+        "n_blocks_per_stage": [1, 3, 4, 6, 6, 6][:stages], "n_conv_per_stage_decoder": 1, "conv_bias": True,
+        "norm_op": nn.InstanceNorm3d, "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+        "nonlin": nn.LeakyReLU, "nonlin_kwargs": {"inplace": True},
+    }  # fmt: skip
+    network = library("dynamic_network_architectures.architectures.unet", "ResidualEncoderUNet", options)
+    decoder: Any = network.decoder
+    decoder.seg_layers = decoder.seg_layers[-1:]  # the others are for deep supervision, and compute nothing
+    return network
+
+
 def load_weights(model: nn.Module, path: Path | str) -> None:
     """Take the weights of the ONNX file, so that both sides compute the same. KeyError if one is missing."""
     wanted = dict(model.named_parameters())
