@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import Any, Protocol
 
@@ -191,26 +191,33 @@ class Sources:
                 self._kept.add((name, region), info, out)
 
     def _rows(self, name: str, box: Region, info: PassInfo, out: Array) -> None:
-        """A box of a batch, sample by sample: the rows of a batch may lie anywhere."""
+        """A box of a batch: the rows of a batch may lie anywhere, and those of one chunk are read at once."""
         feed, rank = self.feeds[name], len(self.factored.graph.values[name].shape)
         squeeze = len(feed.reader.shape) == rank - 1
         inner = box[2:] if squeeze else box[1:]
-        samples = info.indices[box[0][0] : box[0][1]]
+        samples = [int(sample) for sample in info.indices[box[0][0] : box[0][1]]]
         # A region of stored factors has the elements of its box in the same order.
         rows = out.reshape((len(samples), *region_shape(inner)))
-        for number, sample in enumerate(samples):
-            for block in _blocks(inner, feed.reader.chunks[1:], feed.reader.itemsize, READ_CHUNKS):
-                region = ((sample, sample + 1), *block)
+        together, *chunks = feed.reader.chunks
+        ordered = sorted(range(len(samples)), key=samples.__getitem__)
+        for _, group in groupby(ordered, lambda number: samples[number] // max(together, 1)):
+            numbers = list(group)
+            first = samples[numbers[0]]
+            for block in _blocks(inner, tuple(chunks), feed.reader.itemsize * together, READ_CHUNKS):
                 with _decoding:
-                    found = feed.reader.read(region)
-                part: tuple[Any, ...] = (slice(number, number + 1), *within(block, inner))
-                if feed.scale is None:
-                    rows[part] = found
-                else:
-                    rows[part] = found.astype(rows.dtype, copy=False) * np.asarray(feed.scale, rows.dtype)
-                feed.check(found, rows[part], region)
+                    found = feed.reader.read(((first, samples[numbers[-1]] + 1), *block))
+                for number in numbers:
+                    one = found[samples[number] - first :][:1]
+                    used = rows[(slice(number, number + 1), *within(block, inner))]
+                    used[...] = one if feed.scale is None else _scaled(one, feed.scale, used.dtype)
+                    feed.check(one, used, ((samples[number], samples[number] + 1), *block))
         if not np.shares_memory(rows, out):  # pieces that do not lie side by side
             out[...] = rows.reshape(out.shape)
+
+
+def _scaled(found: Array, scale: float, dtype: np.dtype[Any]) -> Array:
+    made: Array = found.astype(dtype, copy=False) * np.asarray(scale, dtype)
+    return made
 
 
 def _blocks(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
+import oocdl
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region
 from oocdl.planning.machine import BATCH_CACHE_BYTES
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime.inputs import Kept, own_regions, uniform
+from oocdl.storage.dataset.dataset import DataArray
+from tests.kit.nets import write_mlp
 
 
 def test_random_numbers_do_not_depend_on_the_region() -> None:
@@ -62,3 +69,29 @@ def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
     assert kept.get(("x3", ()), other) is None
     kept.add(("large", ()), info, np.zeros(BATCH_CACHE_BYTES, np.uint8))
     assert kept.get(("large", ()), info) is None
+
+
+def test_samples_of_one_chunk_are_read_at_once_and_stay_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, random = write_mlp(tmp_path / "mlp.onnx", (3, 4, 2)), np.random.default_rng(0)
+    x, y = random.standard_normal((12, 3)).astype("f4"), random.integers(0, 2, 12)
+    read, regions, losses = DataArray.read, [], []
+
+    def noted(array: DataArray, region: Region) -> Array:
+        regions.append((array.name, region))
+        return read(array, region)
+
+    monkeypatch.setattr(DataArray, "read", noted)
+    for count in (1, 4):
+        group = zarr.open_group(tmp_path / f"{count}.zarr", mode="w")
+        group.create_array("x", data=x, chunks=(count, 3))
+        group.create_array("y", data=y, chunks=(count,))
+        regions.clear()
+        run = oocdl.fit(
+            model, tmp_path / f"{count}.zarr", workdir=tmp_path / f"{count}.run", inputs={"x": "x"},
+            loss="cross_entropy", steps=2, batch_size=12, seed=3, progress=False,
+        )  # fmt: skip
+        losses.append([row["loss"] for row in run.history])
+    assert losses[0] == losses[1]
+    assert regions.count(("x", ((4, 8), (0, 3)))) == 2
