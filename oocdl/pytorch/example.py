@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.planning.binding import choose
-from oocdl.pytorch.exporters import quiet
+from oocdl.pytorch.exporters import exporting
 from oocdl.pytorch.probe import shapes_of_call
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 
@@ -37,7 +37,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     batch = max(2, settings.batch_size)
     reason = ""
-    with quiet():
+    with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
             try:
                 if _keeps_the_batch(module, names, forms, batch):

@@ -20,7 +20,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import annotate, keys_of
 from oocdl.pytorch.door import Exported
-from oocdl.pytorch.exporters import EXPORTERS, Call, named_axes, quiet
+from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, named_axes
 from oocdl.pytorch.probe import Findings, as_call, probe
 from oocdl.pytorch.tensors import twin_of
 
@@ -44,7 +44,7 @@ def export(
         args, kwargs, names = _inputs(module, example_inputs)
         axes = named_axes(names, (0,) if dynamic is None else dynamic)
         args, kwargs = _widened(args, kwargs, names, axes)
-        with quiet():
+        with exporting():
             found = probe(twin, args, kwargs)
         call = Call(
             args=args,
@@ -69,7 +69,7 @@ def _first_that_works(
         with tempfile.TemporaryDirectory(prefix=".oocdl-", dir=target.parent) as folder:
             draft = Path(folder) / "draft.onnx"
             try:
-                with quiet():
+                with exporting():
                     write(double, call, draft)
                 ready = Path(folder) / target.name
                 metadata = annotate(draft, ready, module, {**keys_of(double), **keys}, found, name)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +91,12 @@ EXPORTERS: Mapping[str, Callable[[nn.Module, Call, Path], None]] = {
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep exporters, which talk a lot, from the terminal."""
+def exporting() -> Iterator[None]:
+    """Keep exporters, which talk a lot, from the terminal, and take masks as they are given.
+
+    Unless told, a transformer layer of PyTorch looks whether its mask is causal, to pick a faster kernel of
+    the same result; a tensor without contents cannot say.
+    """
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     silent = io.StringIO()
@@ -100,11 +105,16 @@ def quiet() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(silent),
             contextlib.redirect_stderr(silent),
+            patch("torch.nn.modules.transformer._detect_is_causal_mask", _as_told),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
+
+
+def _as_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return bool(is_causal)
 
 
 def named_axes(names: Sequence[str], dynamic: Any) -> dict[str, tuple[int, ...]]:
