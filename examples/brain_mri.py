@@ -4,12 +4,15 @@
     pip install 'oocdl[mri,torch]'
     python examples/brain_mri.py
 
+With ``--network resenc`` the network is nnU-Net's residual encoder U-Net, as its library makes it
+(``pip install --no-deps dynamic-network-architectures``).
+
 ``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the input, 181 x 217 x 181 voxels of
 1 mm. The labels are its brain mask, and structures of the AAL atlas (Tzourio-Mazoyer et al. 2002),
 which was drawn on this very volume. One volume is not a study: training and Dice are on the same
 brain. What is shown is that the whole volume trains at once, in a fraction of the memory.
 
-Writes into --workdir: ``brain.zarr``, ``unet.onnx``, the run, ``brain.png`` and ``prediction.nii.gz``.
+Writes into --workdir: ``brain.zarr``, the network, the run, ``brain.png`` and ``prediction.nii.gz``.
 """
 
 from __future__ import annotations
@@ -121,6 +124,28 @@ def write_dataset(path: Path, brain: Brain) -> None:
         group.create_array("labels", data=brain.labels[None], chunks=(1, *slab))
 
 
+def write_res_enc(path: Path, base: int, depth: int) -> None:
+    """nnU-Net's residual encoder U-Net, which halves the volume ``depth`` times."""
+    try:
+        import torch
+        from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
+    except ImportError as error:
+        raise SystemExit(
+            f"--network resenc: {error}; pip install 'oocdl[torch]', "
+            "then pip install --no-deps dynamic-network-architectures"
+        ) from error
+    torch.manual_seed(0)
+    widths = [base * 2**stage for stage in range(depth + 1)]
+    network = ResidualEncoderUNet(
+        input_channels=1, n_stages=len(widths), features_per_stage=widths,
+        conv_op=torch.nn.Conv3d, kernel_sizes=3, strides=[1, *[2] * depth], num_classes=len(CLASSES),
+        n_blocks_per_stage=[1, 3, 4, 6, 6][: depth + 1], n_conv_per_stage_decoder=1, conv_bias=True,
+        norm_op=torch.nn.InstanceNorm3d, norm_op_kwargs={"affine": True}, nonlin=torch.nn.LeakyReLU,
+    )  # fmt: skip
+    example = torch.zeros(1, 1, *[2 ** (depth + 1)] * 3)
+    oocdl.from_torch(network, example, path, dynamic=(0, 2, 3, 4), outputs=["logits"])
+
+
 def balance(labels: Array) -> tuple[float, ...]:
     """Class weights: the rarer a class, the more a voxel of it counts, by the square root."""
     counts = np.bincount(labels.ravel(), minlength=len(CLASSES))
@@ -184,7 +209,8 @@ def main() -> None:
     parser.add_argument("--memory", default="1500MiB", help="budget of the process")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--size", choices=("full", "small"), default="full", help="small: every 4th voxel")
-    parser.add_argument("--base", type=int, default=8, help="channels on top of the U-Net")
+    parser.add_argument("--network", choices=("unet", "resenc"), default="unet")
+    parser.add_argument("--base", type=int, default=8, help="channels on top of the network")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="float32", help="bfloat16: products of 16 bits")
@@ -193,9 +219,12 @@ def main() -> None:
     depth, step = (4, 1) if args.size == "full" else (2, 4)
     brain = load(find(args.data), step, 2**depth)
     args.workdir.mkdir(parents=True, exist_ok=True)
-    dataset, model = args.workdir / "brain.zarr", args.workdir / "unet.onnx"
+    dataset, model = args.workdir / "brain.zarr", args.workdir / f"{args.network}.onnx"
     write_dataset(dataset, brain)
-    write_unet3d(model, classes=len(CLASSES), base=args.base, depth=depth)
+    if args.network == "resenc":
+        write_res_enc(model, args.base, depth)
+    else:
+        write_unet3d(model, classes=len(CLASSES), base=args.base, depth=depth)
     options: dict[str, Any] = {
         "loss": DiceCE(cross_entropy=CrossEntropy(class_weights=balance(brain.labels))),
         "optimizer": oocdl.optim.Adam(lr=args.lr),
@@ -205,7 +234,7 @@ def main() -> None:
         "precision": args.precision,
     }
     print(oocdl.plan(model, dataset, **options))
-    run = oocdl.fit(model, dataset, workdir=args.workdir / "unet.run", **options)
+    run = oocdl.fit(model, dataset, workdir=args.workdir / f"{args.network}.run", **options)
     group = run.predict(dataset, args.workdir / "logits.zarr", memory=args.memory)
     found = classify(group["logits"])
     report([row["loss"] for row in run.history], dice(brain.labels, found))

@@ -258,6 +258,18 @@ def test_deep_speech_names_the_synthesizer_that_is_missing(tmp_path: Path) -> No
     assert done.returncode and "apt-get install espeak-ng" in done.stderr
 
 
+def test_pronounce(tmp_path: Path) -> None:
+    """Short words, written backwards, or spoken if all that takes is there."""
+    known = shutil.which("espeak-ng") and Path("/usr/share/dict/words").exists()
+    words = ["--task", "sounds" if known else "reverse", "--words", "64", "--unseen", "4", "--width", "16"]
+    more = ["--layers", "1", "--batch", "32", "--epochs", "4", "--memory", "3GiB", "--workdir", "out"]
+    done = run(str(ROOT / "examples/pronounce.py"), *words, *more, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[1].split(" in ")[0].split(" -> ")
+    assert float(after) < float(before)
+    assert "of 4 words never seen" in done.stdout
+
+
 def test_instance_cut(tmp_path: Path) -> None:
     """With examples/multicut.py, which it uses; `tests/test_instance_cut.py` looks closer at both."""
     words = ["--scenes", "16", "--unseen", "2", "--size", "32", "--base", "4", "--steps", "12"]
