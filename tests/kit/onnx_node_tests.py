@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from oocdl.errors import OocdlError
+from oocdl.errors import OocdlError, UnsupportedError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.interpret import evaluate
@@ -64,14 +65,14 @@ def _array(item: Any) -> Any:
 def outcome(case: Any, folder: Path) -> tuple[str, list[tuple[Any, Any]]]:
     """Run a test in float32: the reason why it is refused, or "" and (found, wanted) of each output."""
     given, wanted = ([_array(item) for item in side] for side in case.data_sets[0])
-    reason = "its inputs are no tensors"
+    reasons = []
     for model in _models(case.model, given):
         path = folder / "node.onnx"
         path.write_bytes(model.SerializeToString())
         try:
             imported = inspect_onnx(path).bind(RULES, training=False)
         except OocdlError as error:
-            reason = str(error)
+            reasons.append(_in_short(error))
             continue
         values: dict[str, Any] = {name: item.read() for name, item in imported.weights.items()}
         fed = dict(zip([port.name for port in case.model.graph.input], given, strict=True))
@@ -80,4 +81,19 @@ def outcome(case: Any, folder: Path) -> tuple[str, list[tuple[Any, Any]]]:
         found = evaluate(imported.graph, values)
         made = [found[value].numpy() for _, value in imported.outputs]
         return "", list(zip(made, wanted, strict=True))
-    return reason, []
+    return reasons[-1] if reasons else "operands that are no tensors", []
+
+
+def _in_short(error: OocdlError) -> str:
+    """Why a model of one node is refused, without what all these messages say."""
+    if isinstance(error, UnsupportedError) and error.refusals:
+        return error.refusals[0].reason.split(" with ", 1)[-1]
+    reason = str(error)
+    for pattern, short in (
+        (r".*this type is not supported", "an element type that NumPy has not"),
+        (r".* is no tensor; .*", "operands that are no tensors"),
+        (r".* holds strings; .*", "strings"),
+        (r"node '[^']*' \(\w+\):? ", ""),
+    ):
+        reason = re.sub(rf"^{pattern}", short, reason)
+    return reason

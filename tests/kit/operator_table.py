@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from oocdl.engines.ort.lowerings import KERNELS as ORT
 from oocdl.engines.torch.kernels import KERNELS as TORCH
 from oocdl.graph.ir.index import AxisRule, Whole
 from oocdl.graph.ir.op_rule import OpRule, no_gradient
-from oocdl.graph.onnx.reader import lowerings
+from oocdl.graph.onnx.reader import lowerings, supported
 from oocdl.ops._broadcast import no_second_derivative
 from oocdl.ops.registry import RULES
 from tests.kit.code import ROOT
@@ -28,12 +29,12 @@ PAGE = ROOT / "docs" / "operators.md"
 ENGINES = {"torch": TORCH, "onnxruntime": ORT, "numpy": NUMPY}
 OTHERWISE = {
     "test_cast*BFLOAT16*": "floating-point numbers are in the run's precision, whatever the file casts to",
-    "test_cast*FLOAT8E5M2": "the same",
-    "*_bfloat16": "the same",
-    "test_attention*_bf16": "the same",
-    "test_attention_4d_gqa_with_past_and_present_fp16": "the same",
+    "test_cast*FLOAT8E5M2": "floating-point numbers are in the run's precision, whatever the file casts to",
+    "*_bfloat16": "floating-point numbers are in the run's precision",
+    "test_attention*_bf16": "floating-point numbers are in the run's precision",
+    "test_attention_4d_gqa_with_past_and_present_fp16": "floating-point numbers are in the run's precision",
     "test_bernoulli*": "numbers are drawn",
-    "test_training_dropout*": "the same",
+    "test_training_dropout*": "numbers are drawn",
     "test_resize_downsample_scales_*_align_corners": "corners follow sizes, as in ONNX's text and PyTorch",
 }
 """ONNX's tests that have another result here, and why."""
@@ -44,15 +45,13 @@ Written by `python -m tests.kit.operator_table`; the tests compare it with the c
 
 ## What ONNX files may have
 
-Opsets are those in which ONNX changed the operator; all up to the newest are read. The last column counts
-ONNX's own tests of one node: those whose result is ONNX's, of all there are, those left out that write the
-operator as others. The rest is refused by name, before anything runs (operands that are no tensors, outputs
-that a run has not, attributes), or has another result on purpose:
+Opsets are those in which ONNX changed the operator; all up to the newest are read. Then, of ONNX's own tests
+of one node, those whose result is ONNX's, of all there are (those left out that write the operator as
+others), and why the rest is not: it is refused before anything runs, in these words, or it has another
+result on purpose. Operators in italics are computed only where all that they read is known before the run.
 
-{otherwise}
-
-| operator | opsets | ONNX's tests |
-|---|---|---|
+| operator | opsets | ONNX's tests | the rest |
+|---|---|---|---|
 {onnx}
 
 ## What layers consist of
@@ -67,21 +66,28 @@ Composites are rewritten into others after gradients and before cuts.
 """
 
 
+def _difference(found: Any, wanted: Any, case: Any) -> None:
+    """AssertionError if an output of a test is not ONNX's."""
+    assert found.shape == wanted.shape, case.name
+    numbers = [np.asarray(array, np.float64) for array in (found, wanted)]
+    np.testing.assert_allclose(*numbers, case.rtol, max(case.atol, 1e-6), err_msg=case.name)
+
+
 @cache
-def passed(op: str) -> int:
-    """How many of ONNX's tests of an operator have ONNX's result; AssertionError if one has another."""
-    count = 0
+def reasons(op: str) -> tuple[str, ...]:
+    """For each of ONNX's tests of an operator why its result is not ONNX's, or "" where it is.
+
+    AssertionError if one has another result, and is not in ``OTHERWISE``.
+    """
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for case in by_operator().get(op, []):
-            if any(fnmatchcase(case.name, pattern) for pattern in OTHERWISE):
-                continue
-            reason, results = outcome(case, Path(folder))
-            for found, wanted in results:
-                assert found.shape == wanted.shape, case.name
-                numbers = [np.asarray(array, np.float64) for array in (found, wanted)]
-                np.testing.assert_allclose(*numbers, case.rtol, max(case.atol, 1e-6), err_msg=case.name)
-            count += not reason
-    return count
+            on_purpose = [why for name, why in OTHERWISE.items() if fnmatchcase(case.name, name)]
+            reason, results = (on_purpose[0], []) if on_purpose else outcome(case, Path(folder))
+            for made, wanted in results:
+                _difference(made, wanted, case)
+            found.append(reason)
+    return tuple(found)
 
 
 def onnx_row(op: str) -> str:
@@ -91,14 +97,18 @@ def onnx_row(op: str) -> str:
         for schema in onnx.defs.get_all_schemas_with_history()
         if schema.name == op and schema.domain == ""
     )
-    tests = f"{passed(op)} / {len(by_operator()[op])}" if op in by_operator() else ""
-    return f"| `{op}` | {', '.join(map(str, versions))} | {tests} |"
+    counts = Counter(reasons(op))
+    tests = f"{counts.pop('', 0)} / {len(reasons(op))}" if op in by_operator() else ""
+    rest = "; ".join(f"{why} ({count})" for why, count in sorted(counts.items()))
+    name = f"`{op}`" if op in lowerings(RULES) else f"*`{op}`*"
+    return f"| {name} | {', '.join(map(str, versions))} | {tests} | {rest} |"
 
 
 def total_row() -> str:
     """The last line: of all operators of ONNX, also those that are not here."""
     tried = sum(map(len, by_operator().values()))
-    return f"| all | | {sum(map(passed, lowerings(RULES)))} / {tried} |"
+    passed = sum(reasons(op).count("") for op in supported(RULES))
+    return f"| all | | {passed} / {tried} | |"
 
 
 def own_row(op: str) -> str:
@@ -143,23 +153,16 @@ def _axis(axis: Any) -> str:
     return str(axis.letter) if type(axis).__name__ == "Plain" else f"[{axis.letter}]"
 
 
-def otherwise() -> str:
-    """The list of tests with another result."""
-    return "\n".join(f"- `{pattern}`: {why}" for pattern, why in OTHERWISE.items())
-
-
 def rows(text: str) -> dict[str, str]:
     """Operator -> its line of the first table of a page."""
     first = text.split("## What layers consist of")[0]
-    return {found[1]: found[0] for found in re.finditer(r"^\| `(\w+)` .*$", first, re.MULTILINE)}
+    return {found[1]: found[0] for found in re.finditer(r"^\| \*?`(\w+)`\*? .*$", first, re.MULTILINE)}
 
 
 def page() -> str:
     """The whole page."""
-    lines = [*map(onnx_row, sorted(lowerings(RULES))), total_row()]
-    return HEAD.format(
-        otherwise=otherwise(), onnx="\n".join(lines), own="\n".join(map(own_row, sorted(RULES)))
-    )
+    lines = [*map(onnx_row, sorted(supported(RULES))), total_row()]
+    return HEAD.format(onnx="\n".join(lines), own="\n".join(map(own_row, sorted(RULES))))
 
 
 if __name__ == "__main__":

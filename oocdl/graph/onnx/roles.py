@@ -50,6 +50,8 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "Shape": (0,),
     "Size": (0,),
     "ConstantOfShape": (0,),
+    "NegativeLogLikelihoodLoss": (1, 2),
+    "SoftmaxCrossEntropyLoss": (1, 2),
 }
 
 

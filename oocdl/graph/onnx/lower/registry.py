@@ -13,6 +13,7 @@ from oocdl.graph.onnx.lower.control import CONTROL
 from oocdl.graph.onnx.lower.indexing import INDEXING
 from oocdl.graph.onnx.lower.layers import LAYERS
 from oocdl.graph.onnx.lower.logic import LOGIC
+from oocdl.graph.onnx.lower.losses import LOSSES
 from oocdl.graph.onnx.lower.padding import PADDING
 from oocdl.graph.onnx.lower.pooling import POOLING
 from oocdl.graph.onnx.lower.random import RANDOM
@@ -38,6 +39,7 @@ _TABLES: tuple[Mapping[str, Lower], ...] = (
     CONTROL,
     SEQUENCES,
     LAYERS,
+    LOSSES,
     POOLING,
     RESIZING,
     RECURRENT,
