@@ -9,9 +9,9 @@ mask for the decoder, masks for the padding of both sides. It is trained on pair
 sound from those before it, and then reads words that it has never seen, one sound after the other. ``--task
 reverse`` needs nothing but this file: words are made up, and are to be written backwards.
 
-It takes some five minutes on two cores within 640 MiB: the loss falls from 4.4 to 0.28, and of 200 words never
-seen 114 are read right to the sound, with 13 % of all sounds wrong. Writes into --workdir: ``words.zarr`` and
-the run ``words.run``.
+It takes some five minutes on two cores within 640 MiB: the loss falls from 4.4 to 0.28, and of 200 words
+never seen 114 are read right to the sound, with 13 % of all sounds wrong. Writes into --workdir:
+``words.zarr`` and the run ``words.run``.
 """
 
 from __future__ import annotations
