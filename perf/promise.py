@@ -4,8 +4,8 @@ For each network the smallest budget is asked of the planner: it refuses a small
 From there to what a step needs that spills nothing, budgets are spaced geometrically. At each of them
 a process trains for some steps inside a memory cgroup of exactly the budget. Needs root.
 
-    python perf/promise.py [--toy | --small] [--model unet96,mlp] [--count 8] [--budgets 600MiB,1GiB]
-                           [--json FILE] [--too-low 10] [--unguarded]
+    python perf/promise.py [--toy | --small | --families] [--model unet96,mlp] [--count 8]
+                           [--budgets 600MiB,1GiB] [--json FILE] [--too-low 10] [--unguarded]
 
 Exit code 1 if a promise is broken: a process was killed or failed, its peak of anonymous memory was
 above the predicted peak, that was above the budget, or more than ``--slack`` times what was measured.
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from cage import Outcome
-from cases import Case, gpt, mlp, plain, resnet, unet, write_data
+from cases import Case, gpt, images, mlp, plain, recurrent, res_enc, resnet, unet, write_data
 from measure import (
     MIB,
     failure,
@@ -59,6 +59,20 @@ SMALL = {
     "resnet14": resnet((1, 1, 1, 1), 16, 16, 128, 100),
 }
 """A step of these takes a second or two; what the process itself takes is half of their budgets."""
+_VISION = "torchvision.models"
+FAMILIES = {
+    "unet": unet(16, 64),
+    "resenc": res_enc(16, 4, 64),
+    "resnet": resnet((1, 1, 1, 1), 16, 16, 128, 100),
+    "mobilenet_v2": images(_VISION, "mobilenet_v2", 16, 128),
+    "efficientnet_b0": images(_VISION, "efficientnet_b0", 16, 128),
+    "convnext_tiny": images(_VISION, "convnext_tiny", 4, 128),
+    "swin_t": images(_VISION, "swin_t", 4, 128),
+    "lstm": recurrent(2, 256, 16, 200),
+    "gpt": gpt(2, 256, 4, 4, 256, 8192),
+    "mlp": mlp(4, 1536, 16),
+}
+"""One of each kind; torchvision's and nnU-Net's need these installed (see ``library.py``)."""
 TOYS = {
     "unet96": unet(8, 32, 2),
     "unet128": unet(4, 16, 2),
@@ -232,13 +246,14 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def networks(args: argparse.Namespace) -> dict[str, Case]:
     """Those that the command line asks for, by name."""
-    return TOYS if args.toy else SMALL if args.small else MODELS
+    return TOYS if args.toy else FAMILIES if args.families else SMALL if args.small else MODELS
 
 
 def parse() -> argparse.Namespace:
     """The command line; ``--toy`` replaces the networks."""
     made = parser(__doc__)
     made.add_argument("--small", action="store_true", help="networks of which a step takes seconds")
+    made.add_argument("--families", action="store_true", help="one network of each kind")
     made.add_argument("--model", help=f"some of {','.join(MODELS)}; default: all (in a toy the first)")
     made.add_argument("--count", type=int, help="budgets of each network; default: 8 (in a toy 2)")
     made.add_argument("--budgets", help="these instead, such as 600MiB,1GiB")

@@ -337,6 +337,26 @@ def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templa
     np.testing.assert_allclose(low, autocast, rtol=1e-2)
 
 
+def test_slices(tmp_path: Path, templates: Path) -> None:
+    pytest.importorskip("torchvision")
+    (templates / "ch2.nii.gz").rename(templates / "inia19-t1-brain.nii.gz")
+    words = [
+        "--data",
+        str(templates),
+        "--size",
+        "32",
+        "--epochs",
+        "1",
+        "--memory",
+        "3GiB",
+        "--workdir",
+        "out",
+    ]
+    done = run(str(ROOT / "examples/slices.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "% of slices never seen are told apart" in done.stdout
+
+
 def test_brain_mri_without_data_says_how_to_get_it(tmp_path: Path) -> None:
     pytest.importorskip("nibabel")
     done = run(str(ROOT / "examples/brain_mri.py"), "--data", str(tmp_path), folder=tmp_path)
