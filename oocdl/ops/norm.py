@@ -62,6 +62,9 @@ def _normalize_gradient(build: Builder, node: Node, grads: Sequence[str | None])
         return [None, None, None]
     x, mean, var = node.inputs
     axes = node.attrs["axes"]
+    maker = next((other for other in reversed(build.nodes) if other.outputs == (mean, var)), None)
+    if maker is None or maker.op != "Moments" or maker.inputs != (x,) or maker.attrs["axes"] != axes:
+        fail(node, "normalizes by others than the moments of its own operand, of which it has no gradient")
     # Recomputed, so that what was normalized need not be stored.
     xhat = build("Normalize", x, mean, var, **node.attrs)
     scale = build("Reciprocal", build("Sqrt", build("Add", var, build.like(node.attrs["eps"], x))))

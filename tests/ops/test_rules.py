@@ -56,16 +56,17 @@ def weighted_loss(build: Builder, outputs: tuple[str, ...]) -> tuple[str, dict[s
 def test_gradient_is_autograds(case: Case) -> None:
     arrays = case.arrays()
     build, inputs, outputs = case.node(arrays)
+    if case.op == "Normalize":  # it has the gradient of the whole norm
+        build, arrays = Builder(RULES), arrays[:1]
+        inputs = (build.value("x0", arrays[0].shape, "float64", Role.INPUT),)
+        moments = build.node("Moments", inputs, {"axes": case.attrs["axes"]})
+        outputs = build.node("Normalize", (*inputs, *moments), case.attrs)
     wanted = [
         place
         for place, array in enumerate(arrays)
         if is_float(array.dtype.name) and place not in case.constant
     ]
-    if case.op == "Normalize":
-        wanted = [0]
-        arrays[1] = arrays[0].mean(1, keepdims=True)
-        arrays[2] = arrays[0].var(1, keepdims=True)
-    elif case.op == "Dropout":
+    if case.op == "Dropout":
         wanted = [0]
     if not wanted or not is_float(build.dtype(outputs[0])):
         return
@@ -77,12 +78,7 @@ def test_gradient_is_autograds(case: Case) -> None:
         for place, (name, array) in enumerate(zip(inputs, arrays, strict=True))
         if place not in case.constant
     }
-    if case.op == "Normalize":  # its operands are the moments of its first
-        x = tensors["x0"]
-        moments = {"x1": x.mean(1, keepdim=True), "x2": x.var(1, unbiased=False, keepdim=True)}
-        truth = evaluate(build.graph(), {**tensors, **moments, **weights})
-    else:
-        truth = evaluate(build.graph(), {**tensors, **weights})
+    truth = evaluate(build.graph(), {**tensors, **weights})
     expected = torch.autograd.grad(truth[loss], [tensors[inputs[p]] for p in wanted], allow_unused=True)
     for graph in (build.graph(), canonicalize(build.graph(), RULES)):
         names = dict(zip(grads, graph.outputs[len(outputs) + 1 :], strict=True))
@@ -301,6 +297,21 @@ def test_a_gradient_of_what_is_kept_for_the_gradient_is_refused() -> None:
     loss = build("Reshape", build("ReduceSum", made[1], axes=(0, 1, 2)), shape=())
     with pytest.raises(UnsupportedError, match="keeps for its gradient"):
         differentiate(build, loss, values[:1])
+
+
+@pytest.mark.parametrize("wrong", ["others'", "of other axes", "given"])
+def test_a_gradient_of_a_norm_by_other_moments_is_refused(wrong: str) -> None:
+    build = Builder(RULES)
+    x, y = (build.value(name, (3, 3), "float64", Role.INPUT) for name in "xy")
+    given = [build.value(name, (1, 3), "float64", Role.INPUT) for name in ("mean", "var")]
+    attrs = {"axes": (0,), "eps": 0.1}
+    moments = given if wrong == "given" else build.node("Moments", [y if "others" in wrong else x], attrs)
+    if wrong == "of other axes":
+        x = build("Transpose", x, perm=(1, 0))
+    made = build("Normalize", x, *moments, **attrs)
+    loss = build("Reshape", build("ReduceSum", made, axes=(0, 1)), shape=())
+    with pytest.raises(ModelError, match="'normalize' .Normalize.*moments of its own operand"):
+        differentiate(build, loss, ["x"])
 
 
 @pytest.mark.parametrize(

@@ -252,12 +252,14 @@ def _finish(search: _Search, group: Group) -> Layer:
     stores: list[str] = []
     partials: list[str] = []
     for cell in cells:
+        if cell.node.name in partial and any(search.is_written(view.value) for view in cell.outputs):
+            # Results of one node are combined with each other, also one that nothing reads.
+            partials += [view.value for view in cell.outputs]
+            continue
         for view in cell.outputs:
             if not search.is_written(view.value):
                 continue
-            if cell.node.name in partial:
-                partials.append(view.value)
-            elif (
+            if (
                 cell.node.name in anchors
                 or search.home.get(view.value) == group.index
                 or search.grouping.layer_of.get(view.value) == group.index

@@ -47,6 +47,20 @@ def test_cut_is_whole(case: Case, count: int) -> None:
         np.testing.assert_allclose(result, expected[name], rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["mean", "variance", "both"])
+def test_a_result_that_nothing_reads_is_combined_with_the_others(read: tuple[int, ...]) -> None:
+    arrays = np.random.default_rng(0).normal(size=(2, 7, 6))
+    build = Builder(RULES)
+    names = [build.value(name, (7, 6), "float64", Role.INPUT) for name in "xy"]
+    made = [build.node("Moments", [name], {"axes": (0,)})[place] for name in names for place in read]
+    finished(build, tuple(made))
+    found = run_cut(build.graph(), dict(zip("xy", arrays, strict=True)), 3).outputs
+    truth = [-moment(array, 0, keepdims=True) for array in arrays for moment in (np.mean, np.var)]
+    truth = truth if len(read) == 2 else truth[read[0] :: 2]
+    for array, wanted in zip(found.values(), truth, strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=1e-12)
+
+
 def _has_space(case: Case) -> bool:
     return any(array.ndim in (4, 5) for array in case.arrays())
 
