@@ -4,7 +4,7 @@
 >>> run = oocdl.fit("unet.onnx", "brain.zarr", memory="2GiB")  # doctest: +SKIP
 """
 
-from oocdl import errors, events, losses, optim
+from oocdl import errors, events, losses, ops, optim
 from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.storage.run.repair import repair
@@ -23,6 +23,7 @@ __all__ = [
     "from_torch",
     "losses",
     "open",
+    "ops",
     "optim",
     "plan",
     "repair",

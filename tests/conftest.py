@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning import passes
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
@@ -39,6 +40,15 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs do not wait for the disk: durability is tested elsewhere, and takes a fifth of their time."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def own_operators() -> Iterator[dict[str, Any]]:
+    """What is registered in a test is forgotten after it."""
+    before = dict(OWN)
+    yield OWN
+    OWN.clear()
+    OWN.update(before)
 
 
 @pytest.fixture(scope="module")

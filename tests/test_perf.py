@@ -234,6 +234,14 @@ def test_own_optimizer(tmp_path: Path) -> None:
     assert float(after) < 0.1 * float(before)
 
 
+def test_own_operator(tmp_path: Path) -> None:
+    done = run("-W", "ignore", str(ROOT / "examples/own_operator.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split("loss ")[-1].split("\n")[0].split(" -> ")
+    assert float(after) < 0.1 * float(before)
+    assert float(done.stdout.split("farthest from PyTorch's: ")[1]) < 1e-5
+
+
 def test_from_pytorch(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
     done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)

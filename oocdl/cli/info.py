@@ -19,8 +19,10 @@ from rich.text import Text
 from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.bodies import every_node
 from oocdl.graph.onnx.model_file import shown
-from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
+from oocdl.graph.onnx.own_operators import OWN
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx, supported
 from oocdl.graph.onnx.refusals import grouped
 from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
@@ -120,11 +122,13 @@ def model_tables(path: Path, dims: Mapping[str, int], weights: bool) -> list[Tab
     title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
     operators = table(title, "operator", "nodes", "supported")
     refused: dict[str, list[Refusal]] = {}
+    known = supported(RULES)
     for refusal in found.refusals if isinstance(found, UnsupportedError) else ():
         refused.setdefault(refusal.op, []).append(refusal)
-    for op, count in sorted(Counter(node.op for node in model.nodes).items()):
+    for op, count in sorted(Counter(node.op for node in every_node(model.nodes)).items()):
+        yes = "yes, your own" if op in OWN else "yes" if op in known else "no, and not needed"
         operators.add_row(
-            cell(op), cell(count), cell(f"no: {grouped(refused[op])}" if op in refused else "yes")
+            cell(op), cell(count), cell(f"no: {grouped(refused[op])}" if op in refused else yes)
         )
     sizes = ", ".join(f"{cell(name)}: {shape_text(shape)}" for name, shape in shapes.items())
     guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""

@@ -154,7 +154,10 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_files(paths: Sequence[Path]) -> None:
-    """Run files of Python, which register a user's own losses and optimizers; InputError if one fails."""
+    """Run files of Python, which register a user's own operators, losses and optimizers.
+
+    Raises InputError if one fails.
+    """
     for path in paths:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None or not path.is_file():

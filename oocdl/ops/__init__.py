@@ -1,5 +1,9 @@
-"""The operators, losses and optimizers: shape, axes, gradient and cost of each. See README.md."""
+"""The operators, losses and optimizers: shape, axes, gradient and cost of each. See README.md.
 
-from oocdl.ops.registry import RULES
+``register`` takes ONNX operators of your own.
+"""
 
-__all__ = ["RULES"]
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops.registry import RULES, register
+
+__all__ = ["RULES", "Builder", "register"]

@@ -10,6 +10,7 @@ import numpy as np
 from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
 
 
@@ -19,7 +20,7 @@ class FileLoss:
 
     path: str
     digest: str
-    """Of the file."""
+    """Of the file, and of the user's own operators in it."""
     labels: bool
     """Whether the target is whole numbers."""
 
@@ -35,7 +36,8 @@ def file_loss(path: str | Path) -> FileLoss:
         raise InputError(
             f"the loss '{path}' has {counts}; it has to have two, prediction and target, and one"
         )
-    return FileLoss(str(place), model.fingerprint(), np.dtype(model.inputs[1].dtype).kind in "iu")
+    digest = "+".join((model.fingerprint(), *digests(model.nodes).values()))
+    return FileLoss(str(place), digest, np.dtype(model.inputs[1].dtype).kind in "iu")
 
 
 def add_file(build: Builder, spec: FileLoss, prediction: str, target: str) -> str:

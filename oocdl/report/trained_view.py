@@ -15,7 +15,8 @@ UNSAID = (
 
 
 def trained_text(trained: Trained) -> str:
-    """Write how many tensors and parameters are trained, what else there is and why, and all remarks.
+    """Write how many tensors and parameters are trained, what else there is and why, the operators of the
+    user's own, and all remarks.
 
     Names from the file are escaped: every line is one line.
     """
@@ -26,6 +27,9 @@ def trained_text(trained: Trained) -> str:
     ]
     if len(trained.tied) > TIES:
         lines.append(f"tied: {len(trained.tied) - TIES} more")
+    if trained.own:
+        own = ", ".join(f"{shown(name)} × {count}" for name, count in trained.own)
+        lines.append(f"operators of your own: {own}, as registered")
     unsaid = [] if trained.told else [UNSAID]
     return "\n".join([*lines, *unsaid, *remark_lines(trained)])
 

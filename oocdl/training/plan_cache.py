@@ -21,6 +21,7 @@ from typing import Any
 
 from oocdl.config import Settings, plain
 from oocdl.errors import OocdlError
+from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
@@ -53,6 +54,7 @@ def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Ma
     facts = {
         "code": _code_digest(),
         "model": model.fingerprint(),
+        "operators": digests(model.nodes),
         "inputs": plain(binding.inputs),
         "targets": [[t.output, t.read, t.weight, plain(t.spec)] for t in binding.targets],
         "arrays": {name: _array_facts(binding.arrays[name]) for name in sorted(binding.used)},

@@ -14,6 +14,7 @@ from typing import Any
 from oocdl.config import Settings, differences, plain
 from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import CorruptError, InputError, StoreError
+from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.planning.binding import Binding
@@ -41,8 +42,10 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
         "precision",
         "freeze",
     )
+    own = digests(model.nodes)
     return {
         "model": model.fingerprint(),
+        **({"operators": own} if own else {}),
         "inputs": dict(binding.inputs),
         "loss": {
             t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array, **t.further}
@@ -70,6 +73,7 @@ def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataAr
             if name in facts["dataset"]
         }
         changed = [one.changed for one in found.values() if one.changed]
+        same_operators(folder, known, facts.get("operators", {}))
         others = differences({**known, "dataset": None}, {**facts, "dataset": None})
         refuse_if(f"the run in {folder} was started differently", [*others, *changed])
         for one in found.values():
@@ -86,6 +90,13 @@ def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:
     if differing:
         way_out = way_out or "choose another workdir, or resume='restart'"
         raise InputError(f"{what}: {'; '.join(differing)}; {way_out}")
+
+
+def same_operators(folder: Path, facts: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Raise InputError if a user's own operators, by digest, are not those of a run's facts."""
+    others = differences(facts.get("operators", {}), now, "operators")
+    way_out = "register those of the run with oocdl.ops.register, or choose another workdir"
+    refuse_if(f"the run in {folder} has other functions", others, way_out)
 
 
 def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from oocdl.engines.engine import resolve
 from oocdl.errors import CorruptError, InputError, StoreError, printable
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
+from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.heap import use_one_heap
@@ -41,7 +42,7 @@ from oocdl.storage.files import existing, reporting
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.predictions import Output, Predictions
-from oocdl.training.resume import identity
+from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
 
 
@@ -311,6 +312,7 @@ class _Inference:
         self.run_, self.settings = run, replace(stored, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = self.model = run._model()
+        same_operators(run.path, run._store.meta["identity"], digests(model.nodes))
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
         self.dataset = self.dataset.only(self.binding.used)
         self.scale = self._scale(run._store.meta["identity"], stored.scale or {})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
+from onnx import helper
 
 import oocdl
 from oocdl.cli import app
@@ -19,6 +23,10 @@ import oocdl
 def plain(build, weight, gradient, state, scalars):
     return build("Sub", weight, build("Mul", gradient, scalars["lr"])), state
 
+@oocdl.ops.register("mine::Twice")
+def twice(build, x):
+    return build("Add", x, x)
+
 @oocdl.losses.register("off")
 def off(build, prediction, target):
     error = build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
@@ -26,8 +34,14 @@ def off(build, prediction, target):
 """
 
 
-def test_a_file_registers_an_optimizer_and_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_registers_an_operator_an_optimizer_and_a_loss(
+    own_operators: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, arrays = nets.write_mlp(tmp_path / "mlp.onnx"), nets.vectors()
+    changed = onnx.load(model)
+    changed.graph.node[-1].output[0] = "half"
+    changed.graph.node.append(helper.make_node("Twice", ["half"], ["y"], domain="mine"))
+    onnx.save(changed, model)
     data = nets.write_data(tmp_path / "data.zarr", {"x": arrays["x"], "y": arrays["x"][:, :3].copy()})
     mine = tmp_path / "mine.py"
     mine.write_text(MINE)
@@ -39,6 +53,9 @@ def test_a_file_registers_an_optimizer_and_a_loss(tmp_path: Path, capsys: pytest
     assert app.run_command(["--register", str(mine), *words, *more], False) == 0
     run = oocdl.open(tmp_path / "mlp.run")
     assert run.steps == 2
+    capsys.readouterr()
+    assert app.run_command(["--register", str(mine), "info", str(model)], False) == 0
+    assert re.search(r"mine::Twice .* 1 .* yes, your own", capsys.readouterr().out)
     for table, then in zip((LOSSES, OPTIMIZERS), before, strict=True):
         table.clear()
         table.update(then)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from oocdl.errors import InputError
 
 
 def digest_of(formula: Any) -> str:
-    """Return a digest of a function: its text, numbers, texts and arrays that it reads, functions it calls.
+    """Return a digest of a function: its text, its defaults, numbers, texts and arrays that it reads, and
+    functions that it calls.
 
     Functions of other modules do not count. Raises InputError for what is no function.
     """
@@ -31,7 +32,8 @@ def _collect(formula: FunctionType, found: dict[str, str]) -> None:
         text = repr(_facts(formula.__code__))
     found[formula.__qualname__] = text
     read = inspect.getclosurevars(formula)
-    for name, value in {**read.globals, **read.nonlocals}.items():
+    defaults = {f"default of {n}": v for n, v in _defaults(formula)}
+    for name, value in {**read.globals, **read.nonlocals, **defaults}.items():
         if isinstance(value, FunctionType):
             if value.__module__ == formula.__module__ and value.__qualname__ not in found:
                 _collect(value, found)
@@ -40,6 +42,11 @@ def _collect(formula: FunctionType, found: dict[str, str]) -> None:
             found[f"{formula.__qualname__}: {name}"] = repr(body)
         elif isinstance(value, bool | int | float | str | tuple | list | dict):
             found[f"{formula.__qualname__}: {name}"] = repr(value)
+
+
+def _defaults(formula: FunctionType) -> list[tuple[str, Any]]:
+    parameters = inspect.signature(formula).parameters.values()
+    return [(p.name, p.default) for p in parameters if p.default is not p.empty]
 
 
 def _facts(code: CodeType) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx
 from onnx import inliner
@@ -28,6 +28,9 @@ def results_of_bodies(nodes: Iterable[OnnxNode]) -> frozenset[str]:
     return frozenset(name for node in every_node(nodes) for body in bodies(node) for name in body.outputs)
 
 
-def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Write out the model's own functions where they are called."""
-    return inliner.inline_local_functions(model) if model.functions else model
+def without_functions(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+    """Write out the model's own functions where they are called, but for those in ``kept``, by operator."""
+    if not model.functions:
+        return model
+    spared = [(item.domain, item.name) for item in model.functions if f"{item.domain}::{item.name}" in kept]
+    return inliner.inline_selected_functions(model, spared, exclude=True)

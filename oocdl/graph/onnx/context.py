@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NoReturn
 
-from oocdl.errors import ModelError, UnsupportedError
+from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.metadata import Fact
@@ -42,8 +42,8 @@ class Context:
     """Traced and new extent of the leading axis, where nothing else was re-bound."""
     read: frozenset[str]
     """ONNX names that some node reads, and the model's outputs."""
-    lower: Callable[[OnnxNode], Sequence[Operand]]
-    """Lowers a node, of the model or of the body of another one."""
+    lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
+    """Lowers the nodes of a body; returns what of them is refused."""
     env: dict[str, Operand] = field(default_factory=dict)
     sized: set[str] = field(default_factory=set)
     """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""

@@ -16,16 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from oocdl.errors import ModelError, Refusal, UnsupportedError
+from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
-from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, LIMIT_BYTES, fold
-from oocdl.graph.onnx.context import Context, Lower, Operand, needed
+from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.context import Context, needed
 from oocdl.graph.onnx.heads import FINAL, activations_last
 from oocdl.graph.onnx.input_sizes import sizes_of
-from oocdl.graph.onnx.lower.arithmetic import of_rules
-from oocdl.graph.onnx.lower.registry import LOWERINGS
+from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
     OnnxNode,
@@ -38,24 +37,14 @@ from oocdl.graph.onnx.model_file import (
     size_text,
     words,
 )
-from oocdl.graph.onnx.refusals import grouped
+from oocdl.graph.onnx.own_operators import OWN
+from oocdl.graph.onnx.refusals import all_of
 from oocdl.graph.onnx.remarks import TracedFile
 from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 
-__all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "supported"]
-
-
-def lowerings(rules: Rules) -> Mapping[str, Lower]:
-    """Return the lowerings of all ONNX operators that can be read."""
-    return {**of_rules(rules), **LOWERINGS}
-
-
-def supported(rules: Rules) -> frozenset[str]:
-    """Return the ONNX operators that can be read; those without a gradient only on constants."""
-    return frozenset({*lowerings(rules), *FOLDS})
-
+__all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "lowerings", "supported"]
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -91,7 +80,7 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     """Parse and check an ONNX file; no weight is read."""
     path = Path(path).absolute()
     model, spans = load(path)
-    model = without_functions(model)
+    model = without_functions(model, OWN)
     opset = check(model)
     initializers = {
         tensor.name: source(tensor, path, spans.get(index))
@@ -215,7 +204,7 @@ class _Reader:
             traced={},
             batch=None,
             read=read,
-            lower=self._lower,
+            lower=lambda nodes: lower_nodes(self.ctx, self._lowerings, nodes),
         )
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
@@ -233,54 +222,18 @@ class _Reader:
         ctx = self.ctx
         ctx.traced, ctx.batch = traced, batch
         self._declare(shapes)
-        refused: list[Refusal] = []
-        broken: set[str] = set()
-        for node in self.model.nodes:
-            if broken.intersection(node.inputs):
-                broken.update(node.outputs)
-                if node.op not in supported(self.ctx.build.rules):
-                    refused.append(Refusal(node.name, node.op, node.op))
-                continue
-            ctx.node, ctx.build.scope = node, node.name.strip("/") + "/"
-            try:
-                outputs = self._lower(node)
-            except UnsupportedError as error:
-                refused.append(Refusal(node.name, node.op, str(error)))
-                broken.update(name for name in node.outputs if name)
-            except ModelError as error:
-                if refused:
-                    break
-                text = str(error).replace("\n", "\\n").replace("\r", "\\r")
-                named = re.search(rf"(?<!\w){re.escape(node.name.strip('/'))}(?!\w)", text)
-                raise ModelError(text if named else f"node {shown(node.name)} ({node.op}): {text}") from None
-            else:
-                ctx.env.update(
-                    (name, made) for name, made in zip(node.outputs, outputs, strict=False) if name
-                )
+        try:
+            refused = lower_nodes(ctx, self._lowerings, self.model.nodes, top=True)
+        except ModelError as error:
+            node, text = ctx.node, str(error).replace("\n", "\\n").replace("\r", "\\r")
+            named = re.search(rf"(?<!\w){re.escape(node.name.strip('/'))}(?!\w)", text)
+            text = text if named else f"node {shown(node.name)} ({node.op}): {text}"
+            raise ModelError(text) from error.__cause__
         if refused:
-            count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
-            raise UnsupportedError(
-                f"{count} not supported: {grouped(refused)}; see the list of operators in the README", refused
-            )
+            own = any(item.op not in supported(ctx.build.rules) for item in refused)
+            raise UnsupportedError(all_of(refused, own), refused)
         ctx.build.scope = ""
         return self
-
-    def _lower(self, node: OnnxNode) -> Sequence[Operand]:
-        ctx = self.ctx
-        given = [ctx.env[name] if name else None for name in node.inputs]
-        known = [None if isinstance(operand, str) else operand for operand in given]
-        listed = ctx.sequences.keys() & set(node.inputs)
-        if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
-            outputs = fold(node, known)
-            if ctx.sized.intersection(node.inputs):
-                ctx.sized.update(node.outputs)
-            return outputs
-        if node.op in self._lowerings:
-            return self._lowerings[node.op](ctx)
-        if node.op in FOLDS or node.op in DATA_SHAPED:
-            why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
-            raise UnsupportedError(f"{node.op} of values that are not constant{why}")
-        raise UnsupportedError(node.op)
 
     def _declare(self, shapes: Mapping[str, Shape]) -> None:
         """Declare values for inputs and initializers; small constants are read."""

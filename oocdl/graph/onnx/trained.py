@@ -13,6 +13,7 @@ from math import prod
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.onnx.own_operators import counted
 from oocdl.graph.onnx.remarks import Remark, TracedFile
 from oocdl.graph.onnx.remarks_tensorflow import remarks_of
 
@@ -58,6 +59,8 @@ class Trained:
     """Every initializer of the file, in its order."""
     remarks: tuple[Remark, ...] = ()
     """What looks wrong, with its cure."""
+    own: tuple[tuple[str, int], ...] = ()
+    """Operators of the user's own (``oocdl.ops.register``), and how many nodes have each."""
     told: bool = False
     """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
 
@@ -99,6 +102,7 @@ def record_of(file: TracedFile, patterns: Collection[str], guesses: Collection[s
     return Trained(
         tensors=tuple(tensors),
         remarks=(*file.remarks(), *remarks_of(file), *(Remark(guess, dynamic) for guess in guesses)),
+        own=tuple(sorted(counted(file.nodes).items())),
         told=file.metadata is not None,
     )
 

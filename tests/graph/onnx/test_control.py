@@ -118,7 +118,7 @@ def test_values_and_gradients(name: str, tmp_path: Path) -> None:
             { k = Constant <value = bool {1}> ()
               y = If (k) <then_branch = t () => (float[2,3] a) { a = own.Strange(x) },
                           else_branch = e () => (float[2,3] b) { b = Abs(x) }> }""",
-            "'y' .own::Strange at 'a' in its body",
+            "'a' .own::Strange in the body of 'y'",
         ),
     ],
 )
@@ -126,6 +126,47 @@ def test_what_depends_on_data_is_refused_by_name(text: str, why: str, tmp_path: 
     onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match=why):
         inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+
+
+MANY = """g (float[2,3] x, bool d) => (float[2,3] y, float[2,3] z)
+        { n = Constant <value_int: int = 2> ()  k = Constant <value = bool {1}> ()
+          a = own.First(x)
+          p = Loop <body = b (int64 i, bool c, float[2,3] h) => (bool go, float[2,3] next)
+            { go = Identity(c)  s = own.Second(h)  t = Neg(s)  next = own.Second(t) }> (n, , x)
+          q = If (k) <then_branch = t1 () => (float[2,3] u) { u = own.Third(a) },
+                      else_branch = e1 () => (float[2,3] v) { v = Abs(x) }>
+          r = If (d) <then_branch = t2 () => (float[2,3] u2) { u2 = own.Fourth(x) },
+                      else_branch = e2 () => (float[2,3] v2) { v2 = Abs(x) }>
+          w = If (k) <then_branch = t3 () => (float[2,3] u3) {
+                 u3 = If (k) <then_branch = t4 () => (float[2,3] u4) { u4 = own.Fifth(x) },
+                              else_branch = e4 () => (float[2,3] v4) { v4 = Abs(x) }> },
+                      else_branch = e3 () => (float[2,3] v3) { v3 = own.NotTaken(x) }>
+          f = own.inner(q)  g0 = Add(f, r)  y = Add(w, g0)  z = own.Last(x) }
+        <domain: "own", opset_import: ["" : 18, "own" : 1]>
+        inner (m) => (o) { l = Neg(m)  o = own.Sixth(l) }"""
+
+
+def test_all_that_is_refused_is_told_at_once_in_bodies_and_functions_too(tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(HEAD + MANY), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedError) as caught:
+        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+    text = str(caught.value)
+    assert text.startswith("9 nodes are not supported: 'a' (own::First)")
+    for part in (
+        "own::Second in the body of 'p' × 2, first ",
+        "'u' (own::Third in the body of 'q')",
+        "'r' (If with a condition that depends on data)",
+        "'u2' (own::Fourth in the body of 'r')",
+        "'u4' (own::Fifth in the body of 'u3' in the body of 'w')",
+        "(own::Sixth)",
+        "'z' (own::Last)",
+    ):
+        assert part in text
+    assert text.endswith("the README, and oocdl.ops.register for operators of your own")
+    assert [item.op for item in caught.value.refusals] == [
+        "own::First", "own::Second", "own::Second", "own::Third", "If", "own::Fourth", "own::Fifth",
+        "own::Sixth", "own::Last",
+    ]  # fmt: skip
 
 
 def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:

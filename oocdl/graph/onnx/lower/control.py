@@ -10,7 +10,8 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.sequences import joined
 from oocdl.graph.onnx.lower.structure import slice_axis
-from oocdl.graph.onnx.model_file import Body, OnnxNode, shown
+from oocdl.graph.onnx.model_file import Body, shown
+from oocdl.graph.onnx.refusals import grouped, in_body
 
 MOST_TRIPS = 10_000
 """Trips of a loop that are unrolled; more would be more nodes than anything here is made for."""
@@ -39,8 +40,9 @@ def _run(ctx: Context, body: Body, given: Sequence[tuple[Operand, str]]) -> list
         if outer in ctx.sequences:
             ctx.sequences[inner] = ctx.sequences[outer]
     try:
-        for item in body.nodes:
-            _run_node(ctx, item)
+        refused = in_body(ctx.lower(body.nodes), node.name)
+        if refused:
+            raise UnsupportedError(grouped(refused), refused)
         missing = [name for name in body.outputs if name not in ctx.env]
         if missing:
             raise ModelError(f"{shown(missing[0])}, a result of its body, is made nowhere")
@@ -48,18 +50,6 @@ def _run(ctx: Context, body: Body, given: Sequence[tuple[Operand, str]]) -> list
     finally:
         ctx.node, ctx.env, ctx.stored = node, env, stored
         ctx.sized &= sized | set(body.outputs)
-
-
-def _run_node(ctx: Context, node: OnnxNode) -> None:
-    missing = [name for name in node.inputs if name and name not in ctx.env]
-    if missing:
-        raise ModelError(f"{shown(missing[0])}, read by {shown(node.name)} in its body, is made nowhere")
-    ctx.node = node
-    try:
-        outputs = ctx.lower(node)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error} at {shown(node.name)} in its body") from None
-    ctx.env.update((name, made) for name, made in zip(node.outputs, outputs, strict=False) if name)
 
 
 def _given(ctx: Context, start: int) -> list[tuple[Operand, str]]:

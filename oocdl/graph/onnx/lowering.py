@@ -1,0 +1,98 @@
+"""Lowers the nodes of a model, or of a body, one after another, and notes all that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from oocdl.errors import ModelError, Refusal, UnsupportedError
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
+from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, fold
+from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.arithmetic import of_rules
+from oocdl.graph.onnx.lower.registry import LOWERINGS
+from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.own_operators import OWN, lower_own, not_known
+from oocdl.graph.onnx.refusals import in_body
+
+
+def lowerings(rules: Rules) -> Mapping[str, Lower]:
+    """Return the lowerings of all ONNX operators that can be read."""
+    return {**of_rules(rules), **LOWERINGS}
+
+
+def supported(rules: Rules) -> frozenset[str]:
+    """Return the ONNX operators that can be read; those without a gradient only on constants."""
+    return frozenset({*lowerings(rules), *FOLDS})
+
+
+def lower_nodes(
+    ctx: Context, table: Mapping[str, Lower], nodes: Sequence[OnnxNode], top: bool = False
+) -> list[Refusal]:
+    """Lower nodes, of the model if ``top``, else of a body; results are in ``ctx.env``, by name.
+
+    Returns what is refused. A node that depends on a refused one is not lowered, but refused if its operator,
+    or one in its bodies, is not known. Raises ModelError for a node that is wrong, unless one is refused.
+    """
+    known = {*table, *FOLDS, *OWN}
+    refused: list[Refusal] = []
+    broken: set[str] = set()
+    for node in nodes:
+        if not broken.isdisjoint(_reads(node)):
+            broken.update(name for name in node.outputs if name)
+            refused += _unknown(node, known)
+            continue
+        ctx.node = node
+        if top:
+            ctx.build.scope = node.name.strip("/") + "/"
+        try:
+            outputs = _lowered(ctx, table, node)
+        except UnsupportedError as error:
+            itself = Refusal(node.name, node.op, str(error))
+            refused += error.refusals or [itself, *_unknown_inside(node, known)]
+            broken.update(name for name in node.outputs if name)
+        except ModelError:
+            if refused:
+                break
+            raise
+        else:
+            ctx.env.update((name, made) for name, made in zip(node.outputs, outputs, strict=False) if name)
+    return refused
+
+
+def _reads(node: OnnxNode) -> set[str]:
+    """Return the names that a node reads, and those that its bodies do."""
+    return {name for item in every_node([node]) for name in item.inputs if name} | results_of_bodies([node])
+
+
+def _unknown(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
+    """Return refusals of a node and of those in its bodies whose operators are not known."""
+    itself = [] if node.op in known else [Refusal(node.name, node.op, not_known(node.op))]
+    return [*itself, *_unknown_inside(node, known)]
+
+
+def _unknown_inside(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
+    found = [item for body in bodies(node) for inner in body.nodes for item in _unknown(inner, known)]
+    return in_body(found, node.name)
+
+
+def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+    missing = [name for name in node.inputs if name and name not in ctx.env]
+    if missing:
+        raise ModelError(f"{shown(missing[0])}, read by {shown(node.name)}, is made nowhere")
+    given = [ctx.env[name] if name else None for name in node.inputs]
+    known = [None if isinstance(operand, str) else operand for operand in given]
+    listed = ctx.sequences.keys() & set(node.inputs)
+    if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
+        outputs = fold(node, known)
+        if ctx.sized.intersection(node.inputs):
+            ctx.sized.update(node.outputs)
+        return outputs
+    if node.op in table:
+        return table[node.op](ctx)
+    if node.op in OWN:
+        return lower_own(ctx)
+    if node.op in FOLDS or node.op in DATA_SHAPED:
+        why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
+        raise UnsupportedError(f"{node.op} of values that are not constant{why}")
+    raise UnsupportedError(not_known(node.op))
