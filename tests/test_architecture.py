@@ -42,7 +42,17 @@ PACKAGES = (
 INNER = {
     "graph": ("ir", "onnx", "transforms", "partition"),
     "storage": ("files", "checksums", "sealed_store", "zarr_json", "cache", "run", "dataset"),
-    "engines": ("registry", "engine", "convolution", "recurrent", "ctc", "torch", "ort", "numpy"),
+    "engines": (
+        "registry",
+        "engine",
+        "convolution",
+        "recurrent",
+        "ctc",
+        "attention",
+        "torch",
+        "ort",
+        "numpy",
+    ),
 }
 """The same inside packages that have packages."""
 

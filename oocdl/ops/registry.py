@@ -22,6 +22,7 @@ from oocdl.ops import (
     shape,
     softmax,
 )
+from oocdl.ops.sequences import attention
 from oocdl.ops.windows import conv, pool, resample
 
 RULES: Mapping[str, OpRule] = {
@@ -34,6 +35,7 @@ RULES: Mapping[str, OpRule] = {
         reduce.RULES,
         softmax.RULES,
         einsum.RULES,
+        attention.RULES,
         conv.RULES,
         pool.RULES,
         resample.RULES,

@@ -23,7 +23,7 @@ from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
-from oocdl.planning.unit_cost import combine_buffer_bytes, unit_buffer_bytes
+from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, unit_buffer_bytes
 
 Piece = tuple[Region, TaskKey]
 
@@ -209,7 +209,8 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
             if name not in layer.partials or sums.alone(name, region):
                 draft.pieces.setdefault(name, []).append((region, made[index]))
     for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
-        _combine(draft, plan, layer.name, cell, sums)
+        for group in combined_together(cell, layer.partials):
+            _combine(draft, plan, layer.name, cell, group, sums)
 
 
 def _stored(
@@ -274,10 +275,11 @@ def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -
     return parts
 
 
-def _combine(draft: _Draft, plan: PassPlan, layer: str, cell: Cell, sums: PartialSums) -> None:
-    """One call for each piece of a partial node whose result several units share."""
+def _combine(
+    draft: _Draft, plan: PassPlan, layer: str, cell: Cell, names: Sequence[str], sums: PartialSums
+) -> None:
+    """One call for each piece of results of a partial node that several units share."""
     values = plan.factored.graph.values
-    names = [view.value for view in cell.outputs if any(n == view.value for n, _ in sums.groups)]
     regions = [region for name, region in sums.groups if name == names[0]]
     for number, region in enumerate(regions):
         if sums.alone(names[0], region):

@@ -20,7 +20,7 @@ from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.unit_cost import combine_buffer_bytes, made_bytes, unit_buffer_bytes
+from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, made_bytes, unit_buffer_bytes
 
 MIN_SLAB_POSITIONS = 4
 """A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
@@ -91,9 +91,8 @@ def units_memory(
     for unit in units:
         made = made_bytes(unit, factored)
         for cell in cutter.layer.cells:
-            names = [view.value for view in cell.outputs if view.value in cutter.layer.partials]
-            if names and cell.combine:
-                buffers.append(combine_buffer_bytes([made[name] for name in names], cell.combine))
+            for names in combined_together(cell, cutter.layer.partials):
+                buffers.append(combine_buffer_bytes([made[name] for name in names], str(cell.combine)))
     return max(buffers), scratch
 
 

@@ -6,13 +6,13 @@ memory tier (``unit_buffer_bytes``); the scratch of its program lies on the heap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.index import region_size
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Unit
-from oocdl.graph.transforms.factorize import Factored
+from oocdl.graph.transforms.factorize import Cell, Factored
 
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
@@ -29,6 +29,15 @@ def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
     """
     arrays = 2 * sum(footprint(nbytes) for nbytes in sizes)
     return arrays + (0 if how in ("sum", "max") else 14 * sum(sizes))
+
+
+def combined_together(cell: Cell, partials: Collection[str]) -> list[list[str]]:
+    """Return those of the outputs of a node that are partial, in groups that one call combines.
+
+    Moments are combined together; sums each by itself, as they may be of different shapes.
+    """
+    names = [view.value for view in cell.outputs if view.value in partials]
+    return [names] if names and cell.combine == "moments" else [[name] for name in names]
 
 
 def read_bytes(unit: Unit, factored: Factored) -> dict[str, int]:

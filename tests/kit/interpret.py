@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.graph.ir.graph import Graph, Node
-from tests.kit import recurrent_cases
+from tests.kit import attention_cases, recurrent_cases
 
 Tensors = Sequence[torch.Tensor]
 DTYPES = {
@@ -315,6 +315,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
     "Resample": _resample,
     **recurrent_cases.ORACLES,
+    **attention_cases.ORACLES,
     "Ctc": _ctc,
     "CtcGrad": lambda i, a: _vjp(lambda x: _ctc([x, *i[1:4]], a), i[0], i[4]),
 }

@@ -15,7 +15,7 @@ from oocdl.engines.torch.pointwise import BLOCKWISE
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.kit.interpret import OPS
-from tests.kit.op_cases import CASES, CTC, CTC_GRADS, RECURRENT
+from tests.kit.op_cases import CASES, CTC, CTC_GRADS, SEQUENCES
 from tests.kit.programs import single
 
 Range = tuple[int, int]
@@ -155,7 +155,7 @@ def others(known: Collection[str]) -> list[Case]:
             case.attrs,
         )
         for case in CASES
-        if case.op in {*BLOCKWISE, *(one.op for one in (*RECURRENT, *CTC, *CTC_GRADS))}
+        if case.op in {*BLOCKWISE, *(one.op for one in (*SEQUENCES, *CTC, *CTC_GRADS))}
         and case.op not in known
     ]
 

@@ -12,7 +12,7 @@ import pytest
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder, Product, Rules
 from oocdl.ops import RULES
-from tests.kit import recurrent_cases
+from tests.kit import attention_cases, recurrent_cases
 
 AS_CONVOLUTIONS: Rules = {
     op: rule if rule.product and rule.product.data else replace(rule, product=Product(data=(0,)))
@@ -323,11 +323,12 @@ CTC_GRADS = [
         {"blank": 2, "zero_infinity": True},
     ),
 ]
-RECURRENT = [
-    Case(op, tuple(arrays), attrs, read=read) for op, arrays, attrs, read in recurrent_cases.instances()
+SEQUENCES = [
+    Case(op, tuple(arrays), attrs, read=read)
+    for op, arrays, attrs, read in (*recurrent_cases.instances(), *attention_cases.instances())
 ]
-DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE, *CTC, *(case for case in RECURRENT if case.read)]
-CASES = [*DIFFERENTIABLE, *GRADS, *CTC_GRADS, *(case for case in RECURRENT if not case.read)]
+DIFFERENTIABLE = [*POINT, *REDUCE, *CONV, *RESAMPLE, *MOVE, *CTC, *(case for case in SEQUENCES if case.read)]
+CASES = [*DIFFERENTIABLE, *GRADS, *CTC_GRADS, *(case for case in SEQUENCES if not case.read)]
 
 
 def params(cases: list[Case]) -> list[Any]:

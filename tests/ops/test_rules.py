@@ -93,6 +93,10 @@ def test_gradient_is_autograds(case: Case) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12, check_dtype=True)
 
 
+def _letter(index: Any) -> str:
+    return getattr(index, "letter", "")
+
+
 def random_ranges(rule: AxisRule, random: np.random.Generator) -> dict[str, tuple[int, int]]:
     """A random part of every letter that may be cut; all of the others."""
     found = {}
@@ -136,6 +140,8 @@ def test_only_the_needed_region_is_read(case: Case) -> None:
             noisy.append(other)
         after = run(node, [torch.as_tensor(array) for array in noisy])
         for first, second, indices in zip(before, after, rule.outputs, strict=True):
+            if {k for k, part in ranges.items() if part != (0, rule.extents[k])} - set(map(_letter, indices)):
+                continue  # a partial sum
             region = tuple(slice(*ranges[i.letter]) if i else slice(None) for i in indices)
             torch.testing.assert_close(first[region], second[region], rtol=1e-12, atol=1e-12)
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import ctc, recurrent
+from oocdl.engines import attention, ctc, recurrent
 from oocdl.engines.numpy import windows
 from oocdl.engines.numpy.record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction, padded_shape
+from oocdl.graph.ir.score_tiles import tiling
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -224,6 +225,14 @@ def _lattice(item: Instruction) -> int:
     return samples * steps * (6 * classes + 8 * (2 * labels + 1))
 
 
+def _score_tiles(item: Instruction) -> int:
+    """Count tiles of scores, and parts of operands and results."""
+    q, k = (operand.shape for operand in item.operands[:2])
+    found = tiling(q, k[2], k[2])
+    scores = prod((found.batch, found.groups, q[2], found.queries, k[2]))
+    return 6 * scores + _operands(2)(item)
+
+
 def _sequential(run: recurrent.Run, scratch: Scratch) -> Kernel:
     """A kernel that engines share."""
     return _kernel(lambda args, item: run(args, item.attrs), scratch)
@@ -264,6 +273,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Moments": _kernel(_moments, _operands(2)),
     **{op: _sequential(run, _operands(2)) for op, run in recurrent.KERNELS.items()},
     **{op: _sequential(run, _lattice) for op, run in ctc.KERNELS.items()},
+    **{op: _sequential(run, _score_tiles) for op, run in attention.KERNELS.items()},
     "Einsum": _kernel(_einsum, _operands(2)),
     "Resample": _kernel(_resample, _operands(2)),
 }

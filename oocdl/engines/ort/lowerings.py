@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import ctc, recurrent
+from oocdl.engines import attention, ctc, recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution, groups_of
 from oocdl.engines.ort import channels_last, lookup, pointwise, reductions, windows
 from oocdl.engines.ort.einsum import einsum
@@ -167,7 +167,10 @@ KERNELS: Mapping[str, Kernel] = {
     "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
     "Reverse": left_to_sessions(_reverse),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
-    **{op: left_to_numpy(_sequential(run)) for op, run in {**recurrent.KERNELS, **ctc.KERNELS}.items()},
+    **{
+        op: left_to_numpy(_sequential(run))
+        for op, run in {**recurrent.KERNELS, **ctc.KERNELS, **attention.KERNELS}.items()
+    },
     "Gather": left_to_sessions(lookup.gather),
     "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True),
     "Top": left_to_sessions(lookup.top),

@@ -22,7 +22,7 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.linear import einsum, resample
 from oocdl.engines.torch.pooling import DEVICE_CHUNK_ELEMENTS
 from oocdl.engines.torch.record import Kernel, Landing, Result, Run
-from oocdl.engines.torch.sequences import ctc, recurrent
+from oocdl.engines.torch.sequences import attention, ctc, recurrent
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
@@ -127,6 +127,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
     **{op: _plain(run, Result.OWN) for op, run in recurrent.KERNELS.items()},
     **{op: _plain(run, Result.OWN) for op, run in ctc.KERNELS.items()},
+    **{op: _plain(run, Result.OWN) for op, run in attention.KERNELS.items()},
     "Gather": _plain(lookup.gather, Result.EITHER),
     "GatherGrad": replace(_plain(lookup.gather_grad, Result.EITHER), on_device=lookup.gather_grad_in_order),
     "Top": _plain(lookup.top, Result.OWN),

@@ -54,6 +54,8 @@ class Product:
     data: tuple[int, ...] = ()
     """The numbers of a convolution's operands that are data [batch, channels, ..]. If one is, the other is
     the weights, and the result is data; if both are, the result is weights. Empty: a matrix product."""
+    exact: tuple[int, ...] = ()
+    """The numbers of operands that are never read in bfloat16, such as statistics of a gradient."""
 
     @property
     def makes_data(self) -> bool:

@@ -4,7 +4,7 @@ Axes that share a letter anywhere belong to one *cut class*: all depths of a
 U-Net, at every resolution, are one class. A plan cuts classes; how many pieces
 is chosen layer by layer. In a node at most one letter of a class is cut: a kept
 one if there is one (its output is then made piece by piece), else a reduced one
-(its output is then a partial result).
+(its output is then a partial result). Of several outputs some may have the letter, others not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Index, Inverse, Plain, Shifted, Whole, Window
-from oocdl.graph.transforms.factorize import Cell, Factored
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 StoredAxis = tuple[str, int]
 
@@ -50,9 +50,15 @@ class Classes:
         """Return the classes among ``cuts`` that cut ``cell``."""
         return frozenset(cut for cut in cuts if self.cut_letter(cell, cut) is not None)
 
-    def is_partial(self, cell: Cell, cuts: Iterable[int]) -> bool:
-        """Whether cutting ``cuts`` makes the outputs of ``cell`` partial results."""
-        return any(self.cut_letter(cell, cut) in cell.reduced for cut in cuts)
+    def partial_outputs(self, cell: Cell, cuts: Iterable[int]) -> frozenset[str]:
+        """Return the outputs of ``cell`` that are partial results if ``cuts`` are cut.
+
+        They lack a letter that is cut, which other outputs may have.
+        """
+        if cell.combine is None:
+            return frozenset()
+        cut = {letter for letter in (self.cut_letter(cell, number) for number in cuts) if letter is not None}
+        return frozenset(view.value for view in cell.outputs if cut - _letters(view))
 
 
 def find_classes(factored: Factored) -> Classes:
@@ -113,6 +119,10 @@ def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, s
             names[number] = f"channels{count}"
             count += 1
     return names
+
+
+def _letters(view: View) -> set[str]:
+    return {index.letter for axis in view.indices for index in axis if isinstance(index, Plain)}
 
 
 def is_local(index: Index | None) -> bool:

@@ -63,7 +63,7 @@ class Grouping:
     """Anchor output or final value -> layer."""
     ready: dict[str, Ready]
     partial: frozenset[str]
-    """Names of the nodes whose outputs are partial results."""
+    """Values of which shards make partial results."""
     heavy: frozenset[str]
 
 
@@ -98,7 +98,7 @@ class _Grouper:
             for c in cells
             if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE or _reads_much(c, rules, factored)
         }
-        self.partial = {c.node.name for c in cells if classes.is_partial(c, self.cuts)}
+        self.partial = {value for c in cells for value in classes.partial_outputs(c, self.cuts)}
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}
         self.groups: list[Group] = []
         self.ready: dict[str, Ready] = {}
@@ -111,7 +111,7 @@ class _Grouper:
                 self.users.setdefault(view.value, []).append(cell)
 
     def is_anchor(self, cell: Cell) -> bool:
-        return cell.node.name in self.heavy or cell.node.name in self.partial
+        return cell.node.name in self.heavy or any(view.value in self.partial for view in cell.outputs)
 
     def earliest(self, cell: Cell) -> Ready:
         """Return the first layer in which all inputs can be read; inside it only if no halo is read there."""
@@ -165,9 +165,8 @@ class _Grouper:
             self.groups.append(group)
         group.anchors.append(cell)
         group.values |= self.cone(cell) | {view.value for view in cell.outputs}
-        complete = cell.node.name not in self.partial
         for view in cell.outputs:
-            self.ready[view.value] = (group.index, complete)
+            self.ready[view.value] = (group.index, view.value not in self.partial)
             self.layer_of[view.value] = group.index
 
     def cone(self, cell: Cell) -> set[str]:

@@ -68,7 +68,8 @@ class _Search:
             self._set(found.index, *self.traverse(found))
 
     def is_anchor(self, cell: Cell) -> bool:
-        return cell.node.name in self.grouping.heavy or cell.node.name in self.grouping.partial
+        partial = self.grouping.partial
+        return cell.node.name in self.grouping.heavy or any(view.value in partial for view in cell.outputs)
 
     def traverse(self, group: Group) -> tuple[set[str], set[str]]:
         """Return the values that a layer reads, and the cheap values that it computes."""
@@ -87,7 +88,7 @@ class _Search:
             sources = cheap.get(value)
             if sources is None:
                 inside = value in self.anchored and layer_of[value] == index
-                if not inside or self.maker[value].node.name in partial:
+                if not inside or value in partial:
                     reads.add(value)
             elif value in home and home[value] < index:
                 reads.add(value)
@@ -252,12 +253,12 @@ def _finish(search: _Search, group: Group) -> Layer:
     stores: list[str] = []
     partials: list[str] = []
     for cell in cells:
-        if cell.node.name in partial and any(search.is_written(view.value) for view in cell.outputs):
+        sums = [view.value for view in cell.outputs if view.value in partial]
+        if any(search.is_written(value) for value in sums):
             # Results of one node are combined with each other, also one that nothing reads.
-            partials += [view.value for view in cell.outputs]
-            continue
+            partials += sums
         for view in cell.outputs:
-            if not search.is_written(view.value):
+            if view.value in partial or not search.is_written(view.value):
                 continue
             if (
                 cell.node.name in anchors

@@ -143,7 +143,8 @@ class LayerCutter:
             if not seen:
                 continue
             letters.update(_letters(cell, seen, wanted))
-            letters.update({k: v for k, v in mine.items() if k in cell.reduced})
+            partial = any(view.value in self.layer.partials for view in cell.outputs)
+            letters.update({k: v for k, v in mine.items() if partial or k in cell.reduced})
             ranges[cell.node.name] = letters
             for view in cell.outputs:
                 wanted[view.value] = _output_region(view, letters)

@@ -54,7 +54,7 @@ class _Rewriting:
         """Values of ``graph`` that the new graph has in bfloat16, too."""
         self.maker = {name: node for node in graph.nodes for name in node.outputs}
         self.multiplied = {
-            name for node in graph.nodes if self._is_bfloat16_product(node) for name in node.inputs
+            name for node in graph.nodes if self._is_bfloat16_product(node) for name in self._rounded(node)
         }
 
     def in_bfloat16(self, name: str) -> str:
@@ -77,7 +77,10 @@ class _Rewriting:
     def add(self, node: Node) -> None:
         """Add a node of the old graph; a product reads bfloat16."""
         if self._is_bfloat16_product(node):
-            inputs = tuple(self.in_bfloat16(name) for name in node.inputs)
+            rounded = self._rounded(node)
+            inputs = tuple(
+                self.in_bfloat16(name) if name in rounded else self._in_float32(name) for name in node.inputs
+            )
             if self._makes_data(node):
                 [made] = node.outputs
                 attrs = {**node.attrs, "precision": STORED}
@@ -102,9 +105,19 @@ class _Rewriting:
         return (
             self.products
             and product is not None
-            and self._reads_float32(node)
+            and all(self.graph.values[name].dtype in ("float32", "bool") for name in node.inputs)
             and not self._is_small(node, product)
         )
+
+    def _rounded(self, node: Node) -> list[str]:
+        """The operands that a product reads in bfloat16."""
+        product = self.rules[node.op].product
+        exact = () if product is None else product.exact
+        return [
+            name
+            for place, name in enumerate(node.inputs)
+            if place not in exact and self.graph.values[name].dtype == "float32"
+        ]
 
     def _makes_data(self, node: Node) -> bool:
         """Whether a node's result is data of a convolution."""

@@ -1,4 +1,4 @@
-"""Recurrent layers and CTC take no more of the heap than ``scratch_of`` says."""
+"""Recurrent layers, CTC and attention take no more of the heap than ``scratch_of`` says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.engines import ctc, recurrent
+from oocdl.engines import attention, ctc, recurrent
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.ops import RULES
@@ -56,10 +56,27 @@ def programs() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
     attrs = {"blank": 0, "zero_infinity": False}
     found.append(("Ctc", lattice, ctc.ctc(lattice, attrs), attrs))
     found.append(("CtcGrad", [*lattice, np.ones(4, "f4")], [x], attrs))
+    return [*found, *attentions()]
+
+
+def attentions() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
+    """Long sequences, which have many tiles, and short ones, of which a tile has many; masked, too."""
+    found = []
+    for batch, groups, heads, length, masked in ((1, 1, 2, 3000, False), (8, 4, 1, 100, True)):
+        random = np.random.default_rng(2)
+        queries, keys = (batch, groups, heads, length, 32), (batch, groups, length, 32)
+        given = [random.normal(size=shape).astype("f4") for shape in (queries, keys, keys)]
+        mask = [random.normal(size=(1, groups, 1, length, length)).astype("f4")] * masked
+        attrs = {"scale": 0.2, "band": (None, 0), "unseen": -np.inf, "blind": 0.0}
+        made = attention.attend([*given, *mask], attrs)
+        found.append(("Attend", [*given, *mask], made, attrs))
+        attrs = {**attrs, "mask_gradient": masked}
+        back = [*given, made[1], made[1], made[0], *mask]
+        found.append(("AttendGrad", back, attention.attend_grad(back, attrs), attrs))
     return found
 
 
-@pytest.mark.parametrize("number", range(2 * len(CASES) + 2))
+@pytest.mark.parametrize("number", range(2 * len(CASES) + 6))
 def test_no_more_is_taken_than_is_said(number: int) -> None:
     op, given, made, attrs = programs()[number]
     engine = get_engine("torch")

@@ -1,1 +1,1 @@
-"""Kernels of what runs along time: recurrent layers, CTC."""
+"""Kernels of what runs along a sequence: recurrent layers, CTC, attention."""

@@ -1,13 +1,14 @@
-"""Lowers Attention and RotaryEmbedding to products, masks and Softmax."""
+"""Lowers Attention to the operator of that kind, or to products, masks and Softmax; and RotaryEmbedding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -97,8 +98,47 @@ def _weights(ctx: Context, scores: str, may_be_blind: bool) -> str:
     return ctx.make("Where", blind, zero, seen)
 
 
+def _whole_mask(ctx: Context, shape: Shape, past: int) -> list[str]:
+    """Return the mask of scores of ``shape`` [batch, groups, heads, queries, keys], if a band is not all.
+
+    Of a mask of numbers and what is false elsewhere one of numbers is made.
+    """
+    batch, groups, heads, queries, keys = shape
+    found = _allowed(ctx, queries, keys, past) if ctx.has(LENGTHS) else []
+    numbers: list[str] = []
+    if ctx.has(MASK):
+        mask = _given_mask(ctx, keys)
+        (found if ctx.build.dtype(mask) == "bool" else numbers).append(mask)
+    whole = found[:1]
+    for other in found[1:]:
+        whole = [ctx.make("And", whole[0], other)]
+    if numbers and whole:
+        whole = [ctx.make("Where", whole[0], numbers[0], ctx.number(-np.inf, numbers[0]))]
+    return [_by_group(ctx, mask, groups) for mask in whole or numbers]
+
+
+def _by_group(ctx: Context, mask: str, groups: int) -> str:
+    """Return what broadcasts to [batch, heads, queries, keys] with its heads as [groups, heads of each]."""
+    shape = ctx.build.shape(mask)
+    batch, heads, *rest = (*(1,) * (4 - len(shape)), *shape)
+    split = (1, 1) if heads == 1 else (groups, heads // groups)
+    return ctx.reshape(mask, (batch, *split, *rest))
+
+
+def _band(ctx: Context, past: int) -> tuple[int | None, int | None]:
+    """Return how far before and behind itself a query sees keys; lengths make that a mask."""
+    if ctx.has(LENGTHS):
+        return None, None
+    left, right = ctx.attr("left_window_size", -1), ctx.attr("right_window_size", -1)
+    ends = [0] * bool(ctx.attr("is_causal", 0)) + [right] * (right >= 0)
+    return past - left if left >= 0 else None, past + min(ends) if ends else None
+
+
 def _attention(ctx: Context) -> Sequence[Operand]:
-    """``softmax(q k^T scale + mask) v``; a head of keys serves as many heads of queries as there are more."""
+    """``softmax(q k^T scale + mask) v``; a head of keys serves as many heads of queries as there are more.
+
+    One node computes it without storing scores, unless these are an output or pass a ``softcap``.
+    """
     flat = len(ctx.shape(QUERY)) == 3
     wanted = [bool(name) for name in (*ctx.node.outputs, "", "", "")[:4]]
     lay_out = ctx.has(PAST_KEY) or wanted[1] or wanted[2]
@@ -111,6 +151,10 @@ def _attention(ctx: Context) -> Sequence[Operand]:
         raise ModelError(f"{heads} heads of queries cannot share {groups} heads of keys")
     shape = ctx.build.shape(q)
     split = (groups, heads // groups)
+    past = ctx.shape(PAST_KEY)[2] if ctx.has(PAST_KEY) else 0
+    if not wanted[3] and not ctx.attr("softcap", 0.0):
+        y = _attend(ctx, (q, k, v), split, past, (flat, side))
+        return [y, k, v][: len(ctx.node.outputs)]
     q = ctx.reshape(q, (*shape[:2], *split, shape[3]) if flat else (shape[0], *split, *shape[2:]))
     queries, keys, values = ("bqgrh", "bkgh", "bkgv") if side else ("bgrqh", "bgkh", "bgkv")
     queries = "bqgrh" if flat else queries
@@ -122,7 +166,6 @@ def _attention(ctx: Context) -> Sequence[Operand]:
     if cap := ctx.attr("softcap", 0.0):
         part = ctx.make("Tanh", ctx.make("Mul", scores, ctx.number(1 / cap, scores)))
         scores = ctx.make("Mul", part, ctx.number(cap, part))
-    past = ctx.shape(PAST_KEY)[2] if ctx.has(PAST_KEY) else 0
     masked, may_be_blind = _masked(ctx, scores, past)
     weights = _weights(ctx, masked, may_be_blind)
     made = queries.replace("h", "v")
@@ -131,6 +174,24 @@ def _attention(ctx: Context) -> Sequence[Operand]:
     y = ctx.reshape(y, (*shape[:2], heads * size) if flat else (shape[0], heads, shape[2], size))
     stages = (raw, scores, masked, weights)
     return [y, k, v, stages[ctx.attr("qk_matmul_output_mode", 0)]][: len(ctx.node.outputs)]
+
+
+def _attend(
+    ctx: Context, operands: tuple[str, str, str], split: tuple[int, int], past: int, lies: tuple[bool, bool]
+) -> str:
+    """Add the node; ``lies``: whether queries, and whether keys and values, lie as [batch, length, ..]."""
+    q, k, v = operands
+    shape, (flat, side) = ctx.build.shape(q), lies
+    turned = [ctx.make("Transpose", x, perm=(0, 2, 1, 3)) if side else x for x in (k, v)]
+    q = ctx.reshape(q, (*shape[:2], *split, shape[3]) if flat else (shape[0], *split, *shape[2:]))
+    q = ctx.make("Transpose", q, perm=(0, 2, 3, 1, 4)) if flat else q
+    scores = (*ctx.build.shape(q)[:4], ctx.build.shape(turned[0])[2])
+    attrs = {"scale": float(ctx.attr("scale", 1 / sqrt(shape[3]))), "band": _band(ctx, past)}
+    mask = _whole_mask(ctx, scores, past)
+    y = ctx.make("Attend", q, *turned, *mask, **attrs, unseen=-inf, blind=0.0)
+    y = ctx.make("Transpose", y, perm=(0, 3, 1, 2, 4)) if flat else y
+    heads, size = split[0] * split[1], ctx.build.shape(v)[3]
+    return ctx.reshape(y, (*shape[:2], heads * size) if flat else (shape[0], heads, shape[2], size))
 
 
 def _table(ctx: Context, index: int) -> str:

@@ -1,0 +1,165 @@
+"""Attention on PyTorch, tile by tile: products, an exponential and sums of one tile of scores at a time.
+
+What it computes, and in which order operands come, is in ``oocdl.ops.sequences.attention``. Operands may be
+in bfloat16: tiles of them are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oocdl.engines.torch.linear import matmul
+from oocdl.engines.torch.record import Run
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.score_tiles import pairs, parts, seen_keys, sees_all, tiling
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of each of several matrices."""
+    return matmul(a[0], b[0])[None] if len(a) == 1 else torch.bmm(a, b)
+
+
+def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A part of an operand [b, g, .., size] as matrices [b g, rows, size]."""
+    return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]).to(dtype)
+
+
+class _Scores:
+    """The scores of the queries and keys of an instruction, a tile at a time."""
+
+    def __init__(self, args: list[Tensor], mask: list[Tensor], item: Instruction) -> None:
+        self.q, self.k = args[:2]
+        self.mask, self.attrs = mask[0] if mask else None, item.attrs
+        self.dtype: torch.dtype = getattr(torch, item.dtypes[0])
+        self.scale, self.band = float(item.attrs["scale"]), tuple(item.attrs["band"])
+        self.tiling = tiling(tuple(self.q.shape), self.k.shape[2])
+
+    def pairs(self) -> Iterator[tuple[slice, slice]]:
+        """Batches and groups of tiles."""
+        return pairs(tuple(self.q.shape), self.tiling)
+
+    def rows(self) -> Iterator[slice]:
+        """Queries of tiles."""
+        return (slice(*rows) for rows in parts(self.q.shape[3], self.tiling.queries))
+
+    def keys(self, rows: slice) -> Iterator[slice]:
+        """Keys of the tiles of these queries, those alone of which they see any."""
+        start, stop = seen_keys(self.band, (rows.start, rows.stop), self.k.shape[2])
+        for low, high in parts(stop - start, self.tiling.keys):
+            yield slice(start + low, start + high)
+
+    def tile(self, pair: tuple[slice, slice], q: Tensor, rows: slice, keys: slice) -> Tensor:
+        """The scores of one tile as matrices, q being that of its rows."""
+        k = _flat(self.k[(*pair, keys)], self.dtype)
+        scores = _product(q, k.transpose(1, 2)).mul_(self.scale)
+        seen = self._as_scores(scores, pair, rows, keys)
+        mask = self.mask_of(pair, rows, keys)
+        if mask is not None and mask.dtype == torch.bool:
+            seen.masked_fill_(~mask, self.attrs["unseen"])
+        elif mask is not None:
+            seen.add_(mask)
+        if not sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
+            seen.masked_fill_(self._outside(rows, keys), -inf)
+        return scores
+
+    def mask_of(self, pair: tuple[slice, slice], rows: slice, keys: slice) -> Tensor | None:
+        """The part of the mask that belongs to a tile."""
+        return None if self.mask is None else self.mask[self.part(self.mask, pair, rows, keys)]
+
+    def part(self, x: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> tuple[slice, ...]:
+        """The place of a tile in what broadcasts to the scores."""
+        wanted = (*pair, slice(None), rows, keys)
+        return tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, wanted, strict=True))
+
+    def _as_scores(self, tile: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> Tensor:
+        """A tile with the axes of the scores."""
+        counts = [part.stop - part.start for part in (*pair, rows, keys)]
+        return tile.view(*counts[:2], self.q.shape[2], *counts[2:])
+
+    def _outside(self, rows: slice, keys: slice) -> Tensor:
+        """Where a key of a tile is outside of the band of a query."""
+        places = [torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys)]
+        far, (low, high) = places[1] - places[0][:, None], self.band
+        outside = torch.zeros_like(far, dtype=torch.bool)
+        if low is not None:
+            outside |= far < low
+        return outside if high is None else outside | (far > high)
+
+    def clear_unseen(self, dscores: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> None:
+        """Clear the gradient of what is no score, but the number in its place."""
+        mask = self.mask_of(pair, rows, keys)
+        assert mask is not None
+        self._as_scores(dscores, pair, rows, keys).masked_fill_(~mask, 0)
+
+    def sum_gradient(self, dscores: Tensor, dmask: Tensor, *tile: Any) -> None:
+        """Add the gradient of a tile to that of the mask."""
+        place, whole = self.part(dmask, *tile), self._as_scores(dscores, *tile)
+        axes = [axis for axis, n in enumerate(dmask.shape) if n == 1]
+        dmask[place] += whole.sum(axes, keepdim=True) if axes else whole
+
+
+def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
+    """Attend: softmax over tiles of keys, by the largest score so far."""
+    q, _, v, *mask = args
+    scores, blind = _Scores(args, mask, item), float(item.attrs["blind"])
+    y, lse = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
+    for pair in scores.pairs():
+        for rows in scores.rows():
+            here = _flat(q[(*pair, slice(None), rows)], scores.dtype)
+            most = here.new_full((*here.shape[:2], 1), -inf)
+            total, found = torch.zeros_like(most), here.new_zeros((*here.shape[:2], v.shape[3]))
+            for keys in scores.keys(rows):
+                tile = scores.tile(pair, here, rows, keys)
+                top = torch.maximum(most, tile.amax(2, keepdim=True))
+                base = top.masked_fill(top == -inf, 0)  # infinity minus itself is not a number
+                shrunk = most.sub_(base).exp_()
+                total.mul_(shrunk).add_(tile.sub_(base).exp_().sum(2, keepdim=True))
+                found.mul_(shrunk).add_(_product(tile, _flat(v[(*pair, keys)], scores.dtype)))
+                most = top
+            sees_nothing = total == 0
+            place = (*pair, slice(None), rows)
+            y[place] = found.div_(total).masked_fill_(sees_nothing, blind).view(y[place].shape)
+            most.add_(total.log_()).masked_fill_(sees_nothing, inf if isfinite(blind) else blind)
+            lse[place] = most.view(lse[place].shape)
+    return [y, lse]
+
+
+def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
+    """AttendGrad: the softmax of each tile again, and its part of all gradients."""
+    q, k, v, lse, delta, dy, *mask = args
+    scores = _Scores(args, mask, item)
+    made = [torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:3]]
+    dmask = [torch.zeros(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[3:]]
+    for pair in scores.pairs():
+        count = (pair[0].stop - pair[0].start) * (pair[1].stop - pair[1].start)
+        # Turned, as products with few rows and long ones are the faster.
+        dk, dv = (
+            torch.zeros(count, x.shape[3], x.shape[2], dtype=scores.dtype, device=q.device) for x in (k, v)
+        )
+        for rows in scores.rows():
+            place = (*pair, slice(None), rows)
+            here, given, log, shift = (_flat(x[place], scores.dtype) for x in (q, dy, lse, delta))
+            dq = torch.zeros_like(here)
+            for keys in scores.keys(rows):
+                weights = scores.tile(pair, here, rows, keys).sub_(log).exp_()
+                dv[:, :, keys] += _product(given.transpose(1, 2), weights)
+                rise = _product(given, _flat(v[(*pair, keys)], scores.dtype).transpose(1, 2))
+                rise.sub_(shift).mul_(weights)
+                if mask and mask[0].dtype == torch.bool and isfinite(item.attrs["unseen"]):
+                    scores.clear_unseen(rise, pair, rows, keys)
+                for whole in dmask:
+                    scores.sum_gradient(rise, whole, pair, rows, keys)
+                dq += _product(rise, _flat(k[(*pair, keys)], scores.dtype))
+                dk[:, :, keys] += _product(here.transpose(1, 2), rise)
+            made[0][place] = dq.mul_(scores.scale).view(made[0][place].shape)
+        for whole, part in zip(made[1:], (dk.mul_(scores.scale), dv), strict=True):
+            whole[pair] = part.transpose(1, 2).view_as(whole[pair])
+    return [*made, *dmask]
+
+
+KERNELS: Mapping[str, Run] = {"Attend": attend, "AttendGrad": attend_grad}

@@ -1,0 +1,96 @@
+"""Cuts the scores of attention [batch, groups, heads, queries, keys] into tiles, which are never stored.
+
+Engines compute one tile after the other; the rule of the operator bounds its scratch by the same cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import Range
+
+Band = tuple[int | None, int | None]
+"""Query i sees the keys from ``i + band[0]`` up to and including ``i + band[1]``; None: no end."""
+
+TILE_ELEMENTS = 1 << 18
+"""Scores of a tile: 1 MiB of float32, which stays in a core's cache."""
+MOST_KEYS = 1024
+"""Keys of a tile: a product of fewer rows than columns reads its columns too often."""
+LEAST_ALONE = 1 << 15
+"""Scores of a pair of batch and group from which on its products are computed by themselves; smaller ones
+are computed many at a time, as a call costs more than they do."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How many pairs of batch and group, queries (of all heads of a group) and keys a tile has."""
+
+    batch: int
+    groups: int
+    queries: int
+    keys: int
+
+
+def tiling(q: Shape, keys: int, most_keys: int = MOST_KEYS) -> Tiling:
+    """Cut the scores of queries of shape ``q`` [batch, groups, heads, queries, size] with ``keys`` keys.
+
+    >>> tiling((2, 3, 1, 4096, 64), 4096)
+    Tiling(batch=1, groups=1, queries=256, keys=1024)
+    >>> tiling((2, 3, 1, 49, 32), 49)
+    Tiling(batch=2, groups=3, queries=49, keys=49)
+    """
+    batch, groups, heads, queries, _ = q
+    columns = min(keys, most_keys)
+    rows = max(1, min(queries, TILE_ELEMENTS // (heads * columns)))
+    alone = heads * rows * columns
+    pairs = 1 if alone >= LEAST_ALONE else TILE_ELEMENTS // alone
+    if pairs < groups:
+        return Tiling(1, pairs, rows, columns)
+    return Tiling(min(batch, pairs // groups), groups, rows, columns)
+
+
+def parts(extent: int, size: int) -> Iterator[Range]:
+    """Cut ``range(extent)`` into ranges of ``size``, the last of them smaller."""
+    return ((start, min(start + size, extent)) for start in range(0, extent, size))
+
+
+def pairs(q: Shape, found: Tiling) -> Iterator[tuple[slice, slice]]:
+    """Yield the batches and groups of tiles."""
+    for batch, groups in product(parts(q[0], found.batch), parts(q[1], found.groups)):
+        yield slice(*batch), slice(*groups)
+
+
+def seen_keys(band: Band, rows: Range, keys: int) -> Range:
+    """Return the range of keys, which may be empty, outside of which none of ``rows`` sees any.
+
+    >>> seen_keys((None, 0), (4, 6), 9), seen_keys((-2, 2), (4, 6), 9)
+    ((0, 6), (2, 8))
+    """
+    low, high = band
+    start = 0 if low is None else max(0, rows[0] + low)
+    stop = keys if high is None else min(keys, rows[1] + high)
+    return min(start, max(stop, 0)), max(stop, 0)
+
+
+def sees_all(band: Band, rows: Range, keys: Range) -> bool:
+    """Whether each of ``rows`` sees each of ``keys``."""
+    low, high = band
+    return (low is None or rows[1] - 1 + low <= keys[0]) and (high is None or keys[1] - 1 <= rows[0] + high)
+
+
+def seen_scores(band: Band, queries: int, keys: int) -> int:
+    """Return how many scores ``queries`` queries and ``keys`` keys have that are seen.
+
+    >>> seen_scores((None, 0), 3, 3), seen_scores((None, None), 3, 3)
+    (6, 9)
+    """
+    low, high = band
+    places = np.arange(queries)
+    start = 0 if low is None else np.maximum(places + low, 0)
+    stop = keys if high is None else np.minimum(places + high + 1, keys)
+    return int(np.maximum(np.broadcast_to(stop - start, places.shape), 0).sum())

@@ -1,0 +1,229 @@
+"""Attention: ``softmax(scale q k^T + mask) v``, without the scores ever being stored.
+
+    Attend    (q, k, v, [mask])                    {scale, band, unseen, blind}        -> y, lse
+    AttendGrad(q, k, v, lse, delta, dy, [mask])    {the same, mask_gradient}           -> dq, dk, dv, [dmask]
+
+q [B, G, R, Q, H] are the queries of R heads that share the keys k [B, G, K, H] and values v [B, G, K, V] of
+a group; y is [B, G, R, Q, V]. ``mask`` has rank 5 and broadcasts to the scores [B, G, R, Q, K]: a number is
+added to the score, a bool says where the score counts; where it is false the score is ``unseen``. With
+``band`` (low, high) query i sees the keys from i + low up to i + high, either of which may be None:
+``(None, 0)`` is causal. It counts from the first query of the whole value, wherever that is cut. A query that
+sees no key has the result ``blind``: 0, or NaN as of a plain softmax.
+
+lse [B, G, R, Q, 1] is the log-sum-exp of the scores of each query (infinity for one that sees nothing),
+from which the gradient computes the scores' softmax P again, tile by tile, with ``delta`` = sum(dy y):
+
+    dv = P^T dy,  dS = P (dy v^T - delta),  dq = scale dS k,  dk = scale dS^T q,  dmask = dS
+
+(Dao et al. 2022, arXiv:2205.14135.) Batch, groups, heads and queries are cut; keys are whole. Over cut queries
+and heads dk, dv and dmask are partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from oocdl.errors import UnsupportedError
+from oocdl.graph.ir.graph import Node, Role, Shape, Value
+from oocdl.graph.ir.index import AxisRule, Index, Plain, Region
+from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.score_tiles import seen_scores, tiling
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
+from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
+from oocdl.ops._speed import READING, giga
+
+SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
+"""The smallest extents of products that are measured, in float32 and in bfloat16."""
+SCORE_FLOPS = 20
+"""What the exponential and the sums of a score cost, in operations."""
+NO_BAND = (None, None)
+DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
+"""Of attributes."""
+
+Q, K, V, SCORES, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrq1"
+"""The axes of operands and results; 1 is an axis of extent one."""
+OPERANDS: Mapping[str, tuple[str, ...]] = {
+    "Attend": (Q, K, V, SCORES),
+    "AttendGrad": (Q, K, V, ROW, ROW, "bgrqv", SCORES),
+}
+"""Operator -> the axes of its operands, the mask last."""
+EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3,), "AttendGrad": (3, 4, 6)}
+"""Operator -> the numbers of operands that are never rounded to bfloat16: masks, statistics of rows."""
+RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", ROW), "AttendGrad": (Q, K, V, SCORES)}
+
+
+def _extents(node: Node, inputs: Sequence[Shape]) -> dict[str, int]:
+    """Return letter -> extent, checked; only the mask broadcasts."""
+    found: dict[str, int] = {"1": 1}
+    terms = OPERANDS[node.op]
+    if len(inputs) not in (len(terms) - 1, len(terms)):
+        fail(node, f"it takes {len(terms) - 1} operands and perhaps a mask, not {len(inputs)}")
+    for term, shape in zip(terms, inputs, strict=False):
+        if len(term) != len(shape):
+            fail(node, f"an operand of shape {list(shape)} does not have the axes '{term}'")
+        for letter, extent in zip(term, shape, strict=True):
+            known = found.setdefault(letter, extent)
+            if known != extent and not (term == SCORES and extent == 1):
+                fail(node, f"axis '{letter}' has extents {known} and {extent}")
+    return found
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    extents = _extents(node, [value.shape for value in inputs])
+    count = len(OPERANDS[node.op]) - 1
+    dtype = same_dtype(
+        node, [v.dtype for place, v in enumerate(inputs[:count]) if place not in EXACT[node.op]]
+    )
+    if not is_float(dtype):
+        fail(node, f"its operands must be floating point, not {dtype}")
+    mask = inputs[count:]
+    if mask and mask[0].dtype != "bool" and not is_float(mask[0].dtype):
+        fail(node, f"its mask must be bool or floating point, not {mask[0].dtype}")
+    made = [
+        tuple(extents[letter] for letter in term) for term in RESULTS[node.op][: 2 + (node.op != "Attend")]
+    ]
+    if node.attrs.get("mask_gradient"):
+        made.append(mask[0].shape)
+    return [(shape, summed_dtype(dtype)) for shape in made]
+
+
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    extents = _extents(node, inputs)
+
+    def indices(term: str, shape: Shape) -> tuple[Plain | None, ...]:
+        return tuple(plain(letter, extent) for letter, extent in zip(term, shape, strict=True))
+
+    read: list[tuple[Index | None, ...]] = []
+    for term, shape in zip(OPERANDS[node.op], inputs, strict=False):
+        read.append(indices(term, shape))
+    return AxisRule(
+        inputs=tuple(read),
+        outputs=tuple(indices(t, s) for t, s in zip(RESULTS[node.op], outputs, strict=False)),
+        extents={letter: extent for letter, extent in extents.items() if letter != "1"},
+        uncut=frozenset("khv"),
+        combine="sum" if node.op == "AttendGrad" else None,
+    )
+
+
+def _localize(
+    node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
+) -> Mapping[str, Any]:
+    """Count the band from the first query of the shard."""
+    first = out[3][0]
+    return {"band": tuple(None if edge is None else edge + first for edge in node.attrs["band"])}
+
+
+# Gradient ------------------------------------------------------------------------------------
+
+
+def _may_be_trained(build: Builder, mask: str) -> bool:
+    """Whether a mask follows, by floating-point values, from a weight or an input."""
+    makers = {name: node for node in build.nodes for name in node.outputs}
+    pending, seen = [mask], set()
+    while pending:
+        name = pending.pop()
+        value = build.values[name]
+        if name in seen or not is_float(value.dtype):
+            continue
+        seen.add(name)
+        if value.role in (Role.WEIGHT, Role.INPUT):
+            return True
+        if name in makers:
+            pending.extend(makers[name].inputs)
+    return False
+
+
+def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+    dy, of_lse = grads
+    if of_lse is not None:
+        raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
+    if dy is None:
+        return [None] * len(node.inputs)
+    (q, k, v, *mask), (y, lse) = node.inputs, node.outputs
+    delta = build("ReduceSum", build("Mul", dy, y), axes=(4,))
+    trained = bool(mask) and _may_be_trained(build, mask[0])
+    attrs = {**node.attrs, "mask_gradient": trained}
+    made = build.node("AttendGrad", [q, k, v, lse, delta, dy, *mask], attrs)
+    return [*made, *([None] * (len(node.inputs) - len(made)))]
+
+
+# Cost ----------------------------------------------------------------------------------------
+
+
+def _flops(products: tuple[int, int], node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count ``products`` with q or k, and with v or dy, for each score that the band lets be seen."""
+    q, k, v = inputs[:3]
+    seen = size(q[:3]) * seen_scores(node.attrs["band"], q[3], k[2])
+    return seen * (2 * (products[0] * q[4] + products[1] * v[3]) + SCORE_FLOPS)
+
+
+def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count ``tiles`` times the scores of a tile, parts of operands and results in a tile's order, and sums.
+
+    An engine may take a tile of all keys at once, of one query at least.
+    """
+    q, k, v = inputs[:3]
+    found, wide = tiling(q, k[2]), tiling(q, k[2], k[2])
+    pairs = max(found.batch * found.groups, wide.batch * wide.groups)
+    scores = max(size((t.batch, t.groups, q[2], t.queries, t.keys)) for t in (found, wide))
+    rows = pairs * q[2] * max(found.queries, wide.queries)
+    return tiles * scores + pairs * 4 * k[2] * (q[4] + v[3]) + 4 * rows * (q[4] + v[3] + 4)
+
+
+def _kind(op: str, step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
+    """Return the kind, and the smallest extent of the products."""
+    q, k = shapes[:2]
+    return op, min(q[2] * q[3], k[2], q[4])
+
+
+def _probes(op: str, scale: Scale) -> Iterator[Heavy]:
+    for small in FEW_SIZES if scale.few else SIZES:
+        long = max(int(1024 * scale.share), 4)
+        extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "1": 1}
+        given: list[Given] = [
+            (tuple(extents[letter] for letter in term), "float32") for term in OPERANDS[op][:-1]
+        ]
+        yield op, small, Probe(op, tuple(given), {**DEFAULTS, "scale": small**-0.5})
+
+
+def _speed(op: str, rates: RateTable) -> Computing:
+    few = tuple(pair for pair in rates if pair[0] in FEW_SIZES)
+    return Computing(
+        like=READING,
+        kind=partial(_kind, op),
+        probes=partial(_probes, op),
+        rate_tables={op: rates},
+        bfloat16_rate_tables={op: few},
+    )
+
+
+RULES: tuple[OpRule, ...] = (
+    OpRule(
+        op="Attend",
+        infer=_infer,
+        gradient=_gradient,
+        axes=_axes,
+        speed=_speed("Attend", giga(SIZES, 10, 35, 80, 120)),
+        flops=partial(_flops, (1, 1)),
+        scratch_elements=partial(_scratch, 3),
+        localize=_localize,
+        product=Product(exact=EXACT["Attend"]),
+        keeps_axes=False,
+    ),
+    OpRule(
+        op="AttendGrad",
+        infer=_infer,
+        gradient=no_second_derivative,
+        axes=_axes,
+        speed=_speed("AttendGrad", giga(SIZES, 8, 30, 75, 110)),
+        flops=partial(_flops, (3, 2)),
+        scratch_elements=partial(_scratch, 5),
+        localize=_localize,
+        product=Product(exact=EXACT["AttendGrad"]),
+        keeps_axes=False,
+    ),
+)
