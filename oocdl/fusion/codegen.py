@@ -74,6 +74,10 @@ class Loop:
     lanes: int
     """Lanes of a row."""
 
+    def write(self, name: str) -> str:
+        """Return the text of an LLVM module whose one function is called ``name``."""
+        return Writer(self).write(name)
+
 
 _BYTES = {"float": 4, "double": 8, "bfloat": 2, "i64": 8, "i32": 4, "i1": 1, "i8": 1}
 

@@ -6,17 +6,25 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import llvmlite.binding as llvm
-
-from oocdl.fusion.codegen import Loop, Writer
 
 Code = Callable[[int], None]
 """A compiled loop, called with the address of its arguments."""
 
+
+class Source(Protocol):
+    """The description of a loop: everything that its machine code depends on."""
+
+    def write(self, name: str) -> str:
+        """Return the text of an LLVM module whose one function is called ``name``."""
+
+    def __hash__(self) -> int: ...
+
+
 _lock = threading.Lock()
-_made: dict[Loop, Code] = {}
+_made: dict[Source, Code] = {}
 
 
 class _Linker:
@@ -29,11 +37,11 @@ class _Linker:
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
         self.count = 0
 
-    def make(self, loop: Loop) -> Code:
+    def make(self, loop: Source) -> Code:
         """Compile a loop."""
         self.count += 1
         name = f"loop{self.count}"
-        module = llvm.parse_assembly(Writer(loop).write(name))
+        module = llvm.parse_assembly(loop.write(name))
         module.verify()
         self._improve(module.get_function(name))
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(self.machine.emit_object(module)))
@@ -64,7 +72,7 @@ def _linker() -> _Linker:
     return _Linker()
 
 
-def compiled(loop: Loop) -> Code:
+def compiled(loop: Source) -> Code:
     """Return the code of a loop, which is compiled once."""
     with _lock:
         if loop not in _made:

@@ -11,7 +11,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Graph, Node, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.registry import RULES
-from oocdl.ops.windows.resample import matrix
+from oocdl.ops.windows.resample import local_taps
 from tests.kit.kernel_cases import noise
 from tests.kit.programs import whole_program
 
@@ -65,8 +65,8 @@ def expected(x: Array, w: Array) -> list[Array]:
 def test_net(engine: str, dtype: str, tolerance: float) -> None:
     graph = net(dtype)
 
-    def local(node: Node, extent: int) -> Array:
-        return matrix(node.attrs, extent)
+    def local(node: Node, extent: int) -> dict[str, Array]:
+        return dict(zip(("columns", "weights"), local_taps(node.attrs, extent), strict=True))
 
     axes = {op: rule.axes for op, rule in RULES.items() if rule.axes is not None}
     fills = {op: rule.fill for op, rule in RULES.items()}

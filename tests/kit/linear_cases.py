@@ -153,6 +153,15 @@ def contractions() -> list[Case]:
     return cases
 
 
+def taps_of(matrix: Array) -> dict[str, Array]:
+    """Columns and weights [taps, rows] of what is not zero in a matrix."""
+    order = np.argsort(matrix == 0, axis=1, kind="stable")[:, : max((matrix != 0).sum(1).max(), 1)]
+    return {
+        "columns": order.T.astype(np.int32),
+        "weights": np.ascontiguousarray(np.take_along_axis(matrix, order, axis=1).T),
+    }
+
+
 def resamples() -> list[Case]:
     """Matrices on each axis: dense, of few numbers a row, nearest."""
     random = np.random.default_rng(5)
@@ -175,6 +184,6 @@ def resamples() -> list[Case]:
             def reference(a: Tensor, axis: int = axis, matrix: Array = matrix) -> Tensor:
                 return torch.movedim(torch.movedim(a, axis, -1) @ torch.tensor(matrix).T, -1, axis)
 
-            attrs = {"axis": axis, "matrix": matrix}
+            attrs = {"axis": axis, **taps_of(matrix)}
             cases.append(Case(f"Resample-{label}{axis}", "Resample", [noise(*shape)], reference, attrs))
     return cases

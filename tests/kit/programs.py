@@ -72,13 +72,13 @@ def whole_program(
     graph: Graph,
     axes_of: Mapping[str, AxesOf],
     fills: Mapping[str, float],
-    matrices: Callable[[Node, int], Array] | None = None,
+    taps_of: Callable[[Node, int], Mapping[str, Array]] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> tuple[Program, list[str]]:
     """All of ``graph`` as one program, and the names of its inputs in order.
 
-    ``axes_of`` and ``fills`` are those of the operators' rules, ``matrices`` gives
-    the matrix of a Resample from its node and the extent of its input.
+    ``axes_of`` and ``fills`` are those of the operators' rules, ``taps_of`` gives
+    the columns and weights of a Resample from its node and the extent of its input.
     """
     made = {name for node in graph.nodes for name in node.outputs}
     inputs = [name for name in graph.values if name not in made]
@@ -89,8 +89,8 @@ def whole_program(
         results = tuple(graph.values[name].shape for name in node.outputs)
         rule = axes_of[node.op](node, shapes, results)
         attrs = dict(node.attrs)
-        if node.op == "Resample" and matrices is not None:
-            attrs["matrix"] = matrices(node, shapes[0][int(attrs["axis"])])
+        if node.op == "Resample" and taps_of is not None:
+            attrs |= taps_of(node, shapes[0][int(attrs["axis"])])
         crop = whole_crop(rule)
         if crop is not None:
             attrs["crop"] = crop

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.graph import Node, Role
 from oocdl.graph.ir.index import AxisRule, clip, pieces
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float, size
-from oocdl.ops.windows.resample import matrix
+from oocdl.ops.windows.resample import local_taps
 from tests.kit.interpret import OPS, evaluate, run
 from tests.kit.op_cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
 
@@ -225,7 +225,7 @@ def test_partial_reductions_combine(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", params(RESAMPLE))
-def test_resample_gives_the_piece_of_its_matrix(case: Case) -> None:
+def test_resample_gives_the_taps_of_a_piece(case: Case) -> None:
     (x,) = case.arrays()
     build, _, (name,) = case.node([x])
     rule, node, axis = RULES["Resample"], build.nodes[0], case.attrs["axis"]
@@ -238,9 +238,31 @@ def test_resample_gives_the_piece_of_its_matrix(case: Case) -> None:
         held = band.needs(out)
         regions = [tuple((0, n) for n in s) for s in (shape, x.shape)]
         regions = [(*r[:axis], part, *r[axis + 1 :]) for r, part in zip(regions, (out, held), strict=True)]
-        piece = rule.localize(node, regions[0], regions[1:], [x.shape])["matrix"]
-        local = np.moveaxis(x, axis, -1)[..., slice(*held)] @ piece.T
+        taps = rule.localize(node, regions[0], regions[1:], [x.shape])
+        seen = np.moveaxis(x, axis, -1)[..., slice(*held)]
+        local = sum(seen[..., c] * w for c, w in zip(taps["columns"], taps["weights"], strict=True))
         np.testing.assert_allclose(local, whole[..., slice(*out)], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"mode": "linear", "coordinates": "half_pixel", "antialias": True},
+        {"mode": "cubic", "coordinates": "align_corners"},
+        {"mode": "average", "window": (2, 2, 1, 0, 0)},
+    ],
+    ids=lambda attrs: attrs["mode"],
+)
+def test_a_piece_of_a_long_line_has_few_taps(attrs: dict[str, Any], transposed: bool) -> None:
+    extents = (1, 2, 8000), (1, 2, 16000)
+    shape, out = extents if transposed else extents[::-1]
+    attrs = {**attrs, "axis": 2, "size": out[2], "transposed": transposed}
+    regions = [tuple((0, n) for n in s) for s in (out, shape)]
+    localize = RULES["Resample"].localize
+    assert localize is not None
+    taps = localize(Node("", "Resample", ("x",), ("y",), attrs), regions[0], regions[1:], [shape])
+    assert sum(np.asarray(value).nbytes for value in taps.values()) < 50 * out[2]
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -258,7 +280,7 @@ def test_resample_is_torchs_interpolate(mode: str, extent: int, size: int) -> No
         "transposed": False,
     }
     expected = torch.nn.functional.interpolate(x, size, mode=mode)
-    found = x @ torch.as_tensor(np.array(matrix(attrs, extent))).T
+    found = sum(x[..., c] * torch.as_tensor(w) for c, w in zip(*local_taps(attrs, extent), strict=True))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 

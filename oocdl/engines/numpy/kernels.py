@@ -202,8 +202,10 @@ def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 
 def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    axis, matrix = int(item.attrs["axis"]), np.asarray(item.attrs["matrix"], args[0].dtype)
-    return [np.moveaxis(np.moveaxis(args[0], axis, -1) @ matrix.T, -1, axis)]
+    x = np.moveaxis(args[0], item.attrs["axis"], -1)
+    taps = zip(item.attrs["columns"], item.attrs["weights"].astype(x.dtype), strict=True)
+    total = sum(x[..., columns] * weights for columns, weights in taps)
+    return [np.moveaxis(np.asarray(total), -1, item.attrs["axis"])]
 
 
 def _none(item: Instruction) -> int:

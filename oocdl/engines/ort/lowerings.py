@@ -6,13 +6,10 @@ convolutions and pooling are in ``windows``, that of Einsum is in ``einsum``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from oocdl.engines import attention, ctc, recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution, groups_of
@@ -23,6 +20,7 @@ from oocdl.engines.ort.nchwc import tiles
 from oocdl.engines.ort.pointwise import left_to_numpy, left_to_sessions
 from oocdl.engines.ort.record import Bind, ChannelsLast, Into, Kernel, RunChannelsLast
 from oocdl.fusion.blockwise import Blockwise
+from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import aligned, concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
@@ -67,16 +65,12 @@ def _reverse(emit: Emitter, args: list[Val], instruction: Instruction) -> list[V
     return [emit.flip(args[0], [int(instruction.attrs["axis"])])]
 
 
-def _resample(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x = args[0]
-    axis = int(instruction.attrs["axis"]) % len(x.shape)
-    matrix = np.asarray(instruction.attrs["matrix"], dtype=x.dtype)
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    if after == 1:
-        y = emit.matmul(emit.reshape(x, (before, x.shape[axis])), emit.constant(matrix.T))
-    else:
-        y = emit.matmul(emit.constant(matrix), emit.reshape(x, (before, x.shape[axis], after)))
-    return [emit.reshape(y, instruction.kernel_shapes[0])]
+def _resample(attrs: Mapping[str, Any]) -> Into:
+    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+        (x,), axis = args, int(attrs["axis"])
+        weigh(x, axis % x.ndim, attrs["columns"], attrs["weights"], outs[0])
+
+    return kernel
 
 
 def _sequential(run: recurrent.Run) -> Bind:
@@ -176,7 +170,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Top": left_to_sessions(lookup.top),
     "LastAt": left_to_sessions(lookup.last_at, one_thread=True),
     "Einsum": left_to_sessions(einsum),
-    "Resample": left_to_sessions(_resample),
+    "Resample": left_to_numpy(_resample),
     "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),
     "ConvTranspose": _convolution(
         CONV_TRANSPOSE, windows.conv_transpose, tiles.run_conv_transpose, _data_slots

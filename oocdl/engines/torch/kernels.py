@@ -19,7 +19,7 @@ from oocdl.engines.torch import kernel_scratch, lookup, pointwise
 from oocdl.engines.torch import landing as landings
 from oocdl.engines.torch.conv import dispatch as windows
 from oocdl.engines.torch.conv.dispatch import pad
-from oocdl.engines.torch.linear import einsum, resample
+from oocdl.engines.torch.linear import einsum, resample, resample_by_gathers
 from oocdl.engines.torch.pooling import DEVICE_CHUNK_ELEMENTS
 from oocdl.engines.torch.record import Kernel, Landing, Result, Run
 from oocdl.engines.torch.sequences import attention, ctc, recurrent
@@ -133,7 +133,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Top": _plain(lookup.top, Result.OWN),
     "LastAt": _plain(lookup.last_at, Result.OWN),
     "Einsum": _plain(einsum, Result.EITHER),
-    "Resample": _plain(resample, Result.EITHER),
+    "Resample": replace(_plain(resample, Result.OWN), on_device=resample_by_gathers, planes=True),
     "Conv": _convolution(
         CONV,
         windows.conv,

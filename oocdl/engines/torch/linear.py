@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from oocdl.graph.ir.graph import Array
+from oocdl.fusion.taps import DTYPES, weigh
 from oocdl.graph.ir.operands import Letters, classify
 from oocdl.graph.ir.program import Instruction
 
 _ONEDNN: bool = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LEAST_ONEDNN_MULTIPLY_ADDS = 1 << 16
 """With fewer multiply-adds a call of oneDNN costs more than it saves."""
-
-_GATHER_COLUMNS = 12
-"""Columns of a matrix product that cost about as much as one gather and its product."""
 
 
 def _sum_lone(x: Tensor, term: str, kept: str) -> Tensor:
@@ -74,32 +70,25 @@ def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
 
 
 def resample(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """Multiply a matrix along one axis; by gathers where its rows have few numbers that are not zero."""
-    axis = int(instruction.attrs["axis"]) % args[0].dim()
-    matrix = np.asarray(instruction.attrs["matrix"])
-    before, after = (math.prod(n) for n in (args[0].shape[:axis], args[0].shape[axis + 1 :]))
-    x = args[0].reshape((before, -1) if after == 1 else (before, -1, after))
-    width = int((matrix != 0).sum(1).max(initial=1))
-    if width == 1 or width * _GATHER_COLUMNS < matrix.shape[1]:
-        result = _by_taps(x, matrix, width)
-    else:
-        weights = x.new_tensor(matrix)
-        if after == 1:
-            result = matmul(x, weights.t())
-        else:
-            result = torch.bmm(weights.expand(before, *weights.shape), x)
-    return [result.reshape(instruction.kernel_shapes[0])]
+    """Sum weighted elements along one axis, by a compiled loop."""
+    (x,), attrs = args, instruction.attrs
+    if instruction.dtypes[0] not in DTYPES:
+        return resample_by_gathers(args, instruction)
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda axis: -strides[axis])
+    result = torch.empty_permuted(instruction.kernel_shapes[0], order, dtype=x.dtype)
+    weigh(x.numpy(), int(attrs["axis"]) % x.dim(), attrs["columns"], attrs["weights"], result.numpy())
+    return [result]
 
 
-def _by_taps(x: Tensor, matrix: Array, width: int) -> Tensor:
-    """The sum over the at most ``width`` numbers in each row, in the order of columns."""
-    places = np.argsort(matrix == 0, axis=1, kind="stable")[:, :width]
-    shape = (1, -1, 1)[: x.dim()]
+def resample_by_gathers(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    """Sum weighted elements along one axis, tap after tap, on any device and in any dtype."""
+    (x,), attrs = args, instruction.attrs
+    axis = int(attrs["axis"]) % x.dim()
+    shape = [-1 if place == axis else 1 for place in range(x.dim())]
     terms: list[Tensor] = []
-    for tap in range(width):
-        weights = np.take_along_axis(matrix, places[:, tap : tap + 1], axis=1)[:, 0]
-        term = x.index_select(1, torch.tensor(places[:, tap], device=x.device))
-        if not (weights == 1).all():
-            term.mul_(x.new_tensor(weights).reshape(shape))
+    for columns, weights in zip(attrs["columns"], attrs["weights"], strict=True):
+        term = x.index_select(axis, torch.from_numpy(columns).to(x.device))
+        term.mul_(x.new_tensor(weights).reshape(shape))
         terms.append(term if not terms else terms.pop().add_(term))
-    return terms[0]
+    return terms

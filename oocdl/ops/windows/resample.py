@@ -2,8 +2,8 @@
 
 A Resize of several axes is a chain of these (all of ONNX's modes are separable), and so are sums and
 averages of windows. ``transposed`` is ``y = R^T x``, where R belongs to the node whose gradient this is:
-its ``[extent of x, size]``. R has few numbers in a row, so it is kept as these and their columns; only
-the piece that one shard needs is ever a matrix. Coordinates of a Resize follow ONNX's Resize-19:
+its ``[extent of x, size]``. R has few numbers in a row: it is never a matrix, but these, its taps, and their
+columns, of which kernels get those that a shard needs. Coordinates of a Resize follow ONNX's Resize-19:
 
     half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
     align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Band, Plain, Region
+from oocdl.graph.ir.index import AxisRule, Band, Plain, Range, Region
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import fail, is_float, plain, size
@@ -98,7 +98,7 @@ def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: 
     return np.clip(columns, 0, extent - 1), weights
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _resized(
     mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int, options: Filter
 ) -> Taps:
@@ -115,7 +115,7 @@ def _resized(
     return np.stack([lower, upper], 1), np.stack([1 - (positions - lower), positions - lower], 1)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _pooled(window: tuple[int, ...], divisor: str, out: int, extent: int) -> Taps:
     """Return the taps of sums of windows, over 1 or the ``operand`` or ``padded`` elements of each."""
     kernel, stride, dilation, before, after = window
@@ -139,30 +139,49 @@ def _taps(attrs: Mapping[str, Any], in_extent: int) -> Taps:
     return _resized(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
 
 
-def matrix(
+def local_taps(
     attrs: Mapping[str, Any],
     in_extent: int,
-    rows: tuple[int, int] | None = None,
-    columns: tuple[int, int] | None = None,
-) -> Matrix:
-    """Return the map ``[size, in_extent]``, R or R^T when ``transposed``, or these rows and columns of it."""
+    rows: Range | None = None,
+    columns: Range | None = None,
+) -> tuple[npt.NDArray[np.int32], Matrix]:
+    """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``.
+
+    ``rows`` and ``columns``: the ranges of the result and of the operand that a shard has; columns count from
+    the first of these. Taps that a row does not need have weight 0, on a column that it reads anyway.
+    """
+    first, last = rows or (0, attrs["size"])
+    left, right = columns or (0, in_extent)
+    row, column, weights = _entries(attrs, in_extent, (left, right) if attrs["transposed"] else (first, last))
+    held = (row >= first) & (row < last) & (column >= left) & (column < right)
+    row, column, weights = row[held] - first, column[held] - left, weights[held]
+    counts = np.bincount(row, minlength=last - first)
+    tap = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+    shape = (max(counts.max(), 1), last - first)
+    places, found = np.zeros(shape, np.int32), np.zeros(shape)
+    places[:, row[tap == 0]] = column[tap == 0]
+    places[tap, row], found[tap, row] = column, weights
+    return places, found
+
+
+def _entries(
+    attrs: Mapping[str, Any], in_extent: int, of: Range | None = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Matrix]:
+    """Return row, column and weight of what is not zero in the map, by rows; ``of``: a range of R's rows."""
+    start, stop = of or (0, None)
     places, weights = _taps(attrs, in_extent)
-    sides = [rows or (0, attrs["size"]), columns or (0, in_extent)]
-    (first, last), (left, right) = reversed(sides) if attrs["transposed"] else sides
-    places, weights = places[first:last] - left, weights[first:last]
-    row, tap = np.nonzero((weights != 0) & (places >= 0) & (places < right - left))
-    piece = np.zeros((last - first, right - left))
-    np.add.at(piece, (row, places[row, tap]), weights[row, tap])
-    return np.ascontiguousarray(piece.T) if attrs["transposed"] else piece
+    places, weights = places[start:stop], weights[start:stop]
+    row, tap = np.nonzero(weights)
+    column, weights, row = places[row, tap], weights[row, tap], (row + start).astype(np.int64)
+    if not attrs["transposed"]:
+        return row, column, weights
+    order = np.argsort(column, kind="stable")
+    return column[order], row[order], weights[order]
 
 
 def _band(attrs: Mapping[str, Any], in_extent: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return first and last column of each row, made monotone (a row of zeros needs one column)."""
-    places, weights = _taps(attrs, in_extent)
-    row, tap = np.nonzero(weights)
-    column = places[row, tap]
-    if attrs["transposed"]:
-        row, column = column, row
+    row, column, _ = _entries(attrs, in_extent)
     first, last = np.full(attrs["size"], in_extent - 1), np.zeros(attrs["size"], np.int64)
     np.minimum.at(first, row, column)
     np.maximum.at(last, row, column)
@@ -212,9 +231,10 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 def _localize(
     node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
 ) -> Mapping[str, Any]:
-    """Return the piece of the matrix that maps the local input to the local output."""
+    """Return the taps that map the local input to the local output."""
     axis = node.attrs["axis"]
-    return {"matrix": matrix(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])}
+    columns, weights = local_taps(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])
+    return {"columns": columns, "weights": weights}
 
 
 def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
@@ -237,9 +257,9 @@ def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count copies with the axis moved to where a matrix product needs it, and the matrix."""
-    axis = node.attrs["axis"]
-    return size(inputs[0]) + size(outputs[0]) + inputs[0][axis] * outputs[0][axis]
+    """Count copies of operand and result with other orders in memory, and the weights."""
+    weights = node.attrs.get("weights")
+    return size(inputs[0]) + size(outputs[0]) + (0 if weights is None else int(weights.size))
 
 
 def _probes(shape: Shape) -> Iterator[Probe]:

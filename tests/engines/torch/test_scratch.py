@@ -14,7 +14,9 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
+from oocdl.planning.probes import probe_program
 from tests.kit import models, nets
 
 torch = pytest.importorskip("torch")
@@ -123,3 +125,15 @@ def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]
         if taken > max(said, LEAST_BYTES):
             over[str([step.op for step in program.instructions])] = taken, said
     assert not over
+
+
+@pytest.mark.parametrize("axis", [2, 4])
+def test_resampling_takes_no_more_than_it_says_and_never_a_matrix(axis: int) -> None:
+    shape = [1, 2, 3, 3, 3]
+    shape[axis] = 40_000
+    attrs = {"mode": "linear", "coordinates": "half_pixel", "transposed": False}
+    probe = Probe("Resample", ((tuple(shape), "float32"),), {**attrs, "axis": axis, "size": 80_000})
+    program = probe_program(probe)
+    for engine in ("torch", "torch:cpu"):
+        said = get_engine(engine).scratch_of(program, RULES).scratch_bytes
+        assert LEAST_BYTES < peak_bytes(program, engine) <= said < 40 << 20
