@@ -16,6 +16,7 @@ from torch import nn
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.onnx.lower.random import RANDOM
 from oocdl.graph.onnx.metadata import Counter, Fact, Metadata, write_metadata
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import write_model
@@ -130,12 +131,12 @@ def _compare(model: OnnxModel, module: nn.Module, known: Mapping[str, str], foun
     padded = [name for name, row in found.padding.items() if row is not None]
     for name in (*updated.difference(norms), *(n for n in padded if lookups[n] != found.lookups[n])):
         raise UnsupportedError(f"the exporter has written '{name}' in a form that hides what it is")
-    active = _active_dropouts(model)
+    active = _draws(model)
     if active != len(found.random):
         drawn = "; ".join(dict.fromkeys(found.random)) or "nowhere"
         raise UnsupportedError(
             f"the module draws random numbers {len(found.random)} times ({drawn}), the file {active} times: "
-            "what is random and no dropout cannot be carried"
+            "what is random cannot be carried"
         )
 
 
@@ -143,8 +144,8 @@ def _more(names: Sequence[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _active_dropouts(model: OnnxModel) -> int:
-    """Count the Dropouts of a file that drop anything."""
+def _draws(model: OnnxModel) -> int:
+    """Count the nodes of a file that draw random numbers: of Dropouts those that drop anything."""
     numbers: dict[str, Array] = {
         node.outputs[0]: np.asarray(node.attrs["value"])
         for node in model.nodes
@@ -158,4 +159,5 @@ def _active_dropouts(model: OnnxModel) -> int:
         for node in model.nodes
         if node.op == "Dropout"
     ]
-    return sum(float(ratio.reshape(-1)[0]) > 0 for ratio in ratios)
+    active = sum(float(ratio.reshape(-1)[0]) > 0 for ratio in ratios)
+    return active + sum(node.op in RANDOM for node in model.nodes)

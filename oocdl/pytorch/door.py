@@ -51,7 +51,8 @@ def from_torch(
     module
         The network. What it does must be a function of its inputs and parameters: a gradient that is cut
         (``detach()``, ``no_grad()``), backward hooks, buffers that its forward changes (beside the running
-        statistics of BatchNorms), and random numbers other than dropout's are refused by name.
+        statistics of BatchNorms), and ``alpha_dropout`` are refused by name. Random numbers are drawn anew in
+        each step; predictions leave out dropout and stochastic depth, and draw others, with a warning.
     example_inputs
         A tensor, a sequence of them, or a mapping by the arguments of ``forward``. Only dtypes and shapes
         matter; a small example stands for a volume that would not fit.

@@ -139,7 +139,12 @@ class _NoOperators(TorchFunctionMode):
         if func in _ARRAYS and any(_cell(x) in self.watch.data for x in args if isinstance(x, Tensor)):
             what = "numbers that depend on data leave PyTorch"
             self.watch.found.refused.append(f"{what} ({func.__name__}) {self.watch.place()}")
-        return func(*args, **(kwargs or {}))
+        before = len(self.watch.found.random)
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(self.watch.found.random) > before:
+            # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
+            self.watch.found.refused.append(f"{func.__name__} {self.watch.place()}")
+        return out
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import CorruptError, StoreError
+from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
+from oocdl.graph.ir.graph import Graph, Role
 from oocdl.storage.checksums import Record
 from oocdl.storage.files import reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.history import line_of, row_of
@@ -53,6 +55,18 @@ def array_name(output: str) -> str:
         return output
     digest = hashlib.sha256(output.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', output)[:60].lstrip('.') or 'output'}-{digest}"
+
+
+def warn_of_draws(graph: Graph) -> None:
+    """Warn (ModelWarning) if what a trained model says hangs on random numbers, which it draws here, too."""
+    drawn = [value.name for value in graph.of_role(Role.RANDOM)]
+    if drawn:
+        warnings.warn(
+            f"the model draws random numbers in predictions, too, at {len(drawn)} places (the first is "
+            f"{printable(drawn[0])}): only dropout and stochastic depth are known to be left out then",
+            ModelWarning,
+            stacklevel=4,
+        )
 
 
 class Predictions:

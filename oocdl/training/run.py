@@ -41,7 +41,7 @@ from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
 from oocdl.storage.files import existing, reporting
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.predictions import Output, Predictions
+from oocdl.training.predictions import Output, Predictions, warn_of_draws
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
 
@@ -335,6 +335,7 @@ class _Inference:
         for compiled in self.compiled.values():
             check_device(compiled.plan, self.machine)
         self.first = self.compiled[f"infer{self.batch}"]
+        warn_of_draws(self.first.plan.factored.graph)
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
         """Return factors by array of this dataset: those that the same input or head had in training."""
@@ -372,11 +373,8 @@ class _Inference:
 
         Batches whose samples are all in ``made`` are left out.
         """
-        watched: frozenset[str] = frozenset()
-        if deliver is not None:
-            watched = frozenset(
-                c.plan.factored.stored(name) for c in self.compiled.values() for name in c.outputs.values()
-            )
+        passes = () if deliver is None else self.compiled.values()
+        watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
         totals: dict[str, float] = {}
         done = set() if made is None else made.done
         signals, spill = Signals(), self._spill()

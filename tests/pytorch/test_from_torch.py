@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import oocdl
-from oocdl.errors import InputError, UnsupportedError
+from oocdl.errors import InputError, ModelWarning, UnsupportedError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.pytorch import export as exporting
 from oocdl.pytorch.door import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
-from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running
+from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running, save_arrays
 
 IMAGE = torch.zeros(2, 2, 8, 8)
 
@@ -202,10 +202,51 @@ def test_an_exporter_that_loses_something_is_not_believed(
     assert not list(tmp_path.iterdir())
 
 
-def test_random_numbers_that_are_no_dropout(tmp_path: Path) -> None:
-    for module, example in ((Head(nn.Dropout2d(0.5)), IMAGE), (Does(noisy), THREE)):
-        with pytest.raises(UnsupportedError, match="dynamo: the module draws random numbers 1 times"):
-            oocdl.from_torch(module, example, tmp_path / "net.onnx")
+def bernoulli(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    return x + y.new_empty((len(y), 1)).bernoulli_(0.25).div_(0.25) * y
+
+
+def connected(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    return x + y / 0.25 * torch.floor(0.25 + torch.rand(len(y), 1, dtype=y.dtype))
+
+
+@pytest.mark.parametrize("kind", [bernoulli, connected])
+def test_stochastic_depth_keeps_a_branch_of_some_samples(
+    kind: Callable[[Does, Tensor, Tensor], Tensor], tmp_path: Path, no_fsync: None
+) -> None:
+    """As torchvision and timm write it, and as MONAI does, of which predictions draw too."""
+    torch.manual_seed(0)
+    module, x = Does(kind), torch.randn(64, 3)
+    branch = 4 * module.fc(x).detach()
+    lost = ((x + branch).square().sum(1) - x.square().sum(1)) / (3 * 64)
+    data = save_arrays(tmp_path / "data.zarr", {"x": x.numpy(), "y": np.zeros((64, 3), "f4")})
+    options = {"inputs": {"x": "x"}, "loss": "mse", "lr": 1e-12, "batch_size": 64, "shuffle": False}
+    options |= {"steps": 4, "progress": False}
+    found = [
+        [row["loss"] for row in oocdl.fit(module, data, workdir=tmp_path / f"{cut}.run",
+                                          parallel={"batch": cut}, **options).history]
+        for cut in (1, 4)
+    ]  # fmt: skip
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert len(set(found[0])) == 4
+    for loss in found[0]:  # what is above the loss without the branch is that of some samples' branches
+        above = loss - float(x.square().mean())
+        assert float(lost.clamp(max=0).sum()) < above < float(lost.clamp(min=0).sum())
+    run = oocdl.open(tmp_path / "1.run")
+    if kind is connected:
+        with pytest.warns(ModelWarning, match="draws random numbers in predictions"):
+            run.predict(data, tmp_path / "out.zarr")
+        return
+    made = np.asarray(run.predict(data, tmp_path / "out.zarr")["output"])
+    np.testing.assert_allclose(made, (x + branch / 4).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_random_numbers_that_no_file_can_leave_out_of_predictions(tmp_path: Path) -> None:
+    for module in (Head(nn.AlphaDropout(0.5)), Head(nn.FeatureAlphaDropout(0.5))):
+        with pytest.raises(UnsupportedError, match="alpha_dropout in 'norm'"):
+            oocdl.from_torch(module, IMAGE, tmp_path / "net.onnx")
+    oocdl.from_torch(Does(noisy), THREE, tmp_path / "net.onnx")
+    oocdl.from_torch(Head(nn.Dropout2d(0.5)), IMAGE, tmp_path / "net.onnx")
 
 
 def noisy(self: Does, x: Tensor, y: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from which the gradient computes the scores' softmax P again, tile by tile, with
 
     dv = P^T dy,  dS = P (dy v^T - delta),  dq = scale dS k,  dk = scale dS^T q,  dmask = dS
 
-(Dao et al. 2022, arXiv:2205.14135.) Batch, groups, heads and queries are cut; keys are whole. Over cut queries
-and heads dk, dv and dmask are partial sums.
+(Dao et al. 2022, arXiv:2205.14135.) Batch, groups, heads and queries are cut; keys are whole. Over cut
+queries and heads dk, dv and dmask are partial sums.
 """
 
 from __future__ import annotations
