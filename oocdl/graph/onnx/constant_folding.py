@@ -17,6 +17,7 @@ import onnx
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.constant_signals import mel_weights, recast, shifted, unique, window
 from oocdl.graph.onnx.indices import along, flat_indices, scatter
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
@@ -281,6 +282,24 @@ def _reduction(function: Callable[..., Any]) -> Fold:
     return run
 
 
+def _window(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    size = int(given(inputs, 0).reshape(-1)[0])
+    allow(node, (size,), 8)
+    made = window(node.op, size, bool(node.attrs.get("periodic", 1)))
+    return [made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))]
+
+
+def _mel_weights(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    bins, length, rate, low, high = (given(inputs, index).reshape(-1)[0] for index in range(5))
+    allow(node, (int(length) // 2 + 1, int(bins)), 8)
+    made = mel_weights(int(bins), int(length), int(rate), float(low), float(high))
+    return [made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))]
+
+
+def _shift(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    return _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(node, inputs)
+
+
 def _unsqueeze(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     data = given(inputs, 0)
     return [data.reshape(unsqueezed(data.shape, ints(node, inputs, "axes", 1) or ()))]
@@ -352,6 +371,19 @@ FOLDS: dict[str, Fold] = {
     "Or": _broadcast(np.logical_or),
     "Xor": _broadcast(np.logical_xor),
     "IsNaN": _broadcast(np.isnan),
+    "BitwiseAnd": _broadcast(np.bitwise_and),
+    "BitwiseOr": _broadcast(np.bitwise_or),
+    "BitwiseXor": _broadcast(np.bitwise_xor),
+    "BitwiseNot": _broadcast(np.invert),
+    "BitShift": _shift,
+    "BitCast": lambda node, inputs: [recast(given(inputs, 0), numpy_type(node.attrs["to"]))],
+    "Unique": lambda node, inputs: unique(
+        given(inputs, 0), node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
+    ),
+    "HannWindow": _window,
+    "HammingWindow": _window,
+    "BlackmanWindow": _window,
+    "MelWeightMatrix": _mel_weights,
     "Where": lambda node, inputs: [_where(node, inputs)],
     "ReduceProd": _reduction(np.prod),
     "ReduceSum": _reduction(np.sum),

@@ -51,6 +51,9 @@ _UNTRAINED = {  # operator -> inputs that are settings, never weights
     "Size": (0,),
     "ConstantOfShape": (0,),
     "NegativeLogLikelihoodLoss": (1, 2),
+    "STFT": (1, 2, 3),
+    "Unique": (0,),
+    "BitCast": (0,),
     "SoftmaxCrossEntropyLoss": (1, 2),
 }
 

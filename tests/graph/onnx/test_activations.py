@@ -22,6 +22,13 @@ CASES = [
     OneNode("Celu", lambda x: F.celu(x, 0.5), [AROUND], {"alpha": 0.5}),
     OneNode("Mish", F.mish, [AROUND]),
     OneNode("Swish", F.silu, [AROUND]),
+    OneNode(
+        "SwiGLU",
+        lambda a, b: a * torch.sigmoid(1.5 * a) * b,
+        [AROUND, AROUND[::-1].copy()],
+        {"alpha": 1.5},
+        opset=28,
+    ),
     OneNode("Softsign", F.softsign, [AROUND]),
     OneNode("ThresholdedRelu", lambda x: F.threshold(x, 0.5, 0.0), [AROUND], {"alpha": 0.5}),
     OneNode("Shrink", F.softshrink, [AROUND], {"lambd": 0.5, "bias": 0.5}),

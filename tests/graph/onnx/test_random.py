@@ -88,3 +88,16 @@ def test_stochastic_depth_drops_in_training_and_is_left_out_of_predictions(tmp_p
 def test_other_random_numbers_stay_in_predictions(tmp_path: Path) -> None:
     imported = bound([DRAWS["normal"][0]], tmp_path, training=False)
     assert len(imported.graph.of_role(Role.RANDOM)) == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mask_of_a_dropout_tells_what_it_keeps(training: bool, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Dropout", ["x", "p"], ["kept", "mask"], name="drop"),
+        helper.make_node("Cast", ["mask"], ["flags"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["x", "flags"], ["chosen"], name="choose"),
+        helper.make_node("Concat", ["kept", "chosen"], ["y"], name="both", axis=0),
+    ]
+    kept, chosen = np.split(drawn(bound(nodes, tmp_path, training), cuts={0: 3}), 2)
+    np.testing.assert_allclose(kept, chosen / 0.25 if training else chosen, rtol=1e-6)
+    assert 0.2 < (chosen != 0).mean() < 0.3 if training else (chosen != 0).all()

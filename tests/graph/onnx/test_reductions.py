@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import helper
 
+from tests.kit import lowered
 from tests.kit.one_node import OneNode, check
 
 RANDOM = np.random.default_rng(0)
@@ -65,3 +67,16 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+@pytest.mark.parametrize("read", [("y", "mean", "inverse"), ("mean",), ("inverse",)])
+def test_a_layer_norm_tells_mean_and_inverse_deviation(read: tuple[str, ...], tmp_path: Path) -> None:
+    def formula(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        variance, mean = torch.var_mean(x, (1, 2), correction=0, keepdim=True)
+        made = {"y": F.layer_norm(x, (3, 5), w), "mean": mean, "inverse": (variance + 1e-5).rsqrt()}
+        return tuple(made[name] for name in read)
+
+    node = helper.make_node("LayerNormalization", ["x", "w"], ["y", "mean", "inverse"], name="n", axis=1)
+    inputs = {"x": X, "w": RANDOM.normal(size=(3, 5))}
+    model = lowered.model_of([node], inputs, list(read))
+    lowered.check(model, inputs, formula, tmp_path, counts=(1, 3), tolerances=(1e-7, 2e-5))

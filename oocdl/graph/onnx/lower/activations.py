@@ -81,6 +81,15 @@ def _swish(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Mul", x, ctx.make("Sigmoid", _scaled(ctx, x, ctx.attr("alpha", 1.0))))]
 
 
+def _swiglu(ctx: Context) -> Sequence[Operand]:
+    """The Swish of a gate times a value."""
+    gate, value = ctx.value(0), ctx.value(1)
+    if ctx.shape(0) != ctx.shape(1):
+        raise ModelError(f"the gate {list(ctx.shape(0))} has not the shape of the value {list(ctx.shape(1))}")
+    chance = ctx.make("Sigmoid", _scaled(ctx, gate, ctx.attr("alpha", 1.0)))
+    return [ctx.make("Mul", ctx.make("Mul", gate, chance), value)]
+
+
 def _softsign(ctx: Context) -> Sequence[Operand]:
     x = ctx.value(0)
     return [ctx.make("Div", x, ctx.make("Add", ctx.make("Abs", x), ctx.number(1.0, x)))]
@@ -108,6 +117,7 @@ ACTIVATIONS: dict[str, Lower] = {
     "Celu": _celu,
     "Mish": _mish,
     "Swish": _swish,
+    "SwiGLU": _swiglu,
     "Softsign": _softsign,
     "ThresholdedRelu": _thresholded_relu,
     "Shrink": _shrink,

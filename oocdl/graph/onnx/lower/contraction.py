@@ -1,4 +1,7 @@
-"""Lowers ONNX's Einsum, of any number of operands, to diagonals, sums and products of two operands."""
+"""Lowers Einsum, of any number of operands, and transforms that are products with a known matrix.
+
+An Einsum becomes diagonals, sums and products of two operands.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.onnx.constant_folding import allow
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.arithmetic import need_floats
 
@@ -112,5 +119,91 @@ def _einsum(ctx: Context) -> Sequence[Operand]:
     return [_alone(ctx, total, out)]
 
 
-CONTRACTIONS: dict[str, Lower] = {"Einsum": _einsum}
-"""The lowering of Einsum."""
+def _affine_grid(ctx: Context) -> Sequence[Operand]:
+    """Map the points of a regular grid of -1 to 1 by the matrices of all samples."""
+    size = ctx.constants("a size", 1)[1]
+    extents = [] if size is None else [int(extent) for extent in size.reshape(-1)][2:]
+    n, rank = ctx.shape(0)[0], len(extents)
+    if ctx.shape(0) != (n, rank, rank + 1):
+        raise ModelError(f"matrices {list(ctx.shape(0))} do not fit a grid of {extents}")
+    allow(ctx.node, (*extents, rank + 1), 8)
+    corners = bool(ctx.attr("align_corners", 0))
+    ends = [1.0 if corners else 1 - 1 / extent for extent in extents]
+    lines = [np.linspace(-end, end, extent) for end, extent in zip(ends, extents, strict=True)]
+    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(extents)], -1)
+    base = ctx.store(points.reshape(-1, rank + 1))
+    grid = ctx.make("Einsum", base, ctx.value(0), equation="pj,nij->npi")
+    return [ctx.reshape(grid, (n, *extents, rank))]
+
+
+def _turns(count: int, length: int, frequencies: int) -> Array:
+    """``e^(-2 pi i n k / length)`` of ``n < count`` and ``k < frequencies``, 0 from ``n = length`` on."""
+    n, k = np.arange(count)[:, None], np.arange(frequencies)
+    return np.asarray(np.where(n < length, np.exp(-2j * np.pi * (n * k % length) / length), 0))
+
+
+def _parts(complex_matrix: Array, inputs: int, outputs: int) -> Array:
+    """Return [n, c, k, d]: how part c (real, imaginary) of a number goes into part d of a product with it."""
+    real, imaginary = complex_matrix.real, complex_matrix.imag
+    parts = np.stack([np.stack([real, imaginary], -1), np.stack([-imaginary, real], -1)], 1)
+    return np.asarray(parts[:, :inputs, :, :outputs])
+
+
+def _dft(ctx: Context) -> Sequence[Operand]:
+    """Lower DFT, of real or complex numbers, both ways, to a product with its matrix."""
+    shape = ctx.shape(0)
+    rank, given = len(shape), ctx.constants("a length or an axis", 1, 2)
+    axis = ctx.attr("axis", 1) if ctx.opset < 20 else -2 if len(given) < 3 else _whole(given[2], -2)
+    axis, inverse, onesided = axis % rank, bool(ctx.attr("inverse", 0)), bool(ctx.attr("onesided", 0))
+    back = inverse and onesided
+    count = shape[axis]
+    length = _whole(given[1] if len(given) > 1 else None, 2 * (count - 1) if back else count)
+    if axis == rank - 1 or shape[-1] not in (1, 2) or length < 1:
+        raise ModelError(f"axis {axis} of {list(shape)} is not one of {length} real or complex numbers")
+    allow(ctx.node, (count, shape[-1], length, 2), 16)
+    if back:  # each frequency but 0 and the last of an even length stands for its mirror image, too
+        used = min(count, length // 2 + 1)
+        matrix = np.zeros((count, length), complex)
+        weights = np.where((np.arange(used) > 0) & (2 * np.arange(used) != length), 2, 1)
+        matrix[:used] = weights[:, None] * _turns(length, length, used).T.conj() / length
+    else:
+        matrix = _turns(count, length, length // 2 + 1 if onesided else length)
+        matrix = matrix.conj() / length if inverse else matrix
+    letters = string.ascii_letters[:rank]
+    n, c, out = letters[axis], letters[-1], letters[:-1].replace(letters[axis], "Y") + "Z"
+    parts = ctx.store(_parts(matrix, shape[-1], 1 if back else 2))
+    return [ctx.make("Einsum", ctx.value(0), parts, equation=f"{letters},{n}{c}YZ->{out}")]
+
+
+def _whole(array: Array | None, default: int) -> int:
+    return default if array is None else int(array.reshape(-1)[0])
+
+
+def _stft(ctx: Context) -> Sequence[Operand]:
+    """Lower STFT to a convolution, whose kernel is the window times the matrix of the transform."""
+    n, samples, parts = ctx.shape(0) if len(ctx.shape(0)) == 3 else (*ctx.shape(0), 1)
+    given = [*ctx.constants("a step, a window or a length", 1, 2, 3), None, None]
+    step, window = _whole(given[1], 0), given[2]
+    length = _whole(given[3], samples if window is None else window.size)
+    onesided = bool(ctx.attr("onesided", 1))
+    if not 0 < length <= samples or step < 1 or parts not in (1, 2) or (onesided and parts == 2):
+        raise ModelError(f"no frames of {length} every {step} of {samples} numbers of {parts} parts")
+    if window is not None and window.size != length:
+        ctx.refuse(f"a window of {window.size} for frames of {length}")
+    frequencies = length // 2 + 1 if onesided else length
+    allow(ctx.node, (frequencies, 2, parts, length), 8)
+    matrix = _turns(length, length, frequencies) * (1 if window is None else window.reshape(-1, 1))
+    kernel = _parts(matrix, parts, 2).transpose(2, 3, 1, 0).reshape(2 * frequencies, parts, length)
+    signal = ctx.make("Transpose", ctx.reshape(ctx.value(0), (n, samples, parts)), perm=(0, 2, 1))
+    made = ctx.make("Conv", signal, ctx.store(kernel), strides=(step,), pads=(0, 0), dilations=(1,))
+    apart = ctx.reshape(made, (n, frequencies, 2, ctx.build.shape(made)[2]))
+    return [ctx.make("Transpose", apart, perm=(0, 3, 1, 2))]
+
+
+CONTRACTIONS: dict[str, Lower] = {
+    "Einsum": _einsum,
+    "AffineGrid": _affine_grid,
+    "DFT": _dft,
+    "STFT": _stft,
+}
+"""Lowerings of what multiplies by matrices, besides MatMul and Gemm."""

@@ -46,16 +46,34 @@ def _gather(ctx: Context) -> Sequence[Operand]:
         count = len(ctx.shape(1))
         back = (*range(count, count + axis), *range(count), *range(count + axis, count + len(shape) - 1))
         return [_transposed(ctx, rows, back)]
-    where = wrapped(index, shape[axis], f"axis {axis}")
-    flat = where.reshape(-1)
+    return [taken(ctx, x, axis, wrapped(index, shape[axis], f"axis {axis}"))]
+
+
+def taken(ctx: Context, x: str, axis: int, where: Array) -> str:
+    """Take elements along an axis at places that are known: a slice, where these lie at equal distances."""
+    shape, flat = ctx.build.shape(x), where.reshape(-1)
     step = int(flat[1] - flat[0]) if flat.size > 1 else 1
     result = (*shape[:axis], *where.shape, *shape[axis + 1 :])
     if flat.size and step > 0 and (np.diff(flat) == step).all():
         x = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
-        return [ctx.reshape(x, result)]
+        return ctx.reshape(x, result)
+    front = (axis, *(other for other in range(len(shape)) if other != axis))
     rows = ctx.build("Gather", _transposed(ctx, x, front), ctx.build.constant(flat, "int64"))
     back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
-    return [ctx.reshape(_transposed(ctx, rows, back), result)]
+    return ctx.reshape(_transposed(ctx, rows, back), result)
+
+
+def _compress(ctx: Context) -> Sequence[Operand]:
+    """Take what a condition chooses that is known, and with it the size of the result."""
+    x, condition, axis = ctx.value(0), ctx.known(1), ctx.attr("axis")
+    if condition is None:
+        ctx.refuse("a condition that is not constant: its shape depends on data")
+    if axis is None:
+        x, axis = ctx.reshape(x, (prod(ctx.shape(0)),)), 0
+    axis, where = axis % len(ctx.build.shape(x)), np.flatnonzero(condition)
+    if not where.size or where[-1] >= ctx.build.shape(x)[axis]:
+        raise ModelError(f"its condition chooses {list(where)} of {ctx.build.shape(x)[axis]} elements")
+    return [taken(ctx, x, axis, where)]
 
 
 def _ids(ctx: Context, index: int) -> str:
@@ -208,6 +226,7 @@ def _one_of(ctx: Context, values: str, place: int) -> str:
 
 INDEXING: dict[str, Lower] = {
     "Gather": _gather,
+    "Compress": _compress,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "Scatter": _scatter_elements,

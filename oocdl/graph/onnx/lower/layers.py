@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.context import Context, Lower, Operand
@@ -159,12 +157,11 @@ def _layer_norm(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axes, eps = range(ctx.attr("axis", -1) % len(shape), len(shape)), ctx.attr("epsilon", 1e-5)
     y, mean, var = _normalize(ctx, x, axes, eps)
-    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=False)]
-    if len(ctx.node.outputs) > 1:
-        if any(ctx.used(name) for name in ctx.node.outputs[1:]):
-            ctx.refuse("mean or deviation used elsewhere")
-        results += [mean, var][: len(ctx.node.outputs) - 1]
-    return results
+    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=False), mean]
+    if len(ctx.node.outputs) > 2:
+        deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
+        results.append(ctx.make("Reciprocal", deviation))
+    return results[: len(ctx.node.outputs)]
 
 
 def _batch_norm(ctx: Context) -> Sequence[Operand]:
@@ -217,20 +214,21 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
 
 def _dropout(ctx: Context) -> Sequence[Operand]:
     """Lower Dropout, which is active in training whatever the file says."""
-    if len(ctx.node.outputs) > 1 and ctx.used(ctx.node.outputs[1]):
-        ctx.refuse("its mask used elsewhere")
     x = ctx.value(0)
     given = ctx.constants("a ratio", 1)[1] if ctx.has(1) else None
     ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
     if not 0 <= ratio < 1:
         raise ModelError(f"a dropout ratio has to be at least 0 and less than 1, not {ratio}")
-    y = x
+    uniform = None
     if ctx.training and ratio:
         name = ctx.build.unique(f"{ctx.build.scope}uniform")
-        u = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)
-        y = ctx.make("Dropout", x, u, ratio=ratio)
-    results: list[Operand] = [y, np.empty(0, bool)]
-    return results[: len(ctx.node.outputs)]
+        uniform = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)
+    y = ctx.make("Dropout", x, uniform, ratio=ratio) if uniform else x
+    if len(ctx.node.outputs) < 2 or not ctx.used(ctx.node.outputs[1]):
+        return [y]
+    if uniform:
+        return [y, ctx.make("Not", ctx.make("Less", uniform, ctx.number(ratio, uniform)))]
+    return [y, ctx.make("Expand", ctx.build.constant(True, "bool"), shape=ctx.shape(0))]
 
 
 LAYERS: dict[str, Lower] = {

@@ -1,14 +1,16 @@
-"""Lowers ONNX operators that put elements elsewhere by a pattern to Reshape, Transpose, Expand and Where."""
+"""Lowers ONNX operators that put elements elsewhere by a pattern, to Reshape, Transpose and Gather."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.onnx.constant_folding import allow, numpy_type
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.structure import slice_axis
 
 
 def _tile(ctx: Context) -> Sequence[Operand]:
@@ -73,11 +75,73 @@ def _eye_like(ctx: Context) -> Sequence[Operand]:
     return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind)]
 
 
+def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
+    """Turn round the first elements of each sample, as many as its length says; the rest stays."""
+    x, shape, rank = ctx.value(0), ctx.shape(0), len(ctx.shape(0))
+    batch, time = ctx.attr("batch_axis", 1) % rank, ctx.attr("time_axis", 0) % rank
+    if batch == time or ctx.shape(1) != (shape[batch],):
+        raise ModelError(f"lengths {list(ctx.shape(1))} of axis {batch} and {time} do not fit {list(shape)}")
+    lengths = ctx.reshape(ctx.value(1), (shape[batch], 1))
+    place = ctx.build.constant(np.arange(shape[time])[None], "int64")
+    mirrored = ctx.make("Sub", ctx.make("Sub", lengths, ctx.number(1, lengths)), place)
+    ids = ctx.make("Where", ctx.make("Less", place, lengths), mirrored, place)
+    perm = (batch, time, *(axis for axis in range(rank) if axis not in (batch, time)))
+    turned = ctx.make("Gather", ctx.make("Transpose", x, perm=perm), ids, batch=1)
+    return [ctx.make("Transpose", turned, perm=tuple(perm.index(axis) for axis in range(rank)))]
+
+
+def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
+    """Cut or pad axes at both ends, where that is uneven by one more at the end."""
+    x, rank = ctx.value(0), len(ctx.shape(0))
+    (target,) = ctx.constants("a shape", 1)[1:]
+    axes = [axis % rank for axis in ctx.attr("axes", range(rank))]
+    if target is None or target.size != len(axes):
+        raise ModelError(f"the shape does not have an extent for each of axes {axes}")
+    for axis, wanted in zip(axes, target.reshape(-1).tolist(), strict=True):
+        extent = ctx.build.shape(x)[axis]
+        if 0 < wanted < extent:
+            first = (extent - wanted) // 2
+            x = slice_axis(ctx, x, axis, first, first + wanted)
+        elif wanted > extent:
+            before = (wanted - extent) // 2
+            x = ctx.make("Pad", x, axis=axis, before=before, after=wanted - extent - before)
+        elif wanted != extent:
+            raise ModelError(f"nothing is left of axis {axis}")
+    return [x]
+
+
+def _col2im(ctx: Context) -> Sequence[Operand]:
+    """Add the columns of all blocks up where they lie in the image, as ``torch.nn.functional.fold``."""
+    (n, rows, columns), inputs = ctx.shape(0), ctx.constants("sizes of the image or of a block", 1, 2)
+    image, block = ([int(extent) for extent in np.asarray(given).reshape(-1)] for given in inputs[1:])
+    rank = len(image)
+    strides, dilations = ctx.attr("strides", (1,) * rank), ctx.attr("dilations", (1,) * rank)
+    pads = ctx.attr("pads", (0,) * 2 * rank)
+    padded = [image[axis] + pads[axis] + pads[rank + axis] for axis in range(rank)]
+    steps = [(padded[a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in range(rank)]
+    if len(block) != rank or rows % prod(block) or columns != prod(steps):
+        raise ModelError(f"columns {[n, rows, columns]} are not those of blocks {block} of image {image}")
+    inside, step = np.indices(block).reshape(rank, -1, 1), np.indices(steps).reshape(rank, 1, -1)
+    places = [inside[a] * dilations[a] + step[a] * strides[a] for a in range(rank)]
+    allow(ctx.node, (prod(block), columns), 8)
+    ids = ctx.build.constant(np.ravel_multi_index(places, padded).reshape(-1), "int64")
+    channels = rows // prod(block)
+    apart = ctx.reshape(ctx.value(0), (n, channels, prod(block) * columns))
+    summed = ctx.make("GatherGrad", ids, ctx.make("Transpose", apart, perm=(2, 0, 1)), rows=prod(padded))
+    x = ctx.reshape(ctx.make("Transpose", summed, perm=(1, 2, 0)), (n, channels, *padded))
+    for axis in range(rank):
+        x = slice_axis(ctx, x, axis + 2, pads[axis], pads[axis] + image[axis])
+    return [x]
+
+
 REARRANGE: dict[str, Lower] = {
     "Tile": _tile,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "Trilu": _trilu,
     "EyeLike": _eye_like,
+    "ReverseSequence": _reverse_sequence,
+    "CenterCropPad": _center_crop_pad,
+    "Col2Im": _col2im,
 }
 """Lowerings of operators that put elements elsewhere, or zeros in their place."""
