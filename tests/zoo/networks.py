@@ -65,6 +65,7 @@ def calm(module: nn.Module) -> nn.Module:
             "dropout_rate",
             "attention_dropout",
             "drop_rate",
+            "drop_connect_rate",
         ):
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
@@ -155,7 +156,7 @@ MONAI = {
     "VNet": monai("VNet", 32),
     "AttentionUnet": monai("AttentionUnet", channels=(4, 8, 16), strides=(2, 2)),
     "HighResNet": monai("HighResNet"),
-    "FlexibleUNet": monai("FlexibleUNet", 64, 2, backbone="efficientnet-b0", in_channels=3),
+    "FlexibleUNet": monai("FlexibleUNet", 64, 2, backbone="efficientnet-b0", in_channels=1),
     "RegUNet": monai("RegUNet", num_channel_initial=4, depth=2, out_kernel_initializer="kaiming_uniform",
                      out_activation=None),
     "AutoEncoder": monai("AutoEncoder", channels=(4, 8), strides=(2, 2)),

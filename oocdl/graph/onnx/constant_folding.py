@@ -349,8 +349,8 @@ FOLDS: dict[str, Fold] = {
     "Mul": _broadcast(np.multiply),
     "Div": _broadcast(_divide),
     "Pow": _broadcast(_power),
-    "Min": _broadcast(np.minimum),
-    "Max": _broadcast(np.maximum),
+    "Min": _broadcast(lambda *arrays: reduce(np.minimum, arrays)),  # of one, too
+    "Max": _broadcast(lambda *arrays: reduce(np.maximum, arrays)),
     "Floor": _broadcast(np.floor),
     "Ceil": _broadcast(np.ceil),
     "Sqrt": _broadcast(np.sqrt),
