@@ -76,6 +76,17 @@ def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
     return rules[cell.node.op].flops(cell.node, inputs, outputs) / max(moved, 1)
 
 
+def _is_heavy(cell: Cell, rules: Rules, factored: Factored) -> bool:
+    """Whether a node runs once: for its many operations, or as a convolution of groups, whose few are slow.
+
+    Of those, a chain that is recomputed to save bytes would soon take longer than the step.
+    """
+    product = rules[cell.node.op].product
+    of_groups = product is not None and bool(product.data) and bool(cell.node.attrs.get("grouped"))
+    enough = flop_per_byte(cell, rules, factored) >= HEAVY_FLOP_PER_BYTE
+    return of_groups or enough or _reads_much(cell, rules, factored)
+
+
 def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     """Whether a matrix product mostly reads a matrix, as one of few rows with large weights does."""
     values = factored.graph.values
@@ -93,11 +104,7 @@ class _Grouper:
         self.factored, self.classes = factored, classes
         self.cuts = tuple(cuts)
         cells = factored.cells
-        self.heavy = {
-            c.node.name
-            for c in cells
-            if flop_per_byte(c, rules, factored) >= HEAVY_FLOP_PER_BYTE or _reads_much(c, rules, factored)
-        }
+        self.heavy = {c.node.name for c in cells if _is_heavy(c, rules, factored)}
         self.partial = {value for c in cells for value in classes.partial_outputs(c, self.cuts)}
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}
         self.groups: list[Group] = []

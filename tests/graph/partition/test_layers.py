@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.partition.cut_classes import find_classes
+from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, frozen_cuts, plan_pass, replan_pass
@@ -172,3 +174,20 @@ def test_a_product_of_few_rows_is_a_layer_of_its_own(tmp_path: Path) -> None:
     weights = 3 * 2048 * 2048 * 4
     assert plan.peak_unit_bytes <= 24 << 20 < weights
     assert plan.read_bytes < 3.2 * weights  # forward, backward, update
+
+
+def test_convolutions_of_groups_run_once() -> None:
+    """Each has few operations for a byte, but slow ones: a chain of them is not recomputed to read less."""
+    build = Builder(RULES)
+    x = build.value("x", (2, 8, 1, 32, 32), "float32", Role.INPUT)
+    attrs = {"strides": (1, 1), "dilations": (1, 1), "pads": (1,) * 4, "grouped": True}
+    for number in range(3):
+        w = build.value(f"w{number}", (8, 1, 1, 3, 3), "float32", Role.WEIGHT)
+        x = build("Relu", build("Conv", x, w, **attrs))
+    total = build("ReduceSum", build("Mul", x, x), axes=(0, 1, 2, 3, 4))
+    loss = build("Reshape", total, shape=())
+    build.outputs = [loss, *differentiate(build, loss, ["w0", "w1", "w2"]).values()]
+    plan = planned(build.graph(), 1 << 20)
+    runs = Counter(cell.node.name for found in plan.layers for cell in found.layer.cells)
+    made = {cell.node.name for cell in plan.factored.cells if cell.node.op in ("Conv", "ConvTranspose")}
+    assert max(runs[name] for name in made) == 1
