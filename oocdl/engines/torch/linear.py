@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from oocdl.fusion.taps import DTYPES, weigh
 from oocdl.graph.ir.operands import Letters, classify
 from oocdl.graph.ir.program import Instruction
 
-_ONEDNN: bool = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+linear_pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's product of two matrices, the second transposed."""
 _LEAST_ONEDNN_MULTIPLY_ADDS = 1 << 16
 """With fewer multiply-adds a call of oneDNN costs more than it saves."""
 
@@ -31,7 +33,12 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
 
 def suits_onednn(a: Tensor, multiply_adds: int, least: int) -> bool:
     """Whether oneDNN computes products of ``a``, and is worth its call from ``least`` multiply-adds on."""
-    return a.dtype == torch.float32 and a.device.type == "cpu" and multiply_adds >= least and _ONEDNN
+    return (
+        a.dtype == torch.float32
+        and a.device.type == "cpu"
+        and multiply_adds >= least
+        and linear_pointwise is not None
+    )
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -39,7 +46,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     multiply_adds = a.shape[0] * a.shape[1] * b.shape[1]
     if not suits_onednn(a, multiply_adds, _LEAST_ONEDNN_MULTIPLY_ADDS):
         return a @ b
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    # Of one element for many oneDNN has only a reference kernel, a hundred times slower.
+    a, b = (x.contiguous() if 0 in x.stride() else x for x in (a, b))
+    product: Tensor = linear_pointwise(a, b.t(), None, "none", [], "")
     return product
 
 
