@@ -1,8 +1,8 @@
-"""What random graphs are made of: windows, tables, recurrent layers, CTC."""
+"""What random graphs are made of: windows, tables, recurrent layers, attention, CTC."""
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from oocdl.ops.recurrent import KINDS
@@ -165,6 +165,27 @@ def recurrent(m: Maker, x: str) -> str | None:
     return made["h"]
 
 
+def attention(m: Maker, x: str) -> str | None:
+    """Attention of queries to weights or to themselves, with a mask or not."""
+    shape = m.shape(x)
+    if len(shape) < 2:
+        return None
+    b, queries, h, size = shape[0], prod(shape[1:-1]), shape[-1], m.integer(1, 3)
+    q = m.build("Reshape", m.build("Tanh", x), shape=(b, 1, 1, queries, h))
+    if m.flip():
+        keys, k = queries, m.build("Reshape", x, shape=(b, 1, queries, h))
+        v = m.build("Reshape", x, shape=(b, 1, queries, h))
+    else:
+        keys = m.integer(1, 5)
+        k, v = m.weight(b, 1, keys, h), m.weight(b, 1, keys, size)
+    kind, wide = m.one("none", "added", "seen"), (m.one(1, b), 1, 1, m.one(1, queries), keys)
+    mask = [m.weight(*wide)] if kind == "added" else []
+    if kind == "seen":
+        mask.append(m.given(m.random.uniform(size=wide) < 0.7))
+    attrs = {"scale": 0.5, "band": m.one((None, None), (None, 0), (-1, 1)), "unseen": -inf, "blind": 0.0}
+    return m.build.node("Attend", (q, k, v, *mask), attrs)[0]
+
+
 def ctc(m: Maker, x: str) -> str | None:
     """The CTC loss of each sample."""
     shape = m.shape(x)
@@ -182,6 +203,6 @@ def ctc(m: Maker, x: str) -> str | None:
 
 LAYERS = (
     *(conv, conv, transposed, transposed, pool_max, pool_max),
-    *(resample, pool_average, gather, scatter, recurrent, ctc),
+    *(resample, pool_average, gather, scatter, recurrent, attention, ctc),
 )
 """Steps that need some axes."""

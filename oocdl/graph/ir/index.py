@@ -131,6 +131,8 @@ class AxisRule:
     """Letter -> extent."""
     uncut: frozenset[str] = field(default_factory=frozenset)
     """Letters that are never cut."""
+    unsplit: frozenset[str] = field(default_factory=frozenset)
+    """Letters whose axes are never made of factors: what is cut of them lies side by side, as bands count."""
     combine: str | None = None
     """The way to combine partial results over a cut reduced letter: ``sum``, ``moments``,
     ``logsumexp``; ``None`` where reduced letters are never cut."""

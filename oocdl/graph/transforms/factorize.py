@@ -92,7 +92,7 @@ class _Splits:
 
     def add_rule(self, node: Node, rule: AxisRule) -> None:
         """Link axes that share a letter; an axis that a window slides over is never split."""
-        fixed: set[str] = set()
+        fixed = set(rule.unsplit)
         letters: dict[str, list[tuple[Axis, int | None]]] = {}
         for names, operands in ((node.inputs, rule.inputs), (node.outputs, rule.outputs)):
             for name, axes in zip(names, operands, strict=True):

@@ -105,6 +105,7 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
         outputs=tuple(indices(t, s) for t, s in zip(RESULTS[node.op], outputs, strict=False)),
         extents={letter: extent for letter, extent in extents.items() if letter != "1"},
         uncut=frozenset("khv"),
+        unsplit=frozenset() if node.attrs["band"] == NO_BAND else frozenset("q"),
         combine="sum" if node.op == "AttendGrad" else None,
     )
 

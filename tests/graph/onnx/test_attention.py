@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import helper
 
+from tests.kit import lowered
 from tests.kit.one_node import OneNode, check
 
 RANDOM = np.random.default_rng(0)
@@ -59,3 +61,23 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+def test_queries_of_an_image_are_counted_row_by_row(tmp_path: Path) -> None:
+    """A band counts along the axis of queries, so that this is not cut as rows and columns are."""
+    inputs = {"x": RANDOM.normal(size=(1, 3, 4, 2))}
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["image"], name="tanh"),
+        helper.make_node("Reshape", ["image", "flat"], ["q"], name="flatten"),
+        helper.make_node("Attention", ["q", "q", "q"], ["made"], name="attend", is_causal=1),
+        helper.make_node("Reshape", ["made", "square"], ["back"], name="square_again"),
+        helper.make_node("Add", ["image", "back"], ["y"], name="add"),
+    ]
+    sizes = {"flat": np.array([1, 1, 12, 2]), "square": np.array([1, 3, 4, 2])}
+
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        image = torch.tanh(x)
+        q = image.reshape(1, 1, 12, 2)
+        return image + F.scaled_dot_product_attention(q, q, q, is_causal=True).reshape(image.shape)
+
+    lowered.check(lowered.model_of(nodes, inputs, ["y"], sizes, opset=23), inputs, formula, tmp_path)
