@@ -182,6 +182,7 @@ def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots
     strides = item.attrs.get("strides") or (1,) * (len(weights) - 2)
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     scratch = 4 * nbytes((-(-weights[0] // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:]), dtype)
+    scratch += _group_blocks_bytes(kind, item, dtype)
     alone = groups_of(item) == 1
     point = alone and is_point(weights, () if kind.transposed else spatial_pads(x))
     for index in kind.data:
@@ -212,6 +213,21 @@ def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
         scratch += 0 if alone else result  # one that is cut is copied where its channels are factors
     return scratch + (_im2col_bytes(kind, item, dtype) if few else 0)
+
+
+def _group_blocks_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
+    """Counts the blocks of 16 by 16 channels that oneDNN makes of the weights of each group.
+
+    It has kernels without them for one channel of windows of up to 3 in a row, not dilated, and
+    for results that are data.
+    """
+    groups, weights = groups_of(item), kind.weights(item)
+    dilated = any(d != 1 for d in item.attrs.get("dilations") or ())
+    one = weights[0] == groups and weights[1] == 1
+    if groups == 1 or (one and not dilated and (weights[-1] <= 3 or not kind.makes_weights)):
+        return 0
+    blocks = (groups, -(-weights[0] // groups // 16) * 16, -(-weights[1] // 16) * 16, *weights[2:])
+    return nbytes(blocks, dtype)
 
 
 def _im2col_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
