@@ -74,7 +74,12 @@ def cross_entropy(path: Path, axis: int = 1) -> Path:
     return write(path, nodes, INT64)
 
 
-@pytest.mark.parametrize("kind", [huber, cross_entropy])
+def one_node(path: Path) -> Path:
+    """As ONNX's own operator."""
+    return write(path, [helper.make_node("SoftmaxCrossEntropyLoss", ["x", "y"], ["l"])], INT64)
+
+
+@pytest.mark.parametrize("kind", [huber, cross_entropy, one_node])
 def test_value_and_gradient_are_pytorchs(kind: Any, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     x = torch.as_tensor(random.normal(size=(4, 3)) * 2).requires_grad_()

@@ -128,7 +128,7 @@ def _affine_grid(ctx: Context) -> Sequence[Operand]:
         raise ModelError(f"matrices {list(ctx.shape(0))} do not fit a grid of {extents}")
     allow(ctx.node, (*extents, rank + 1), 8)
     corners = bool(ctx.attr("align_corners", 0))
-    ends = [1.0 if corners else 1 - 1 / extent for extent in extents]
+    ends = [float(extent > 1) if corners else 1 - 1 / extent for extent in extents]
     lines = [np.linspace(-end, end, extent) for end, extent in zip(ends, extents, strict=True)]
     points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(extents)], -1)
     base = ctx.store(points.reshape(-1, rank + 1))

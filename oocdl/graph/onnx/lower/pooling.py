@@ -49,6 +49,9 @@ def _max_pool(ctx: Context) -> Sequence[Operand]:
         span = (count - 1) * strides[axis] + dilations[axis] * (kernel[axis] - 1) + 1
         filled[rank + axis] = max(pads[rank + axis], span - spatial[axis] - pads[axis])
     slides = {"strides": strides, "pads": tuple(filled), "dilations": dilations}
+    if (dtype := ctx.build.dtype(x)) == "int64":  # bytes, says ONNX: as floating-point numbers they are exact
+        made = ctx.make("MaxPool", ctx.make("Cast", x, to=ctx.precision), kernel_shape=kernel, **slides)
+        return [ctx.make("Cast", made, to=dtype)]
     return [ctx.make("MaxPool", x, kernel_shape=kernel, **slides)]
 
 
