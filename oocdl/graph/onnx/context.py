@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NoReturn
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Shape
+from oocdl.graph.ir.graph import Array, Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode
@@ -50,6 +50,8 @@ class Context:
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""
     sequences: dict[str, list[Operand]] = field(default_factory=dict)
+    tiles: set[str] = field(default_factory=set)
+    """Values that a Tile has made by copies along axes of their own."""
     notes: list[str] = field(default_factory=list)
     """Remarks on the model that the user should see."""
     node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
@@ -144,8 +146,12 @@ class Context:
 
     def unreshaped(self, value: str) -> str:
         """Return the value that ``value`` is a Reshape of, else ``value``."""
-        maker = next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
+        maker = self.maker(value)
         return maker.inputs[0] if maker is not None and maker.op == "Reshape" else value
+
+    def maker(self, value: str) -> Node | None:
+        """Return the node that makes a value, if one does."""
+        return next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
 
     def used(self, name: str) -> bool:
         """Whether an ONNX name is read by a node or is an output of the model."""

@@ -28,6 +28,7 @@ def _tile(ctx: Context) -> Sequence[Operand]:
     if before == after:
         return [x]
     wide = ctx.make("Expand", ctx.reshape(x, before), shape=tuple(after))
+    ctx.tiles.add(wide)
     return [ctx.reshape(wide, [count * extent for count, extent in apart])]
 
 

@@ -16,6 +16,7 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.lower.repeats import repeated
 from oocdl.graph.onnx.model_file import shown
 
 
@@ -68,6 +69,9 @@ def _slice(ctx: Context) -> Sequence[Operand]:
 def _transpose(ctx: Context) -> Sequence[Operand]:
     x, rank = ctx.value(0), len(ctx.shape(0))
     perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
+    before = ctx.maker(x)
+    if before is not None and before.op == "Transpose":  # channels last and back again
+        x, perm = before.inputs[0], tuple(before.attrs["perm"][axis] for axis in perm)
     return [x if perm == tuple(range(rank)) else ctx.make("Transpose", x, perm=perm)]
 
 
@@ -149,7 +153,8 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
     target = _ints(ctx, 1)
     zero = bool(ctx.attr("allowzero", 0))
     if before is None or ctx.is_sized(1):
-        return [ctx.reshape(x, reshaped(shape, target, zero))]
+        wanted = reshaped(shape, target, zero)
+        return [repeated(ctx, x, shape, wanted) or ctx.reshape(x, wanted)]
     free = target.index(-1) if -1 in target else None
     found = rebound(before, reshaped(before, target, zero), shape, ctx.batch, free)
     if found is None:
@@ -164,7 +169,7 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
             f"it is read as {list(result)} for this batch "
             "(a model exported with dynamic sizes says so itself)"
         )
-    return [ctx.reshape(x, result)]
+    return [repeated(ctx, x, shape, result) or ctx.reshape(x, result)]
 
 
 def _ints(ctx: Context, index: int) -> list[int]:
