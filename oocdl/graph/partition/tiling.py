@@ -153,7 +153,8 @@ class LayerCutter:
                 self.operands.axes(cell, number, letters) for number in range(len(cell.inputs))
             ]
             for view, own in zip(cell.inputs, axes, strict=True):
-                wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, own))
+                if not self._is_left_out(cell, own):
+                    wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, own))
         order = [*self.layer.stores, *self.layer.partials]
         reads = tuple(
             (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
@@ -169,12 +170,16 @@ class LayerCutter:
             counts=sizes,
         )
 
+    def _is_left_out(self, cell: Cell, axes: Sequence[OwnAxis]) -> bool:
+        """Whether an operand is a part of a result of which the shard needs other parts only."""
+        return self.rules[cell.node.op].joins and any(axis.nothing for axis in axes)
+
     def _input_region(self, cell: Cell, view: View, axes: Sequence[OwnAxis]) -> Region:
         region: list[Range] = [(0, 0)] * len(self.factored.shapes[view.value])
         for axis in axes:
             for position, inside in zip(axis.positions, axis.clipped, strict=False):
                 region[position] = inside
-        if is_empty(tuple(region)) and not self.rules[cell.node.op].joins:
+        if is_empty(tuple(region)):
             # Only padding is wanted; one element is read so that there is an array to pad.
             return tuple(r if r[0] < r[1] else (0, 1) for r in region)
         return tuple(region)
@@ -257,6 +262,8 @@ class LayerCutter:
         slots: Mapping[str, int],
     ) -> Operand | None:
         """Return an operand as the kernel gets it; None if the shard needs nothing of it."""
+        if self._is_left_out(cell, axes):
+            return None
         held = regions[view.value]
         part: list[Range] = [(0, 0)] * len(held)
         nothing = False
@@ -264,10 +271,7 @@ class LayerCutter:
             nothing |= axis.nothing
             for position, inside in zip(axis.positions, axis.clipped, strict=False):
                 part[position] = inside
-        joins = self.rules[cell.node.op].joins
-        if joins and nothing:
-            return None
-        padded = not joins and any(axis.pads != (0, 0) for axis in axes)
+        padded = not self.rules[cell.node.op].joins and any(axis.pads != (0, 0) for axis in axes)
         if nothing:
             if not part:
                 raise UnsupportedError(

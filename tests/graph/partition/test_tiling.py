@@ -61,6 +61,23 @@ def test_a_result_that_nothing_reads_is_combined_with_the_others(read: tuple[int
         np.testing.assert_allclose(array, wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("extent", [1, 2])
+def test_no_shard_computes_a_part_that_it_does_not_need(extent: int) -> None:
+    build = Builder(RULES)
+    names = [build.value(name, (extent, 6), "float64", Role.INPUT) for name in "xyz"]
+    parts = [build("Concat", build("Sin", name), build("Cos", name), axis=1) for name in names]
+    joined = build("Concat", *parts, axis=0)
+    finished(build, (joined,))
+    arrays = np.random.default_rng(0).normal(size=(3, extent, 6))
+    ran = run_cut(build.graph(), dict(zip("xyz", arrays, strict=True)), 3)
+    units = [unit for layer in ran.plan.layers for unit in layer.units]
+    assert len(units) > 2
+    for unit in units:
+        read = {operand.slot for item in unit.program.instructions for operand in item.operands}
+        read |= {operand.slot for operand in unit.program.outputs}
+        assert all(read.intersection(item.outputs) for item in unit.program.instructions)
+
+
 def _has_space(case: Case) -> bool:
     return any(array.ndim in (4, 5) for array in case.arrays())
 
