@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import helper
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.constant_folding import fold
+from oocdl.graph.onnx.lower import indexing
 from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
@@ -106,6 +108,39 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
 }
 
 
+def reduced(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, how: str) -> torch.Tensor:
+    """PyTorch's scatter_reduce, for indices that count from the end, too."""
+    return x.scatter_reduce(axis, i % x.shape[axis], u, {"mul": "prod"}.get(how, f"a{how}"))
+
+
+def reduced_pairs(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, how: str) -> torch.Tensor:
+    """The same of the rows of ``x`` along its first two axes, counted through."""
+    flat = (i[..., 0] % x.shape[0]) * x.shape[1] + i[..., 1] % x.shape[1]
+    rows = flat.reshape(-1, 1).expand(-1, x.shape[2])
+    return reduced(x.flatten(0, 1), rows, u.reshape(rows.shape), 0, how).reshape(x.shape)
+
+
+TWICE = AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]])
+CASES |= {
+    f"scatter-elements-{how}": (
+        "ScatterElements",
+        [X, ids(2, 2, 5, 3), numbers(2, 5, 3)],
+        {"axis": 2, "reduction": how},
+        partial(reduced, axis=2, how=how),
+    )
+    for how in ("mul", "max", "min")
+}
+CASES |= {
+    f"scatter-nd-{how}": (
+        "ScatterND",
+        [X, TWICE, numbers(2, 2, 2)],
+        {"reduction": how},
+        partial(reduced_pairs, how=how),
+    )
+    for how in ("mul", "max", "min")
+}
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["data", "known"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_in_every_cut(case: str, known: bool, tmp_path: Path) -> None:
@@ -144,6 +179,13 @@ def test_a_known_box_is_slices(tmp_path: Path) -> None:
     assert {node.op for node in graph.nodes} == {"Slice", "Concat"}
 
 
+def test_an_index_outside_of_all_rows_is_an_error_of_a_reduction_too(tmp_path: Path) -> None:
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="max")
+    given = {"x": numbers(4, 6), "i": AT([[4]]), "u": numbers(1, 6)}
+    with pytest.raises(Exception, match=r"(?i)ind(ex|ices)"):
+        check(model_of([node], given, ["y"]), given, lambda x, i, u: x, tmp_path, counts=(1,))
+
+
 @pytest.mark.parametrize("index", [[[0, 6]], [[4, 0]], [[0, -7]]])
 def test_an_index_outside_its_axis_is_an_error_even_inside_the_array(index: Any, tmp_path: Path) -> None:
     node = helper.make_node("GatherND", ["x", "i"], ["y"])
@@ -162,11 +204,27 @@ def test_what_is_folded_is_what_runs() -> None:
         np.testing.assert_array_equal(found, formula(*(torch.as_tensor(array) for array in arrays)).numpy())
 
 
-def test_a_reduction_that_has_no_exact_gradient_is_refused(tmp_path: Path) -> None:
+def test_the_gradient_of_equal_updates_is_scatter_reduces(tmp_path: Path) -> None:
+    x, u = np.ones((2, 3)), np.array([[1.0, 1.0, 0.5], [1.0, 0.0, 2.0]])
+    given = {"x": x, "u": u}
+    for how in ("max", "mul"):
+        node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=how)
+        index = AT([[0], [0]])
+        model = model_of([node], given, ["y"], {"i": index})
+        rows = torch.as_tensor(index).expand(-1, 3)
+        check(
+            model, given, lambda x, u, how=how, rows=rows: reduced(x, rows, u, 0, how), tmp_path, counts=(2,)
+        )
+
+
+def test_a_reduction_of_more_than_can_be_compared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "MOST_COMPARED", 29)
     node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], name="far", reduction="mul")
     given = {"x": X, "i": AT([[1]]), "u": numbers(1, 5, 2)}
     (tmp_path / "m.onnx").write_bytes(model_of([node], given, ["y"]).SerializeToString())
-    with pytest.raises(UnsupportedError, match=r"'far' \(ScatterND with reduction mul\)"):
+    with pytest.raises(UnsupportedError, match="'far' .ScatterND with reduction mul of 1 updates into 3"):
         inspect_onnx(tmp_path / "m.onnx").bind(RULES)
 
 

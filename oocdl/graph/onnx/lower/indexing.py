@@ -17,7 +17,11 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
+from oocdl.graph.onnx.lower.reductions import maxima, minima, products
 from oocdl.graph.onnx.lower.structure import slice_axis
+
+MOST_COMPARED = 1 << 24
+"""Elements that a scatter with reduction mul, max or min makes at most: each row for each update."""
 
 
 def _front(rank: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -151,7 +155,7 @@ def _scattered(ctx: Context, x: str, ids: str, updates: str, known: Array | None
     if ctx.attr("reduction", "none") == "add":
         return ctx.make("Add", x, ctx.make("GatherGrad", ids, updates, rows=rows, **more))
     if ctx.attr("reduction", "none") != "none":
-        ctx.refuse(f"reduction {ctx.attr('reduction')}")
+        return _reduced(ctx, x, ids, updates, batch)
     if known is not None and not batch:
         last = ctx.build.constant(last_places(known, rows), "int64")
     else:
@@ -161,6 +165,35 @@ def _scattered(ctx: Context, x: str, ids: str, updates: str, known: Array | None
     found = ctx.make("Gather", updates, ctx.make("Where", none, zero, last), **more)
     none = ctx.reshape(none, (*shape[: batch + 1], *(1,) * (len(shape) - batch - 1)))
     return ctx.make("Where", none, x, found)
+
+
+def _reduced(ctx: Context, x: str, ids: str, updates: str, batch: int) -> str:
+    """Combine each row of ``x`` with its updates: one reduction over all updates, others' being neutral."""
+    shape, count, how = ctx.build.shape(x), ctx.build.shape(ids)[batch], ctx.attr("reduction")
+    rows, row, axis = shape[batch], shape[batch + 1 :], batch + 1
+    if how not in ("mul", "max", "min"):
+        ctx.refuse(f"reduction {how}")
+    if prod(shape) * count > MOST_COMPARED:
+        ctx.refuse(f"reduction {how} of {count} updates into {rows} rows, each compared with each,")
+    # Rows by their numbers: an index that counts from the end becomes one, another outside is an error.
+    ids = ctx.make("Gather", ctx.build.constant(np.arange(rows), "int64"), ids)
+    ids = ctx.reshape(ids, (*shape[:batch], 1, count, *(1,) * len(row)))
+    numbers = np.arange(rows).reshape(rows, 1, *(1,) * len(row))
+    kind = np.dtype(ctx.build.dtype(x)).kind
+    bounds = (-np.inf, np.inf) if kind == "f" else (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    neutral = {"mul": 1, "max": bounds[0], "min": bounds[1]}[how]
+    part = ctx.make(
+        "Where",
+        ctx.make("Equal", ids, ctx.build.constant(numbers, "int64")),
+        ctx.reshape(updates, (*shape[:batch], 1, count, *row)),
+        ctx.number(neutral, x),
+    )
+    both = ctx.make("Concat", ctx.reshape(x, (*shape[:axis], 1, *row)), part, axis=axis)
+    if how == "mul":
+        made = products(ctx, both, axis)
+    else:
+        made = (maxima if how == "max" else minima)(ctx, both, (axis,))
+    return ctx.reshape(made, shape)
 
 
 def _scatter_nd(ctx: Context) -> Sequence[Operand]:

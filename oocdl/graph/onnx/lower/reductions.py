@@ -44,7 +44,7 @@ def root(ctx: Context, square: str) -> str:
     return ctx.make("Where", none, ctx.number(0.0, square), ctx.make("Sqrt", safe))
 
 
-def _product(ctx: Context, x: str, axis: int) -> str:
+def products(ctx: Context, x: str, axis: int) -> str:
     """Multiply along an axis in pairs: its gradient is exact where there are zeros."""
     rest: list[str] = []
     while (extent := ctx.build.shape(x)[axis]) > 1:
@@ -56,12 +56,14 @@ def _product(ctx: Context, x: str, axis: int) -> str:
     return reduce(lambda a, b: ctx.make("Mul", a, b), rest, x)
 
 
-def _largest(ctx: Context, x: str, axes: Sequence[int]) -> str:
+def maxima(ctx: Context, x: str, axes: Sequence[int]) -> str:
+    """Return the largest elements along axes; the gradient goes to all that are it, alike."""
     return ctx.make("ReduceMax", x, axes=tuple(axes))
 
 
-def _smallest(ctx: Context, x: str, axes: Sequence[int]) -> str:
-    return ctx.make("Neg", _largest(ctx, ctx.make("Neg", x), axes))
+def minima(ctx: Context, x: str, axes: Sequence[int]) -> str:
+    """Return the smallest elements along axes, with the gradient of ``maxima``."""
+    return ctx.make("Neg", maxima(ctx, ctx.make("Neg", x), axes))
 
 
 def _extreme(smallest: bool) -> Lower:
@@ -69,7 +71,7 @@ def _extreme(smallest: bool) -> Lower:
         x, axes = ctx.value(0), _filled_axes(ctx)
         flags = ctx.build.dtype(x) == "bool"
         source = ctx.make("Cast", x, to="int64") if flags else x
-        y = (_smallest if smallest else _largest)(ctx, source, axes) if axes else source
+        y = (minima if smallest else maxima)(ctx, source, axes) if axes else source
         return [_squeezed(ctx, ctx.make("Cast", y, to="bool") if flags else y, axes)]
 
     return run
@@ -81,9 +83,9 @@ def _reduce_product(ctx: Context) -> Sequence[Operand]:
     if len(axes) == len(shape) and prod(shape) > 1:
         # The gradient of halves of a pair pads a single number, which has no axis to do so: of two alike.
         twins = ctx.make("Expand", x, shape=(2, *shape))
-        both = reduce(lambda y, axis: _product(ctx, y, axis + 1), axes, twins)
-        return [_squeezed(ctx, ctx.reshape(_largest(ctx, both, (0,)), (1,) * len(shape)), axes)]
-    return [_squeezed(ctx, reduce(lambda y, axis: _product(ctx, y, axis), axes, x), axes)]
+        both = reduce(lambda y, axis: products(ctx, y, axis + 1), axes, twins)
+        return [_squeezed(ctx, ctx.reshape(maxima(ctx, both, (0,)), (1,) * len(shape)), axes)]
+    return [_squeezed(ctx, reduce(lambda y, axis: products(ctx, y, axis), axes, x), axes)]
 
 
 def _reduce(op: str) -> Lower:
@@ -117,11 +119,11 @@ def _along(axis: int, extent: int, rank: int) -> Array:
 def _place(ctx: Context, x: str, axis: int, smallest: bool, last: bool) -> str:
     """Return the first or last index of the extreme along ``axis``, or of what is no number."""
     shape = ctx.build.shape(x)
-    extent, best = shape[axis], (_smallest if smallest else _largest)(ctx, x, (axis,))
+    extent, best = shape[axis], (minima if smallest else maxima)(ctx, x, (axis,))
     found = ctx.make("Or", ctx.make("Equal", x, best), ctx.make("Not", ctx.make("Equal", x, x)))
     index = _along(axis, extent, len(shape))
     marks = ctx.build.constant(index + 1 if last else extent - index, "int64")
-    most = _largest(ctx, ctx.make("Where", found, marks, ctx.number(0, marks)), (axis,))
+    most = maxima(ctx, ctx.make("Where", found, marks, ctx.number(0, marks)), (axis,))
     if last:
         return ctx.make("Sub", most, ctx.number(1, most))
     return ctx.make("Sub", ctx.number(extent, most), most)
