@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.ir.program_cost import ProgramScratch, program_flops
+from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.partition.cut_classes import Classes
+from oocdl.graph.partition.layer_kinds import Cut, LayerKind
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
@@ -128,8 +129,9 @@ class PassSize(NamedTuple):
 def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Choose layers and grids such that every unit fits; BudgetError if there are none."""
     cuts, fitted = _grids(layering, limits, every_unit=True)
-    planned = tuple(_plan_layer(cutter, layering) for cutter, _ in fitted)
-    return PassPlan(layering.factored, layering.classes, cuts, planned)
+    return PassPlan(
+        layering.factored, layering.classes, cuts, _plan_layers([cutter for cutter, _ in fitted], layering)
+    )
 
 
 def estimate_pass(layering: Layering, limits: Limits) -> PassSize:
@@ -217,10 +219,8 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
     if len(layers) != len(frozen["grids"]):
         raise InputError("the stored plan belongs to another model or version; pass replan=True")
     grids = [{int(cut): int(count) for cut, count in grid.items()} for grid in frozen["grids"]]
-    planned = [
-        _plan_layer(layering.cutter(layer, grid), layering) for layer, grid in zip(layers, grids, strict=True)
-    ]
-    return PassPlan(layering.factored, layering.classes, tuple(cuts), tuple(planned))
+    cutters = [layering.cutter(layer, grid) for layer, grid in zip(layers, grids, strict=True)]
+    return PassPlan(layering.factored, layering.classes, tuple(cuts), _plan_layers(cutters, layering))
 
 
 def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | None:
@@ -235,14 +235,18 @@ def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | No
     return next((cut for cut in some if cut not in cuts), None)
 
 
-def _plan_layer(cutter: LayerCutter, layering: Layering) -> LayerPlan:
-    """All units of a layer, in the order in which they run, with what they cost."""
-    units = cutter.units()
+def _plan_layers(cutters: Sequence[LayerCutter], layering: Layering) -> tuple[LayerPlan, ...]:
+    known: dict[Cut, tuple[LayerKind, Sequence[Unit]]] = {}
+    return tuple(_plan_layer(cutter, layering, layering.units(cutter, known)) for cutter in cutters)
+
+
+def _plan_layer(cutter: LayerCutter, layering: Layering, units: list[Unit]) -> LayerPlan:
+    """A layer with its ``units`` in the order in which they run, and what they cost."""
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
         units.reverse()
     one_of_each = {unit.program.key: unit for unit in units}
-    flops = {key: program_flops(unit.program, layering.rules) for key, unit in one_of_each.items()}
+    flops = {key: layering.flops(unit.program) for key, unit in one_of_each.items()}
 
     counts = Counter(unit.program.key for unit in units)
 

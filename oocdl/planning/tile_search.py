@@ -7,15 +7,18 @@ come last.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
+from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program_cost import ProgramScratch, ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
-from oocdl.graph.partition.layers import group
+from oocdl.graph.partition.layer_kinds import Cut, LayerKind, LayerKinds, renamed
+from oocdl.graph.partition.layers import group, heavy_nodes
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
@@ -96,43 +99,40 @@ def units_memory(
     return max(buffers), scratch
 
 
-def repeated_bytes(layer: Layer, factored: Factored, classes: Classes, cut: int) -> tuple[int, int]:
-    """Bytes that the layer reads and makes of values without an axis of class ``cut``, and of all values.
-
-    The first are read, or made and combined, by each piece again.
-    """
-    repeated = every = 0
-    for name in (*layer.reads, *layer.stores, *layer.partials):
-        nbytes = factored.graph.values[name].nbytes
-        every += nbytes
-        axes = range(len(factored.shapes[name]))
-        if all(classes.of_axis.get((name, axis)) != cut for axis in axes):
-            repeated += nbytes
-    return repeated, every
-
-
 class Layering:
     """A pass's graph with its cut classes, and the layers that each choice of cuts makes.
 
     Layers take long to find and are the same for every budget: they are cached, and so is what units of
-    each grid that was tried take.
+    each grid that was tried take, for all layers that are equal but for names.
     """
 
     def __init__(self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None) -> None:
         """``scratch`` bounds what a program takes with the engine; None: a bound for any engine."""
         self.factored, self.rules = factored, rules
-        self.scratch: ScratchOf = scratch or partial(most_scratch, rules=rules)
+        self._scratch_of: ScratchOf = scratch or partial(most_scratch, rules=rules)
         self.classes = find_classes(factored)
+        self._heavy = heavy_nodes(factored, rules)
         self.cut_order = cut_preference(self.classes)
+        self._axes_of = {
+            name: (
+                factored.graph.values[name].nbytes,
+                frozenset(self.classes.of_axis[name, axis] for axis in range(len(shape))),
+            )
+            for name, shape in factored.shapes.items()
+        }
+        """Stored value -> its bytes, and the classes of its axes."""
         self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
-        self._samples: dict[object, tuple[int, int]] = {}
-        self._largest: dict[object, tuple[int, int]] = {}
+        self._kinds = LayerKinds(factored, self.classes)
+        self._samples: dict[Cut, tuple[int, int]] = {}
+        self._largest: dict[Cut, tuple[int, int]] = {}
+        self._scratch: dict[str, ProgramScratch] = {}
+        self._flops: dict[str, int] = {}
 
     def layers(self, cuts: Sequence[int]) -> tuple[Layer, ...]:
         """The layers of the pass if the classes ``cuts`` may be cut."""
         key = tuple(cuts)
         if key not in self._layers:
-            grouping = group(self.factored, self.classes, self.rules, cuts)
+            grouping = group(self.factored, self.classes, self._heavy, cuts)
             self._layers[key] = choose_stored(self.factored, grouping, self.classes, cuts)
         return self._layers[key]
 
@@ -148,42 +148,66 @@ class Layering:
     def by_repeated_bytes(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
         """Put the classes of ``order`` last after whose cut each piece repeats most of what layers read.
 
-        Cutting the batch of a layer that is mostly weights reads all weights once for each sample.
+        A value without an axis of the class is read, or made and combined, by each piece again. Cutting the
+        batch of a layer that is mostly weights reads all weights once for each sample.
         """
-
-        def repeats_most(cut: int) -> bool:
-            found = [repeated_bytes(layer, self.factored, self.classes, cut) for layer in layers]
-            return 2 * sum(repeated for repeated, _ in found) > sum(every for _, every in found)
-
-        return sorted(order, key=repeats_most)
+        cut_bytes: Counter[int] = Counter()
+        every = 0
+        for layer in layers:
+            for name in (*layer.reads, *layer.stores, *layer.partials):
+                nbytes, cuts = self._axes_of[name]
+                every += nbytes
+                for cut in cuts:
+                    cut_bytes[cut] += nbytes
+        return sorted(order, key=lambda cut: 2 * (every - cut_bytes[cut]) > every)
 
     def sample_units(self, cutter: LayerCutter) -> tuple[int, int]:
         """Bytes of the largest of three sample units (first, middle, last) and FLOPs of all units, estimated.
 
         The bytes are those of arrays and scratch.
         """
-        key = _key(cutter)
+        key = self._cut_of(cutter)
         if key not in self._samples:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
-            flops = max(program_flops(unit.program, self.rules) for unit in units)
+            flops = max(self.flops(unit.program) for unit in units)
             peak = sum(units_memory(cutter, units, self.factored, self.scratch))
             self._samples[key] = peak, flops * len(shards)
         return self._samples[key]
 
     def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:
         """The most bytes of arrays and of scratch of any unit of the layer."""
-        key = _key(cutter)
+        key = self._cut_of(cutter)
         if key not in self._largest:
             # Units with equal programs take equal memory.
             units = {unit.program.key: unit for unit in cutter.distinct_units()}
             self._largest[key] = units_memory(cutter, list(units.values()), self.factored, self.scratch)
         return self._largest[key]
 
+    def units(self, cutter: LayerCutter, known: dict[Cut, tuple[LayerKind, Sequence[Unit]]]) -> list[Unit]:
+        """All units of a layer; ``known``: those of others, by which equal layers need not be cut again."""
+        kind, key = self._kinds.kind_of(cutter.layer), self._cut_of(cutter)
+        if key in known:
+            before, units = known[key]
+            return renamed(units, cutter.layer.index, cutter.shards(), before, kind)
+        units = cutter.units()
+        known[key] = kind, tuple(units)
+        return units
 
-def _key(cutter: LayerCutter) -> object:
-    # Layers live as long as the layering; each choice of cuts has its own.
-    return id(cutter.layer), tuple(cutter.grid.items())
+    def scratch(self, program: Program) -> ProgramScratch:
+        """What a program takes beside its arrays while it runs."""
+        if program.key not in self._scratch:
+            self._scratch[program.key] = self._scratch_of(program)
+        return self._scratch[program.key]
+
+    def flops(self, program: Program) -> int:
+        """Floating-point operations of one run of a program."""
+        if program.key not in self._flops:
+            self._flops[program.key] = program_flops(program, self.rules)
+        return self._flops[program.key]
+
+    def _cut_of(self, cutter: LayerCutter) -> Cut:
+        return self._kinds.cut_of(cutter.layer, cutter.grid)
 
 
 @dataclass(frozen=True, eq=False)

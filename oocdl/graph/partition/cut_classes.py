@@ -21,11 +21,11 @@ StoredAxis = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """The cut class of every stored axis and letter."""
+    """The cut class of every stored axis, and what a cut of it cuts in each node."""
 
     of_axis: Mapping[StoredAxis, int]
-    of_letter: Mapping[tuple[str, str], int]
-    """(node name, letter) -> class."""
+    letters: Mapping[str, Mapping[int, str]]
+    """Node name -> class -> the letter that a cut of the class cuts."""
     names: Mapping[int, str]
     """Class -> ``batch``, ``space0``.., or ``channels`` with a number."""
     extents: Mapping[int, int]
@@ -33,18 +33,7 @@ class Classes:
 
     def cut_letter(self, cell: Cell, cut: int) -> str | None:
         """Return the letter of ``cell`` that a cut of class ``cut`` cuts; None if it cuts none."""
-        kept = (
-            index.letter
-            for view in cell.outputs
-            for axis in view.indices
-            for index in axis
-            if isinstance(index, Plain)
-        )
-        for letter in (*kept, *(cell.reduced if cell.combine else ())):
-            cuttable = letter not in cell.uncut and cell.extents[letter] > 1
-            if cuttable and self.of_letter.get((cell.node.name, letter)) == cut:
-                return letter
-        return None
+        return self.letters[cell.node.name].get(cut)
 
     def touched(self, cell: Cell, cuts: Iterable[int]) -> frozenset[int]:
         """Return the classes among ``cuts`` that cut ``cell``."""
@@ -91,7 +80,25 @@ def find_classes(factored: Factored) -> Classes:
     extents: dict[int, int] = {}
     for (name, position), number in of_axis.items():
         extents[number] = max(extents.get(number, 0), factored.shapes[name][position])
-    return Classes(of_axis, of_letter, _names(factored, of_axis), extents)
+    letters = {cell.node.name: _cut_letters(cell, of_letter) for cell in factored.cells}
+    return Classes(of_axis, letters, _names(factored, of_axis), extents)
+
+
+def _cut_letters(cell: Cell, of_letter: Mapping[tuple[str, str], int]) -> dict[int, str]:
+    kept = (
+        index.letter
+        for view in cell.outputs
+        for axis in view.indices
+        for index in axis
+        if isinstance(index, Plain)
+    )
+    found: dict[int, str] = {}
+    for letter in (*kept, *(cell.reduced if cell.combine else ())):
+        if letter not in cell.uncut and cell.extents[letter] > 1:
+            number = of_letter.get((cell.node.name, letter))
+            if number is not None:
+                found.setdefault(number, letter)
+    return found
 
 
 def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, str]:

@@ -14,8 +14,11 @@ makes its input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Whole
@@ -52,6 +55,10 @@ class Group:
     """Values that must be stored although no anchor makes them: graph outputs."""
     values: set[str] = field(default_factory=set)
     """Values that the layer computes or reads, as far as they are known yet."""
+    heavy_inputs: set[str] = field(default_factory=set)
+    """What its heavy anchors read."""
+    heavy_results: int = 0
+    """What its heavy anchors make, as a set of bits (``_Reach``)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,6 +81,11 @@ def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
     outputs = [values[name].shape for name in cell.node.outputs]
     moved = sum(values[name].nbytes for name in (*cell.node.inputs, *cell.node.outputs))
     return rules[cell.node.op].flops(cell.node, inputs, outputs) / max(moved, 1)
+
+
+def heavy_nodes(factored: Factored, rules: Rules) -> frozenset[str]:
+    """Return the names of the nodes that run once and are never recomputed, however the pass is cut."""
+    return frozenset(cell.node.name for cell in factored.cells if _is_heavy(cell, rules, factored))
 
 
 def _is_heavy(cell: Cell, rules: Rules, factored: Factored) -> bool:
@@ -100,11 +112,10 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
 class _Grouper:
     """Gives each anchor its layer, in one walk over the cells."""
 
-    def __init__(self, factored: Factored, classes: Classes, rules: Rules, cuts: Iterable[int]) -> None:
-        self.factored, self.classes = factored, classes
+    def __init__(self, factored: Factored, classes: Classes, heavy: Set[str], cuts: Iterable[int]) -> None:
+        self.factored, self.classes, self.heavy = factored, classes, heavy
         self.cuts = tuple(cuts)
         cells = factored.cells
-        self.heavy = {c.node.name for c in cells if _is_heavy(c, rules, factored)}
         self.partial = {value for c in cells for value in classes.partial_outputs(c, self.cuts)}
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}
         self.groups: list[Group] = []
@@ -112,10 +123,9 @@ class _Grouper:
         self.layer_of: dict[str, int] = {}
         self.deferred: dict[str, Cell] = {}
         """Outputs of reductions that have no layer yet."""
-        self.users: dict[str, list[Cell]] = {}
-        for cell in cells:
-            for view in cell.inputs:
-                self.users.setdefault(view.value, []).append(cell)
+        self.makers = {view.value: cell for cell in cells for view in cell.outputs}
+        self.reach = _Reach(cells, self.is_anchor)
+        self._cones: dict[str, frozenset[str]] = {}
 
     def is_anchor(self, cell: Cell) -> bool:
         return cell.node.name in self.heavy or any(view.value in self.partial for view in cell.outputs)
@@ -172,54 +182,48 @@ class _Grouper:
             self.groups.append(group)
         group.anchors.append(cell)
         group.values |= self.cone(cell) | {view.value for view in cell.outputs}
+        if cell.node.name in self.heavy:
+            group.heavy_inputs |= {view.value for view in cell.inputs}
+            group.heavy_results |= self.reach.results_of(cell)
         for view in cell.outputs:
             self.ready[view.value] = (group.index, view.value not in self.partial)
             self.layer_of[view.value] = group.index
 
-    def cone(self, cell: Cell) -> set[str]:
+    def cone(self, cell: Cell) -> frozenset[str]:
         """Return the large values among the inputs of an anchor, and before them through cheap nodes."""
+        if cell.node.name not in self._cones:
+            self._cones[cell.node.name] = frozenset(self._find_cone(cell))
+        return self._cones[cell.node.name]
+
+    def _find_cone(self, cell: Cell) -> set[str]:
         found: set[str] = set()
-        pending = [view.value for view in cell.inputs]
+        pending = deque(view.value for view in cell.inputs)
         while pending and len(found) < CONE_VALUES:
-            value = pending.pop(0)
+            value = pending.popleft()
             if value in found or not self.is_large(value):
                 continue
             found.add(value)
-            maker = self.factored_makers.get(value)
+            maker = self.makers.get(value)
             if maker is not None and not self.is_anchor(maker):
                 pending.extend(view.value for view in maker.inputs)
         return found
-
-    @property
-    def factored_makers(self) -> dict[str, Cell]:
-        if not hasattr(self, "_makers"):
-            self._makers = {view.value: cell for cell in self.factored.cells for view in cell.outputs}
-        return self._makers
 
     def find_group(self, cell: Cell, floor: int, inside: bool) -> Group | None:
         """Return an existing layer, ``floor`` or later, that the anchor can share; None if there is none."""
         touched = self.touched[cell.node.name]
         heavy = cell.node.name in self.heavy
-        for group in self.groups[max(floor, 0) :]:
+        shared = {view.value for view in cell.inputs if self.is_large(view.value)}
+        for index in range(max(floor, 0), len(self.groups)):
+            group = self.groups[index]
             if group.touched != touched:
                 continue
-            if group.index == floor and inside and (not heavy or self.can_chain(cell, group)):
+            if index == floor and inside and (not heavy or self.can_chain(cell, group)):
                 return group
-            shared = {v.value for v in cell.inputs if self.is_large(v.value)}
-            if heavy and self.shares_input(shared, group):
+            if heavy and not shared.isdisjoint(group.heavy_inputs):
                 return group
             if not heavy and self.costs_less_here(cell, group):
                 return group
         return None
-
-    def shares_input(self, shared: set[str], group: Group) -> bool:
-        """Whether a heavy anchor of the layer reads one of the ``shared`` values."""
-        return any(
-            view.value in shared
-            for anchor in group.anchors
-            if anchor.node.name in self.heavy
-            for view in anchor.inputs
-        )
 
     def costs_less_here(self, cell: Cell, group: Group) -> bool:
         """Whether a layer reads or computes most of the bytes that a reduction has to read."""
@@ -229,7 +233,7 @@ class _Grouper:
         return 2 * shared > sum(values[name].nbytes for name in ends)
 
     def is_end(self, value: str) -> bool:
-        maker = self.factored_makers.get(value)
+        maker = self.makers.get(value)
         return maker is None or self.is_anchor(maker)
 
     def is_large(self, value: str) -> bool:
@@ -239,60 +243,73 @@ class _Grouper:
 
     def can_chain(self, cell: Cell, group: Group) -> bool:
         """Whether ``cell`` can run in the layer, because values between them are needed nowhere else."""
-        starts = {v.value for a in group.anchors if a.node.name in self.heavy for v in a.outputs}
-        between = self.heavy_sources(cell) & starts
-        if not between:
-            return False
-        for start in between:
-            for anchor in self.anchors_after(start):
-                for source in self.anchor_sources(anchor):
-                    made, complete = self.ready.get(source, (len(self.groups), False))
-                    if source not in starts and (
-                        made > group.index or (made == group.index and not complete)
-                    ):
-                        return False
-                if self.touched[anchor.node.name] != group.touched:
-                    return False
-        return True
+        reach, starts = self.reach, group.heavy_results
+        between = reach.sources_of(cell) & starts
+        sources = 0
+        for anchor in reach.anchors_after(between):
+            if self.touched[anchor.node.name] != group.touched:
+                return False
+            sources |= reach.sources_of(anchor)
+        for source in reach.results(sources & ~starts):
+            made, complete = self.ready.get(source, (len(self.groups), False))
+            if made > group.index or (made == group.index and not complete):
+                return False
+        return between != 0
 
-    def heavy_sources(self, cell: Cell) -> set[str]:
-        return {s for s in self.anchor_sources(cell) if self.factored_makers[s].node.name in self.heavy}
 
-    def anchor_sources(self, cell: Cell) -> set[str]:
-        """Return the outputs of anchors that ``cell`` depends on through cheap nodes."""
-        found: set[str] = set()
-        pending = [view.value for view in cell.inputs]
-        seen: set[str] = set()
-        while pending:
-            value = pending.pop()
-            maker = self.factored_makers.get(value)
-            if value in seen or maker is None:
-                continue
-            seen.add(value)
-            if self.is_anchor(maker):
-                found.add(value)
+class _Reach:
+    """Which anchors depend on which through cheap nodes, as sets of bits: one for each result."""
+
+    def __init__(self, cells: Sequence[Cell], is_anchor: Callable[[Cell], bool]) -> None:
+        self._results: list[str] = []
+        self._anchors: list[Cell] = []
+        """By the bit of its result."""
+        self._before: dict[str, int] = {}
+        """Value -> the results of anchors that it is, or is computed from by cheap nodes."""
+        self._after: dict[str, int] = {}
+        """Value -> (first results of) the anchors that are computed from it, by cheap nodes at most."""
+        for cell in cells:
+            sources = self.sources_of(cell)
+            for view in cell.outputs:
+                if is_anchor(cell):
+                    sources = 1 << len(self._results)
+                    self._results.append(view.value)
+                    self._anchors.append(cell)
+                self._before[view.value] = sources
+        for cell in reversed(cells):
+            if is_anchor(cell):
+                after = self._before[cell.outputs[0].value]
             else:
-                pending.extend(view.value for view in maker.inputs)
-        return found
+                after = reduce(or_, (self._after.get(view.value, 0) for view in cell.outputs))
+            for view in cell.inputs:
+                self._after[view.value] = self._after.get(view.value, 0) | after
 
-    def anchors_after(self, value: str) -> list[Cell]:
-        """Return the anchors that depend on ``value`` through cheap nodes."""
-        found: dict[str, Cell] = {}
-        pending, seen = [value], set()
-        while pending:
-            name = pending.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            for cell in self.users.get(name, []):
-                if self.is_anchor(cell):
-                    found[cell.node.name] = cell
-                else:
-                    pending.extend(view.value for view in cell.outputs)
-        return list(found.values())
+    def sources_of(self, cell: Cell) -> int:
+        """The results of anchors that a node depends on."""
+        return reduce(or_, (self._before.get(view.value, 0) for view in cell.inputs), 0)
+
+    def results_of(self, anchor: Cell) -> int:
+        """The results of an anchor."""
+        return reduce(or_, (self._before[view.value] for view in anchor.outputs))
+
+    def results(self, bits: int) -> Iterator[str]:
+        """The values of ``bits``."""
+        return (self._results[bit] for bit in _set_bits(bits))
+
+    def anchors_after(self, results: int) -> Iterator[Cell]:
+        """The anchors that depend on one of ``results``, each once."""
+        bits = reduce(or_, (self._after.get(value, 0) for value in self.results(results)), 0)
+        return (self._anchors[bit] for bit in _set_bits(bits))
 
 
-def _early_first(factored: Factored, heavy: set[str]) -> list[Cell]:
+def _set_bits(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _early_first(factored: Factored, heavy: Set[str]) -> list[Cell]:
     """Return cells that depend on no heavy node first: sums over targets are then ready for the loss."""
     late: set[str] = set()
     early: list[Cell] = []
@@ -305,9 +322,9 @@ def _early_first(factored: Factored, heavy: set[str]) -> list[Cell]:
     return early + rest
 
 
-def group(factored: Factored, classes: Classes, rules: Rules, cuts: Sequence[int]) -> Grouping:
-    """Put every anchor, and every value the graph must deliver, into a layer."""
-    grouper = _Grouper(factored, classes, rules, cuts)
+def group(factored: Factored, classes: Classes, heavy: Set[str], cuts: Sequence[int]) -> Grouping:
+    """Put every anchor, and every value the graph must deliver, into a layer; ``heavy``: ``heavy_nodes``."""
+    grouper = _Grouper(factored, classes, heavy, cuts)
     for cell in _early_first(factored, grouper.heavy):
         grouper.place_awaited(cell)
         if not grouper.is_anchor(cell):
@@ -342,7 +359,7 @@ def _place_finals(grouper: _Grouper) -> None:
     filled: dict[int, int] = {}
     values = grouper.factored.graph.values
     for value in final_values(grouper.factored):
-        maker = grouper.factored_makers.get(value)
+        maker = grouper.makers.get(value)
         if maker is None or grouper.is_anchor(maker):
             continue
         layer, inside = grouper.ready[value]

@@ -11,7 +11,8 @@ layers, found by local search: values are tried in order until none pays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oocdl.graph.partition.cut_classes import Classes
@@ -41,79 +42,100 @@ class Layer:
 
 
 class _Search:
-    """The current choice of stored values, with what each layer then reads and computes."""
+    """The current choice of stored values, with what each layer then reads and computes.
+
+    Of each layer it counts how many of the nodes that it computes read a value. So storing a value, or not,
+    touches only what a layer needs for this value alone, and not all that it reads and computes.
+    """
 
     def __init__(self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]) -> None:
         self.factored, self.grouping = factored, grouping
         self.classes, self.cuts = classes, cuts
         self.nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
         self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
-        self.anchored = {name for name, cell in self.maker.items() if self.is_anchor(cell)}
-        self.cheap = {
-            name: tuple(dict.fromkeys(view.value for view in cell.inputs))
-            for name, cell in self.maker.items()
-            if name not in self.anchored
-        }
+        self.place = {cell.node.name: place for place, cell in enumerate(factored.cells)}
+        self.cheap: dict[str, tuple[str, ...]] = {}
         """Value that is not an anchor's -> what it is computed from."""
+        self.inside: dict[str, int] = {}
+        """Complete value that an anchor makes -> the layer of the anchor, which need not read it."""
+        for name, cell in self.maker.items():
+            if not self.is_anchor(cell):
+                self.cheap[name] = tuple(dict.fromkeys(view.value for view in cell.inputs))
+            elif name not in grouping.partial:
+                self.inside[name] = grouping.layer_of[name]
         self.home: dict[str, int] = {}
         """Stored cheap value -> the layer that stores it."""
         self.finals = set(final_values(factored))
-        self.side: dict[int, set[str]] = {g.index: set() for g in grouping.groups}
-        self.reads: dict[int, set[str]] = {}
-        self.computes: dict[int, set[str]] = {}
-        self.users: dict[str, set[int]] = {}
+        self.counts: list[dict[str, int]] = [{} for _ in grouping.groups]
+        """By layer: value -> how many of the layer's anchors, results and computed values need it."""
+        self.users: defaultdict[str, set[int]] = defaultdict(set)
         """Cheap value -> layers that compute it."""
-        self.readers: dict[str, set[int]] = {}
-        for found in grouping.groups:
-            self._set(found.index, *self.traverse(found))
+        self.readers: defaultdict[str, set[int]] = defaultdict(set)
+        self.moved_bytes = 0
+        """What all layers read, and what is written for them."""
+        self._known_touched: dict[str, frozenset[int]] = {}
+
+    def begin(self) -> None:
+        """Find what all layers read and compute, with the choice of stored values that is there."""
+        for found in self.grouping.groups:
+            self._need(found.index, [view.value for anchor in found.anchors for view in anchor.inputs])
+            self._need(found.index, found.finals)
+        for value, home in self.home.items():
+            self._need(home, (value,))
 
     def is_anchor(self, cell: Cell) -> bool:
         partial = self.grouping.partial
         return cell.node.name in self.grouping.heavy or any(view.value in partial for view in cell.outputs)
 
-    def traverse(self, group: Group) -> tuple[set[str], set[str]]:
-        """Return the values that a layer reads, and the cheap values that it computes."""
-        reads: set[str] = set()
-        computed: set[str] = set()
-        pending = [view.value for anchor in group.anchors for view in anchor.inputs]
-        pending += [*group.finals, *self.side[group.index]]
-        cheap, home, index = self.cheap, self.home, group.index
-        layer_of, partial = self.grouping.layer_of, self.grouping.partial
-        while (
-            pending
-        ):  # most of what planning a deep network takes: thousands of times, over hundreds of values
+    def _need(self, layer: int, values: Iterable[str]) -> None:
+        """Something in a layer needs ``values``, which it reads, or computes from what these need."""
+        pending, counts = list(values), self.counts[layer]
+        cheap, home, inside = self.cheap, self.home, self.inside
+        while pending:
             value = pending.pop()
-            if value in computed or value in reads:
+            counts[value] = count = counts.get(value, 0) + 1
+            if count > 1:
                 continue
             sources = cheap.get(value)
             if sources is None:
-                inside = value in self.anchored and layer_of[value] == index
-                if not inside or value in partial:
-                    reads.add(value)
-            elif value in home and home[value] < index:
-                reads.add(value)
+                if inside.get(value) != layer:
+                    self._read(layer, value)
+            elif home.get(value, layer) < layer:
+                self._read(layer, value)
             else:
-                computed.add(value)
+                self.users[value].add(layer)
                 pending += sources
-        return reads, computed
 
-    def _set(self, index: int, reads: set[str], computed: set[str]) -> None:
-        for table, before, after in (
-            (self.readers, self.reads.get(index, set()), reads),
-            (self.users, self.computes.get(index, set()), computed),
-        ):
-            for value in before - after:
-                table[value].discard(index)
-            for value in after - before:
-                table.setdefault(value, set()).add(index)
-        self.reads[index], self.computes[index] = reads, computed
+    def _forgo(self, layer: int, values: Iterable[str]) -> None:
+        """Something in a layer no longer needs ``values``: the reverse of ``_need``."""
+        pending, counts = list(values), self.counts[layer]
+        cheap, inside = self.cheap, self.inside
+        while pending:
+            value = pending.pop()
+            counts[value] -= 1
+            if counts[value]:
+                continue
+            del counts[value]
+            if value in cheap and layer in self.users[value]:
+                self.users[value].discard(layer)
+                pending += cheap[value]
+            elif inside.get(value) != layer:
+                self._read_no_more(layer, value)
 
-    def cost(self, layers: Iterable[int], extra: Iterable[str]) -> int:
-        """Return the bytes that ``layers`` read, plus those written for what they read and for ``extra``."""
-        layers = list(layers)
-        read = sum(self.nbytes[value] for index in layers for value in self.reads[index])
-        touched = {value for index in layers for value in self.reads[index]} | set(extra)
-        return read + sum(self.nbytes[value] for value in touched if self.is_written(value))
+    def _read(self, layer: int, value: str) -> None:
+        readers = self.readers[value]
+        self.moved_bytes += self._bytes_for(value, readers)
+        readers.add(layer)
+
+    def _read_no_more(self, layer: int, value: str) -> None:
+        readers = self.readers[value]
+        readers.discard(layer)
+        self.moved_bytes -= self._bytes_for(value, readers)
+
+    def _bytes_for(self, value: str, others: Collection[int]) -> int:
+        """What moves for a reader of a value beside the ``others``: the first has it written, too."""
+        writes = not others and value in self.maker and value not in self.finals
+        return self.nbytes[value] * (1 + writes)
 
     def is_written(self, value: str) -> bool:
         """Whether some layer has to write the value."""
@@ -121,65 +143,57 @@ class _Search:
 
     def try_change(self, value: str, home: int | None) -> bool:
         """Store ``value`` in layer ``home`` (None: nowhere) if that lowers the traffic."""
-        old = self.home.get(value)
-        affected = set(self.users.get(value, ())) | set(self.readers.get(value, ()))
-        affected |= {index for index in (old, home) if index is not None}
-        before_state = {index: (self.reads[index], self.computes[index]) for index in affected}
-        watch = {v for index in affected for v in self.reads[index]} | {value}
-        before = self.cost(affected, watch)
-        self._move(value, old, home)
-        for index in affected:
-            self._set(index, *self.traverse(self.grouping.groups[index]))
-        watch_after = watch | {v for index in affected for v in self.reads[index]}
-        gained = before - self.cost(affected, watch_after)
-        new = watch_after - watch
-        gained += 0 if not new else self._written_before(new, before_state)
-        if gained > 0:
+        before, old = self.moved_bytes, self.home.get(value)
+        self._move(value, home)
+        if self.moved_bytes < before:
             return True
-        self._move(value, home, old)
-        for index, (reads, computed) in before_state.items():
-            self._set(index, reads, computed)
+        self._move(value, old)
         return False
 
-    def _written_before(self, values: set[str], state: Mapping[int, tuple[set[str], set[str]]]) -> int:
-        """Return the bytes of those ``values`` that were written anyway, for readers outside the change."""
-        total = 0
-        for value in values:
-            others = self.readers.get(value, set()) - set(state)
-            if value in self.maker and (value in self.finals or others):
-                total += self.nbytes[value]
-        return total
+    def _move(self, value: str, home: int | None) -> None:
+        """Store a value that is not stored in layer ``home``; None: store one that is stored no longer."""
+        if home is not None:
+            self.home[value] = home
+            self._need(home, (value,))
+            for index in [index for index in self.users[value] if index > home]:
+                self.users[value].discard(index)
+                self._read(index, value)
+                self._forgo(index, self.cheap[value])
+            return
+        old = self.home.pop(value)
+        for index in list(self.readers[value]):
+            self._read_no_more(index, value)
+            self.users[value].add(index)
+            self._need(index, self.cheap[value])
+        self._forgo(old, (value,))
 
-    def _move(self, value: str, old: int | None, new: int | None) -> None:
-        if old is not None:
-            self.side[old].discard(value)
-            del self.home[value]
-        if new is not None:
-            self.side[new].add(value)
-            self.home[value] = new
+    def made_where_ready(self, value: str) -> int | None:
+        """Return the layer that makes all that the value is computed from, if it can store the value."""
+        made, inside = self.grouping.ready[value]
+        same = inside and self.grouping.groups[made].touched == self._touched(value)
+        return made if same else None
 
     def best_home(self, value: str) -> int | None:
         """Return the first layer that can store the value: the one that makes it, else its first user."""
-        made, inside = self.grouping.ready.get(value, (-1, False))
-        touched = self.classes.touched(self.maker[value], self.cuts)
-        groups = self.grouping.groups
-        if inside and groups[made].touched == touched:
+        made = self.made_where_ready(value)
+        if made is not None:
             return made
-        users = (index for index in self.users.get(value, ()) if index > made)
-        return min((index for index in users if groups[index].touched == touched), default=None)
+        ready, touched = self.grouping.ready[value][0], self._touched(value)
+        users = (index for index in self.users[value] if index > ready)
+        return min((index for index in users if self.grouping.groups[index].touched == touched), default=None)
+
+    def _touched(self, value: str) -> frozenset[int]:
+        if value not in self._known_touched:
+            self._known_touched[value] = self.classes.touched(self.maker[value], self.cuts)
+        return self._known_touched[value]
 
 
 def _seed(search: _Search, users: Mapping[str, int]) -> None:
     """Store values of several readers where they are made, to start: else every cone reaches the inputs."""
-    for cell in search.factored.cells:
-        if search.is_anchor(cell):
-            continue
-        for view in cell.outputs:
-            made, inside = search.grouping.ready[view.value]
-            if inside and users.get(view.value, 0) > 1 and search.best_home(view.value) == made:
-                search._move(view.value, search.home.get(view.value), made)
-    for found in search.grouping.groups:
-        search._set(found.index, *search.traverse(found))
+    for value in search.cheap:
+        if users.get(value, 0) > 1 and (made := search.made_where_ready(value)) is not None:
+            search.home[value] = made
+    search.begin()
 
 
 def choose_stored(
@@ -195,8 +209,7 @@ def choose_stored(
     for value, narrow in wide.items():
         uses[narrow] += uses.pop(value, 0)
     _seed(search, uses)
-    cheap = [v.value for c in factored.cells if not search.is_anchor(c) for v in c.outputs]
-    cheap = [value for value in cheap if value not in wide]
+    cheap = [value for value in search.cheap if value not in wide]
     for _ in range(SWEEPS):
         changed = False
         for value in cheap:
@@ -235,19 +248,17 @@ def _widened(factored: Factored) -> dict[str, str]:
 
 def _may_pay(search: _Search, value: str, home: int) -> bool:
     """Whether another layer would read the value if it were stored; else storing it never pays."""
-    return bool(search.users.get(value, set()) - {home})
+    return bool(search.users[value] - {home})
 
 
 def _finish(search: _Search, group: Group) -> Layer:
-    reads, computed = search.reads[group.index], search.computes[group.index]
+    index = group.index
+    reads = {value for value in search.counts[index] if index in search.readers.get(value, ())}
     anchors = {cell.node.name for cell in group.anchors}
     partial = search.grouping.partial
-    cells = tuple(
-        cell
-        for cell in search.factored.cells
-        if cell.node.name in anchors
-        or (not search.is_anchor(cell) and any(view.value in computed for view in cell.outputs))
-    )
+    computed = (search.maker[value] for value in search.counts[index] if index in search.users.get(value, ()))
+    found = {cell.node.name: cell for cell in (*group.anchors, *computed)}
+    cells = tuple(sorted(found.values(), key=lambda cell: search.place[cell.node.name]))
     # A cell with several results makes all of them again, also one that is stored.
     made = {view.value for cell in cells for view in cell.outputs}
     stores: list[str] = []
@@ -262,15 +273,15 @@ def _finish(search: _Search, group: Group) -> Layer:
                 continue
             if (
                 cell.node.name in anchors
-                or search.home.get(view.value) == group.index
-                or search.grouping.layer_of.get(view.value) == group.index
+                or search.home.get(view.value) == index
+                or search.grouping.layer_of.get(view.value) == index
             ):
                 stores.append(view.value)
     title = next((c.node.name for c in group.anchors if c.node.name in search.grouping.heavy), None)
     title = title or (group.anchors[0].node.name if group.anchors else f"update/{group.finals[0]}")
     return Layer(
         name=title,
-        index=group.index,
+        index=index,
         cells=cells,
         reads=tuple(sorted(reads - made)),
         stores=tuple(stores),

@@ -13,7 +13,7 @@ import pytest
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition.cut_classes import find_classes
-from oocdl.graph.partition.layers import Grouping, final_values, group
+from oocdl.graph.partition.layers import Grouping, final_values, group, heavy_nodes
 from oocdl.graph.partition.storage_cut import choose_stored
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops import RULES
@@ -159,7 +159,7 @@ def choices(factored: Factored, grouping: Grouping) -> Iterator[dict[str, int]]:
 def test_no_other_choice_moves_fewer_bytes(draw: Callable[[Drawing], Factored]) -> None:
     factored = draw(Drawing())
     classes = find_classes(factored)
-    grouping = group(factored, classes, RULES, ())
+    grouping = group(factored, classes, heavy_nodes(factored, RULES), ())
     layers = choose_stored(factored, grouping, classes, ())
     nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
     moved = sum(nbytes[name] for layer in layers for name in (*layer.reads, *layer.stores))
