@@ -56,7 +56,7 @@ def attend(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
     """Attend."""
     q, k, v, *mask = args
     y = np.empty((*q.shape[:4], v.shape[3]), q.dtype)
-    lse = np.empty((*q.shape[:4], 1), q.dtype)
+    stats = np.empty((*q.shape[:4], 2), q.dtype)
     blind = attrs["blind"]
     for place in _rows(q, k.shape[2]):
         weights = _scores(q, k, mask, attrs, place)
@@ -68,26 +68,32 @@ def attend(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
         sees_nothing = total == 0
         with np.errstate(invalid="ignore", divide="ignore"):
             y[place] = np.where(sees_nothing, blind, weights @ v[place[:2]][:, :, None] / total)
-            lse[place] = np.where(sees_nothing, np.inf if np.isfinite(blind) else blind, base + np.log(total))
-    return [y, lse]
+            share = np.where(sees_nothing, blind, 1 / total)
+        stats[place] = np.concatenate([base, share], 4)
+    return [y, stats]
 
 
 def attend_grad(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
     """AttendGrad."""
-    q, k, v, lse, delta, dy, *mask = args
+    q, k, v, stats, delta, dy, *mask = args
     dq, dk, dv = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
     dmask = [np.zeros_like(mask[0])] if attrs.get("mask_gradient") else []
     scale = q.dtype.type(attrs["scale"])
     for place in _rows(q, k.shape[2]):
         weights = _scores(q, k, mask, attrs, place)
-        weights -= lse[place]
+        weights -= stats[place][..., :1]
         np.exp(weights, out=weights)
+        weights *= stats[place][..., 1:]
         given, pair = dy[place], place[:2]
         dv[pair] += (np.swapaxes(weights, 3, 4) @ given).sum(2)
         rise: Array = given @ np.swapaxes(v[pair], 2, 3)[:, :, None]
         rise -= delta[place]
         rise *= weights
-        if mask and mask[0].dtype == bool and np.isfinite(attrs["unseen"]):
+        if (
+            mask
+            and mask[0].dtype == bool
+            and (np.isfinite(attrs["unseen"]) or not np.isfinite(attrs["blind"]))
+        ):
             np.copyto(rise, 0, where=~mask[0][_part(mask[0], place)])
         for whole in dmask:
             axes = tuple(axis for axis, n in enumerate(whole.shape) if n == 1)

@@ -1,6 +1,6 @@
 """The recipe: how a pass is made of a model, as two lists of transforms, each followed by a check.
 
-    import, loss, differentiate, accumulate, update, keep, canonicalize
+    import, loss, attention, differentiate, accumulate, update, keep, canonicalize
         once for each kind of pass: ``GRAPH_TRANSFORMS``
     bfloat16, factorize, channels last
         for each choice of values to store as bfloat16: ``FACTOR_TRANSFORMS``
@@ -23,6 +23,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.reader import Imported, OnnxModel
+from oocdl.graph.transforms.attention import with_attention
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.channels_last import channels_last
@@ -211,6 +212,15 @@ def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> st
     return network.imported.logits[output]
 
 
+def _attention(network: Network, request: Request) -> Network:
+    """Make attention that is written out one node, unless ``keep`` names what is inside of it."""
+    names = (name.removeprefix("grad/") for name in request.settings.keep)
+    kept = {network.imported.names.get(name, name) for name in names}
+    graph = replace(network.graph, outputs=network.results)
+    graph = with_attention(graph, request.rules, {*kept, *network.feeds})
+    return replace(network, graph=replace(graph, outputs=network.graph.outputs))
+
+
 def _differentiate(network: Network, request: Request) -> Network:
     """Add the gradient of the loss by each weight that is not frozen."""
     assert network.loss is not None
@@ -307,6 +317,7 @@ TRAINING = frozenset(PassKind) - {PassKind.FORWARD}
 
 GRAPH_TRANSFORMS = (
     Transform("loss", _add_loss),
+    Transform("attention", _attention),
     Transform("differentiate", _differentiate, TRAINING),
     Transform("accumulate", _accumulate, frozenset({PassKind.EARLIER, PassKind.LAST})),
     Transform("update", _update, TRAINING),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,15 @@ def attend(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...
     blind = (scores == -inf).all(4, keepdim=True)
     weights = torch.softmax(scores.masked_fill(blind, 0), 4)
     y = torch.einsum("bgrqk,bgkv->bgrqv", weights, v).masked_fill(blind, attrs["blind"])
-    lse = torch.logsumexp(scores.masked_fill(blind, 0), 4, keepdim=True)
-    return y, lse.masked_fill(blind, inf if isfinite(attrs["blind"]) else torch.nan)
+    most = scores.amax(4, keepdim=True).masked_fill(blind, 0)
+    share = 1 / torch.exp(scores - most).sum(4, keepdim=True)
+    return y, torch.cat([most, share.masked_fill(blind, attrs["blind"])], 4)
 
 
 def attend_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """AttendGrad."""
-    q, k, v, lse, delta, dy, *mask = inputs
-    weights = torch.exp(_scores(q, k, mask, attrs) - lse)
+    q, k, v, stats, delta, dy, *mask = inputs
+    weights = torch.exp(_scores(q, k, mask, attrs) - stats[..., :1]) * stats[..., 1:]
     rise = weights * (torch.einsum("bgrqv,bgkv->bgrqk", dy, v) - delta)
     if mask and mask[0].dtype == torch.bool:
         rise = rise * mask[0]
@@ -92,10 +93,10 @@ def instances() -> list[tuple[str, list[Array], dict[str, Any], tuple[int, ...]]
         ]
         masks = [] if mask is None else [mask]
         found.append(("Attend", [*given, *masks], attrs, (0,)))
-        y, lse = attend([torch.as_tensor(array) for array in (*given, *masks)], attrs)
+        y, stats = attend([torch.as_tensor(array) for array in (*given, *masks)], attrs)
         dy = random.normal(size=y.shape)
         delta = (dy * y.numpy()).sum(4, keepdims=True)
         trained = mask is not None and mask.dtype != bool
-        back = [*given, lse.numpy(), delta, dy, *masks]
+        back = [*given, stats.numpy(), delta, dy, *masks]
         found.append(("AttendGrad", back, {**attrs, "mask_gradient": trained}, ()))
     return found

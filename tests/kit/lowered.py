@@ -55,7 +55,11 @@ def model_of(
 
 
 def _with_gradients(
-    model: onnx.ModelProto, folder: Path, inputs: Mapping[str, Array], precision: str
+    model: onnx.ModelProto,
+    folder: Path,
+    inputs: Mapping[str, Array],
+    precision: str,
+    rewrite: Callable[[Graph], Graph],
 ) -> tuple[Graph, list[str], list[str]]:
     """The graph with the gradients of all inputs that have one: (graph, outputs, gradients)."""
     path = folder / "model.onnx"
@@ -63,8 +67,8 @@ def _with_gradients(
     imported = inspect_onnx(path).bind(
         RULES, {name: array.shape for name, array in inputs.items()}, precision=precision
     )
-    build = Builder(RULES, imported.graph)
     outputs, total = [value for _, value in imported.outputs], None
+    build = Builder(RULES, rewrite(replace(imported.graph, outputs=tuple(outputs))))
     for number, name in enumerate(outputs):
         if is_float(build.dtype(name)):
             weights = build.constant(_weights(number, build.shape(name)), build.dtype(name))
@@ -119,16 +123,17 @@ def check(
     *,
     counts: Sequence[int] = (1, 2, 3),
     tolerances: tuple[float, float] = (1e-10, 1e-5),
+    rewrite: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> None:
     """Results and gradients are those of ``formula``, in pieces as ``counts`` says, on every engine.
 
-    ``tolerances``: in float64 and in float32.
+    ``tolerances``: in float64 and in float32. ``rewrite`` is applied before gradients are added.
     """
     results, grads = _truth(formula, inputs)
     runs = [("torch", "float64", count) for count in counts]
     runs += [(engine, "float32", max(counts)) for engine in ("onnxruntime", "numpy")]
     for engine, precision, count in runs:
-        graph, outputs, gradients = _with_gradients(model, folder, inputs, precision)
+        graph, outputs, gradients = _with_gradients(model, folder, inputs, precision, rewrite)
         given = {
             name: array.astype(precision) if array.dtype.kind == "f" else array
             for name, array in inputs.items()

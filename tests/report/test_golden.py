@@ -66,8 +66,8 @@ NETWORKS = {
     "gpt": Network(
         {"ids": np.zeros((2, 8), "int64"), "logits": np.zeros((2, 8), "int64")},
         {"optimizer": "sgd", "batch_size": 2, "parallel": {"channels": 2}},
-        ("scores/einsum", "logsumexp", "grad/softmax", "update/wte/next"),
-        ("qkv/einsum", "scores/einsum", "logsumexp", "update/wte/next"),
+        ("values/attend", "logsumexp", "grad/attendgrad", "update/wte/next"),
+        ("qkv/einsum", "grad/attendgrad", "logsumexp", "update/wte/next"),
     ),
 }
 

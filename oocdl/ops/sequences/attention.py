@@ -1,7 +1,7 @@
 """Attention: ``softmax(scale q k^T + mask) v``, without the scores ever being stored.
 
-    Attend    (q, k, v, [mask])                    {scale, band, unseen, blind}        -> y, lse
-    AttendGrad(q, k, v, lse, delta, dy, [mask])    {the same, mask_gradient}           -> dq, dk, dv, [dmask]
+    Attend    (q, k, v, [mask])                    {scale, band, unseen, blind}     -> y, stats
+    AttendGrad(q, k, v, stats, delta, dy, [mask])  {the same, mask_gradient}        -> dq, dk, dv, [dmask]
 
 q [B, G, R, Q, H] are the queries of R heads that share the keys k [B, G, K, H] and values v [B, G, K, V] of
 a group; y is [B, G, R, Q, V]. ``mask`` has rank 5 and broadcasts to the scores [B, G, R, Q, K]: a number is
@@ -10,8 +10,10 @@ added to the score, a bool says where the score counts; where it is false the sc
 ``(None, 0)`` is causal. It counts from the first query of the whole value, wherever that is cut. A query that
 sees no key has the result ``blind``: 0, or NaN as of a plain softmax.
 
-lse [B, G, R, Q, 1] is the log-sum-exp of the scores of each query (infinity for one that sees nothing),
-from which the gradient computes the scores' softmax P again, tile by tile, with ``delta`` = sum(dy y):
+stats [B, G, R, Q, 2] are the largest score of each query, and 1 over the sum of the exponentials of what all
+are below it (0 and ``blind`` for a query that sees nothing). From these the gradient computes the softmax P
+again, tile by tile; a log-sum-exp would not do where all scores are the least number of their dtype. With
+``delta`` = sum(dy y):
 
     dv = P^T dy,  dS = P (dy v^T - delta),  dq = scale dS k,  dk = scale dS^T q,  dmask = dS
 
@@ -40,25 +42,28 @@ SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
 """The smallest extents of products that are measured, in float32 and in bfloat16."""
 SCORE_FLOPS = 20
 """What the exponential and the sums of a score cost, in operations."""
+ELEMENT_FLOPS = 100
+"""What an element of an operand costs beside the products, in operations: it is put in a tile's order. So
+much that attention is never computed twice, however short its sequences are."""
 NO_BAND = (None, None)
 DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
 """Of attributes."""
 
-Q, K, V, SCORES, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrq1"
+Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""
 OPERANDS: Mapping[str, tuple[str, ...]] = {
     "Attend": (Q, K, V, SCORES),
-    "AttendGrad": (Q, K, V, ROW, ROW, "bgrqv", SCORES),
+    "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv", SCORES),
 }
 """Operator -> the axes of its operands, the mask last."""
 EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3,), "AttendGrad": (3, 4, 6)}
 """Operator -> the numbers of operands that are never rounded to bfloat16: masks, statistics of rows."""
-RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", ROW), "AttendGrad": (Q, K, V, SCORES)}
+RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", STATS), "AttendGrad": (Q, K, V, SCORES)}
 
 
 def _extents(node: Node, inputs: Sequence[Shape]) -> dict[str, int]:
     """Return letter -> extent, checked; only the mask broadcasts."""
-    found: dict[str, int] = {"1": 1}
+    found: dict[str, int] = {"1": 1, "s": 2}
     terms = OPERANDS[node.op]
     if len(inputs) not in (len(terms) - 1, len(terms)):
         fail(node, f"it takes {len(terms) - 1} operands and perhaps a mask, not {len(inputs)}")
@@ -104,7 +109,7 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
         inputs=tuple(read),
         outputs=tuple(indices(t, s) for t, s in zip(RESULTS[node.op], outputs, strict=False)),
         extents={letter: extent for letter, extent in extents.items() if letter != "1"},
-        uncut=frozenset("khv"),
+        uncut=frozenset("khvs"),
         unsplit=frozenset() if node.attrs["band"] == NO_BAND else frozenset("q"),
         combine="sum" if node.op == "AttendGrad" else None,
     )
@@ -139,16 +144,16 @@ def _may_be_trained(build: Builder, mask: str) -> bool:
 
 
 def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, of_lse = grads
-    if of_lse is not None:
+    dy, of_stats = grads
+    if of_stats is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
     if dy is None:
         return [None] * len(node.inputs)
-    (q, k, v, *mask), (y, lse) = node.inputs, node.outputs
+    (q, k, v, *mask), (y, stats) = node.inputs, node.outputs
     delta = build("ReduceSum", build("Mul", dy, y), axes=(4,))
     trained = bool(mask) and _may_be_trained(build, mask[0])
     attrs = {**node.attrs, "mask_gradient": trained}
-    made = build.node("AttendGrad", [q, k, v, lse, delta, dy, *mask], attrs)
+    made = build.node("AttendGrad", [q, k, v, stats, delta, dy, *mask], attrs)
     return [*made, *([None] * (len(node.inputs) - len(made)))]
 
 
@@ -156,10 +161,11 @@ def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequen
 
 
 def _flops(products: tuple[int, int], node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count ``products`` with q or k, and with v or dy, for each score that the band lets be seen."""
+    """Count ``products`` with q or k, and with v or dy, for each score that is in the band, and the rest."""
     q, k, v = inputs[:3]
     seen = size(q[:3]) * seen_scores(node.attrs["band"], q[3], k[2])
-    return seen * (2 * (products[0] * q[4] + products[1] * v[3]) + SCORE_FLOPS)
+    rest = SCORE_FLOPS * seen + ELEMENT_FLOPS * (size(q) + size(k) + size(v) + size(outputs[0]))
+    return seen * 2 * (products[0] * q[4] + products[1] * v[3]) + rest
 
 
 def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -184,7 +190,7 @@ def _kind(op: str, step: Instruction, shapes: Sequence[Shape], thin_slab_element
 def _probes(op: str, scale: Scale) -> Iterator[Heavy]:
     for small in FEW_SIZES if scale.few else SIZES:
         long = max(int(1024 * scale.share), 4)
-        extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "1": 1}
+        extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "s": 2, "1": 1}
         given: list[Given] = [
             (tuple(extents[letter] for letter in term), "float32") for term in OPERANDS[op][:-1]
         ]

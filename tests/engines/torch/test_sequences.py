@@ -71,7 +71,7 @@ def attentions() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         made = attention.attend([*given, *mask], attrs)
         found.append(("Attend", [*given, *mask], made, attrs))
         attrs = {**attrs, "mask_gradient": masked}
-        back = [*given, made[1], made[1], made[0], *mask]
+        back = [*given, made[1], made[1][..., :1].copy(), made[0], *mask]
         found.append(("AttendGrad", back, attention.attend_grad(back, attrs), attrs))
     return found
 

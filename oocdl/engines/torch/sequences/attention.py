@@ -36,6 +36,9 @@ class _Scores:
         self.q, self.k = args[:2]
         self.mask, self.attrs = mask[0] if mask else None, item.attrs
         self.dtype: torch.dtype = getattr(torch, item.dtypes[0])
+        is_bool = self.mask is not None and self.mask.dtype == torch.bool
+        self.has_unseen = is_bool and (isfinite(item.attrs["unseen"]) or not isfinite(item.attrs["blind"]))
+        """Whether what is not seen has a weight that is not 0."""
         self.scale, self.band = float(item.attrs["scale"]), tuple(item.attrs["band"])
         self.tiling = tiling(tuple(self.q.shape), self.k.shape[2])
 
@@ -107,7 +110,7 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """Attend: softmax over tiles of keys, by the largest score so far."""
     q, _, v, *mask = args
     scores, blind = _Scores(args, mask, item), float(item.attrs["blind"])
-    y, lse = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
+    y, stats = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
     for pair in scores.pairs():
         for rows in scores.rows():
             here = _flat(q[(*pair, slice(None), rows)], scores.dtype)
@@ -124,14 +127,16 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
             sees_nothing = total == 0
             place = (*pair, slice(None), rows)
             y[place] = found.div_(total).masked_fill_(sees_nothing, blind).view(y[place].shape)
-            most.add_(total.log_()).masked_fill_(sees_nothing, inf if isfinite(blind) else blind)
-            lse[place] = most.view(lse[place].shape)
-    return [y, lse]
+            # 0 and 0, or 0 and NaN, for a query that sees nothing.
+            most = torch.cat([most.masked_fill_(sees_nothing, 0), total.reciprocal_()], 2)
+            most[:, :, 1:].masked_fill_(sees_nothing, blind)
+            stats[place] = most.view(stats[place].shape)
+    return [y, stats]
 
 
 def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """AttendGrad: the softmax of each tile again, and its part of all gradients."""
-    q, k, v, lse, delta, dy, *mask = args
+    q, k, v, stats, delta, dy, *mask = args
     scores = _Scores(args, mask, item)
     made = [torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:3]]
     dmask = [torch.zeros(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[3:]]
@@ -143,14 +148,15 @@ def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
         )
         for rows in scores.rows():
             place = (*pair, slice(None), rows)
-            here, given, log, shift = (_flat(x[place], scores.dtype) for x in (q, dy, lse, delta))
+            here, given, known, shift = (_flat(x[place], scores.dtype) for x in (q, dy, stats, delta))
             dq = torch.zeros_like(here)
             for keys in scores.keys(rows):
-                weights = scores.tile(pair, here, rows, keys).sub_(log).exp_()
+                weights = scores.tile(pair, here, rows, keys).sub_(known[:, :, :1]).exp_()
+                weights.mul_(known[:, :, 1:])
                 dv[:, :, keys] += _product(given.transpose(1, 2), weights)
                 rise = _product(given, _flat(v[(*pair, keys)], scores.dtype).transpose(1, 2))
                 rise.sub_(shift).mul_(weights)
-                if mask and mask[0].dtype == torch.bool and isfinite(item.attrs["unseen"]):
+                if scores.has_unseen:
                     scores.clear_unseen(rise, pair, rows, keys)
                 for whole in dmask:
                     scores.sum_gradient(rise, whole, pair, rows, keys)

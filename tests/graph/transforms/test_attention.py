@@ -1,0 +1,284 @@
+"""Attention that is written out becomes one node, of the same values and gradients; what is not stays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+from oocdl.graph.ir.graph import Array, Graph
+from oocdl.graph.onnx.context import needed
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.transforms.attention import with_attention
+from oocdl.graph.transforms.verify import verify
+from oocdl.ops import RULES
+from tests.kit import lowered
+from tests.kit.interpret import evaluate
+
+RANDOM = np.random.default_rng(0)
+Q, K, V = (RANDOM.normal(size=(2, 3, length, 4)) for length in (5, 6, 6))
+CAUSAL = np.tril(np.ones((5, 6), bool))
+SEEN = RANDOM.uniform(size=(2, 1, 5, 6)) < 0.6
+SEEN[..., 2] = True
+BLIND = SEEN.copy()
+BLIND[1, 0, 3] = False
+LEAST = float(np.finfo(np.float32).min)
+
+
+def node(text: str, **attrs: Any) -> Any:
+    """A node from ``"y = Op a b"``."""
+    made, _, (op, *given) = (lambda parts: (parts[0], parts[1], parts[2:]))(text.split())
+    return helper.make_node(op, given, [made], name=made, **attrs)
+
+
+def ops(graph: Graph) -> list[str]:
+    """The operators of what the outputs need."""
+    return [item.op for item in needed(graph, []).nodes]
+
+
+def rewritten(graph: Graph, count: int = 1) -> Graph:
+    """The graph with ``count`` attentions as one node each, and none written out."""
+    found = with_attention(graph, RULES)
+    verify(found, RULES, "attention", found.outputs)
+    assert (ops(found).count("Attend"), ops(found).count("Softmax")) == (count, 0)
+    return found
+
+
+TURN = node("t = Transpose k", perm=[0, 1, 3, 2])
+END = [node("w = Softmax s", axis=-1), node("y = MatMul w v")]
+PLAIN = [TURN, node("s = MatMul q t"), *END]
+CLEAN = [
+    node("w = Softmax s", axis=-1),
+    node("n = IsNaN w"),
+    node("c = Where n zero w"),
+    node("y = MatMul c v"),
+]
+
+
+def math(q: Tensor, k: Tensor, v: Tensor, *, scale: float = 1.0, mask: Any = None) -> Tensor:
+    """PyTorch's attention."""
+    mask = torch.as_tensor(mask) if isinstance(mask, np.ndarray) else mask
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor, *, number: float) -> Tensor:
+    """Scores are a number where the mask is false."""
+    return torch.where(torch.as_tensor(BLIND), q @ k.transpose(2, 3), number).softmax(3) @ v
+
+
+FORMS: dict[str, tuple[Sequence[Any], dict[str, Any], Callable[..., Any], dict[str, Array]]] = {
+    "plain": (PLAIN, {}, math, {}),
+    "scale on both, and on scores": (
+        [
+            TURN,
+            node("a = Mul q half"),
+            node("b = Div t two"),
+            node("r = MatMul a b"),
+            node("s = Mul r two"),
+            *END,
+        ],
+        {"half": np.array(0.5), "two": np.array([2.0])},
+        partial(math, scale=0.5),
+        {},
+    ),
+    "added mask": (
+        [TURN, node("r = MatMul q t"), node("s = Add r m"), *END],
+        {},
+        lambda q, k, v, m: math(q, k, v, mask=m),
+        {"m": RANDOM.normal(size=(3, 5, 6))},
+    ),
+    "causal constant, cleaned": (
+        [TURN, node("r = MatMul q t"), node("s = Add r m"), *CLEAN],
+        {"m": np.where(CAUSAL, 0, -inf), "zero": np.array(0.0)},
+        partial(math, mask=CAUSAL),
+        {},
+    ),
+    "padding, the same for all queries": (
+        [TURN, node("r = MatMul q t"), node("s = Add r m"), *END],
+        {"m": np.where(np.arange(6) < 4, 0, -inf)[None, None, None]},
+        partial(math, mask=np.tile(np.arange(6) < 4, (5, 1))),
+        {},
+    ),
+    "blind row, cleaned": (
+        [TURN, node("r = MatMul q t"), node("s = Where m r none"), *CLEAN],
+        {"m": BLIND, "none": np.array(-inf), "zero": np.array(0.0)},
+        partial(math, mask=BLIND),
+        {},
+    ),
+    "blind row of a number": (
+        [TURN, node("r = MatMul q t"), node("s = Where m r none"), *END],
+        {"m": BLIND, "none": np.array(-1.5)},
+        partial(filled, number=-1.5),
+        {},
+    ),
+    "masked where true, the least number": (
+        [TURN, node("r = MatMul q t"), node("s = Where m none r"), *END],
+        {"m": ~BLIND, "none": np.array(LEAST)},
+        partial(filled, number=LEAST),
+        {},
+    ),
+    "heads side by side, as Keras has it": (
+        [
+            helper.make_node("Einsum", ["k", "q"], ["r"], equation="bhkd,bhqd->bhqk"),
+            node("s = Mul r half"),
+            node("w = Softmax s", axis=3),
+            helper.make_node("Einsum", ["w", "v"], ["y"], equation="bhqk,bhkd->bqhd"),
+        ],
+        {"half": np.array(0.5)},
+        lambda q, k, v: math(q, k, v, scale=0.5).transpose(1, 2),
+        {},
+    ),
+    "batch and heads in one axis": (
+        [
+            *(node(f"{x}f = Reshape {x} {x}three") for x in "qkv"),
+            node("t = Transpose kf", perm=[0, 2, 1]),
+            node("p = MatMul qf t"),
+            node("p4 = Reshape p four"),
+            node("s4 = Add p4 m"),
+            node("w4 = Softmax s4", axis=3),
+            node("w = Reshape w4 scores"),
+            node("y = MatMul w vf"),
+        ],
+        {
+            "qthree": np.array([6, 5, 4]),
+            "kthree": np.array([6, 6, 4]),
+            "vthree": np.array([6, 6, 4]),
+            "four": np.array([2, 3, 5, 6]),
+            "scores": np.array([6, 5, 6]),
+            "m": np.where(SEEN, 0.0, LEAST),
+        },
+        lambda q, k, v: math(q, k, v, mask=SEEN).flatten(0, 1),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_and_gradients_stay_in_every_cut(name: str, tmp_path: Path) -> None:
+    nodes, constants, formula, more = FORMS[name]
+    inputs = {"q": Q, "k": K, "v": V, **more}
+    model = model_of(nodes, constants, inputs, ["y"])
+    lowered.check(model, inputs, formula, tmp_path, counts=(1, 3), tolerances=(1e-7, 2e-5), rewrite=rewritten)
+
+
+def test_a_blind_row_that_nobody_cleans_stays_no_number(tmp_path: Path) -> None:
+    nodes = [TURN, node("r = MatMul q t"), node("s = Where m r none"), *END]
+    constants = {"m": BLIND, "none": np.array(-inf)}
+    inputs = {"q": Q, "k": K, "v": V}
+    model = model_of(nodes, constants, inputs, ["y"])
+
+    def formula(*tensors: Tensor) -> Tensor:
+        return filled(*tensors, number=-inf)
+
+    lowered.check(model, inputs, formula, tmp_path, counts=(2,), tolerances=(1e-7, 2e-5), rewrite=rewritten)
+
+
+def model_of(
+    nodes: Sequence[Any], constants: dict[str, Array], inputs: dict[str, Array], outputs: Sequence[str]
+) -> Any:
+    """A model whose constants are nodes, as initializers of floats are trained."""
+    floats = {name: array for name, array in constants.items() if array.dtype.kind == "f"}
+    given = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array.astype(np.float32)))
+        for name, array in floats.items()
+    ]
+    rest = {name: array for name, array in constants.items() if name not in floats}
+    return lowered.model_of([*given, *nodes], inputs, outputs, rest, opset=20)
+
+
+STAY = {
+    "the weights are an output": (PLAIN, {}, ["y", "w"]),
+    "something else reads the scores": ([*PLAIN, node("z = Exp s")], {}, ["y", "z"]),
+    "Softmax over queries": (
+        [TURN, node("s = MatMul q t"), node("w = Softmax s", axis=2), END[1]],
+        {},
+        ["y"],
+    ),
+    "the mask is scaled, too": (
+        [TURN, node("r = MatMul q t"), node("p = Add r m"), node("s = Mul p two"), *END],
+        {"m": np.where(CAUSAL, 0, -inf), "two": np.array(2.0)},
+        ["y"],
+    ),
+    "something between": (
+        [*PLAIN[:2], node("w0 = Softmax s", axis=3), node("w = Relu w0"), END[1]],
+        {},
+        ["y"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_is_more_than_attention_stays(name: str, tmp_path: Path) -> None:
+    nodes, constants, outputs = STAY[name]
+    inputs = {"q": Q, "k": K, "v": V}
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(nodes, constants, inputs, outputs).SerializeToString())
+    imported = inspect_onnx(path).bind(RULES, {n: a.shape for n, a in inputs.items()}, precision="float32")
+    graph = replace(imported.graph, outputs=tuple(value for _, value in imported.outputs))
+    found = with_attention(graph, RULES)
+    assert [item.op for item in found.nodes] == [item.op for item in graph.nodes]
+
+
+def test_values_that_are_kept_stay(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "model.onnx", {"q": Q, "k": K, "v": V}
+    path.write_bytes(model_of(PLAIN, {}, inputs, ["y"]).SerializeToString())
+    imported = inspect_onnx(path).bind(RULES, {n: a.shape for n, a in inputs.items()}, precision="float32")
+    assert "Softmax" in ops(with_attention(imported.graph, RULES, {imported.names["w"], imported.names["y"]}))
+
+
+class Attentions(nn.Module):
+    """PyTorch's attention in all its forms, one after the other."""
+
+    def __init__(self, grouped: bool) -> None:
+        super().__init__()
+        self.grouped = grouped
+        self.heads = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("seen", torch.ones(6, 6).tril(1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.heads(x, x, x, need_weights=False)[0]
+        q = x.view(2, 6, 2, 4).transpose(1, 2)
+        for more in ({}, {"is_causal": True}, {"attn_mask": self.seen}):
+            q = q + F.scaled_dot_product_attention(q, q, q, **more)
+        if self.grouped:
+            k = q[:, :1]
+            q = q + F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        return q
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["TorchScript", "dynamo"])
+def test_what_pytorch_exports_is_recognized(dynamo: bool, tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.randn(2, 6, 8)
+    mode = {"optimize": False, "verbose": False} if dynamo else {"do_constant_folding": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that exporters are deprecated, and the module in training mode
+        torch.onnx.export(Attentions(dynamo), (x,), str(path), dynamo=dynamo, **mode)
+    model = inspect_onnx(path)
+    imported = model.bind(RULES, {model.inputs[0].name: (2, 6, 8)}, precision="float64")
+    graph = replace(imported.graph, outputs=tuple(value for _, value in imported.outputs))
+    found = rewritten(graph, count=4 + dynamo)
+    assert "Expand" not in ops(found)
+    random = torch.Generator().manual_seed(0)
+    given = {
+        name: torch.randn(value.shape, generator=random, dtype=torch.float64)
+        for name, value in graph.values.items()
+        if value.role.value in ("weight", "input")
+    }
+    before, after = (evaluate(some, given)[graph.outputs[0]] for some in (graph, found))
+    torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
+    assert {item.attrs["band"] for item in found.nodes if item.op == "Attend"} == {
+        (None, None),
+        (None, 0),
+        (None, 1),
+    }
