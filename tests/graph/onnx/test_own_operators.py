@@ -84,16 +84,18 @@ def test_attributes_and_operands_that_are_known_come_as_numbers_and_arrays(tmp_p
 
 
 def test_an_operator_of_onnx_that_the_list_lacks(tmp_path: Path) -> None:
-    def blackman(build: Builder, size: str) -> str:
-        return build.constant(np.blackman(int(build.constants[size]) + 1)[:-1], "float64")
+    def halves(build: Builder, x: str, axis: int) -> tuple[str, ...]:
+        return build.node("Split", [x], {"axis": axis, "sizes": (1, 1)})
 
-    register("ai.onnx::BlackmanWindow")(blackman)
-    nodes = [helper.make_node("BlackmanWindow", ["n"], ["w"]), helper.make_node("Mul", ["x", "w"], ["y"])]
-    path = tmp_path / "m.onnx"
-    onnx.save(model_of(nodes, {"x": X}, ["y"], {"n": np.array(6)}), path)
-    graph = inspect_onnx(path).bind(RULES, precision="float64").graph
-    (window,) = (data for data in graph.constants.values() if data.shape == (6,))
-    np.testing.assert_allclose(window, np.blackman(7)[:-1])
+    def det(build: Builder, x: str) -> str:
+        (a, b), (c, d) = (halves(build, row, 2) for row in halves(build, x, 1))
+        difference = build("Sub", build("Mul", a, d), build("Mul", b, c))
+        return build("Reshape", difference, shape=build.shape(x)[:-2])
+
+    register("ai.onnx::Det")(det)
+    x = np.random.default_rng(2).normal(size=(3, 2, 2))
+    model = model_of([helper.make_node("Det", ["x"], ["y"])], {"x": x}, ["y"])
+    check(model, {"x": x}, torch.linalg.det, tmp_path, counts=(2,))
 
 
 MODELS = {
