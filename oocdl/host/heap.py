@@ -118,6 +118,9 @@ class Heap:
         """
         with self._permits:
             with self._lock:
+                if not self._running and IS_SUPPORTED:
+                    # Compiled loops and the libraries' caches grow, and are no program's scratch.
+                    self._used = _in_use_bytes()
                 self._running += scratch_bytes
                 if self._has_to_check(scratch_bytes):
                     self._make_room(0)

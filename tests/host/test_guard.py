@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from oocdl.errors import ResourceError
 from oocdl.host.guard import MemoryGuard
-from oocdl.host.heap import Heap
+from oocdl.host.heap import IS_SUPPORTED, Heap
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
 
@@ -49,6 +50,17 @@ def test_what_is_too_much_is_withheld_once_what_was_withheld_has_left() -> None:
     assert heap.withheld_bytes() == 25 * MIB
     process.nbytes = 80 * MIB  # it may come again
     assert heap.withheld_bytes() == 25 * MIB
+
+
+@pytest.mark.skipif(not IS_SUPPORTED, reason="the C library tells not what of the heap is in use")
+def test_what_the_process_grew_by_is_no_scratch_of_the_next_program() -> None:
+    """As by compiled loops; else a program would seem to have taken what it is still to take."""
+    guard = Process(95 * MIB).guard(100 * MIB)
+    heap = Heap(2, 50 * MIB, lambda: 0, guard)
+    grown = ctypes.create_string_buffer(20 * MIB)
+    with heap.program(10 * MIB):
+        assert guard.withheld_bytes == 5 * MIB
+    del grown
 
 
 def test_programs_run_one_at_a_time_where_the_process_has_too_much() -> None:
