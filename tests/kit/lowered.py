@@ -59,7 +59,7 @@ def _with_gradients(
     folder: Path,
     inputs: Mapping[str, Array],
     precision: str,
-    rewrite: Callable[[Graph], Graph],
+    rewrite: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> tuple[Graph, list[str], list[str]]:
     """The graph with the gradients of all inputs that have one: (graph, outputs, gradients)."""
     path = folder / "model.onnx"

@@ -132,10 +132,10 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[str, ...], type[ModelE
             nodes=[
                 NODE("PyOp", ["x"], ["a"], name="n7", domain="ai.onnx.contrib"),
                 NODE("Relu", ["a"], ["b"], name="n8"),
-                NODE("Unique", ["b"], ["y"], name="n9"),
+                NODE("Multinomial", ["b"], ["y"], name="n9"),
             ]
         ),
-        ("2 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); 'n9' (Unique); see",),
+        ("2 nodes are not supported: 'n7' (ai.onnx.contrib::PyOp); 'n9' (Multinomial); see",),
         UnsupportedError,
     ),
     "group": (
