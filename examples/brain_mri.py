@@ -5,7 +5,8 @@
     python examples/brain_mri.py
 
 With ``--network resenc`` the network is nnU-Net's residual encoder U-Net, as its library makes it
-(``pip install --no-deps dynamic-network-architectures``).
+(``pip install --no-deps dynamic-network-architectures``). Its 30 steps within 1500 MiB take the loss from 2.9
+to 1.6, and find the brain (Dice 0.82) and the cerebellum (0.63), none of the small structures yet.
 
 ``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the input, 181 x 217 x 181 voxels of
 1 mm. The labels are its brain mask, and structures of the AAL atlas (Tzourio-Mazoyer et al. 2002),
