@@ -96,7 +96,8 @@ def test_scratch_is_measured_beside_what_is_told() -> None:
             ratios[share] = calibrate._scratch_ratios(bench, probes)
     assert not ratios[1.0]
     ((kind, points),) = ratios[0.25].items()
-    assert kind == "MaxPoolGrad" and all(2 < ratio <= 4.1 for _, ratio in points), points
+    # As much as it is told too little by; the heap gives out whole pages and keeps some.
+    assert kind == "MaxPoolGrad" and all(2 < ratio < 5 for _, ratio in points), points
 
 
 def test_a_plan_reserves_the_scratch_that_was_measured(tmp_path: Path) -> None:
