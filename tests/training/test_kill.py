@@ -130,6 +130,9 @@ def test_kills(job: tuple[Path, Path], tmp_path: Path, most: int) -> None:
         reached = [0]
         while not (workdir.exists() and (workdir / "run.json").exists() and oocdl.open(workdir).finished):
             process = Process(*job, workdir)
+            if kills >= most:
+                process.finish()
+                break
             # Every fourth is killed while it starts or plans, the others in or between steps.
             if kills % 4 == 3 or process.wait_for("RunStarted"):
                 time.sleep(random.uniform(0, 1.0 if kills % 4 == 3 else 6 * step_seconds))
