@@ -86,33 +86,62 @@ def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path:
     check(case, tmp_path)
 
 
+SLOW = pytest.mark.slow
+PADDINGS = ("zeros", "border", "reflection")
 SHAPES = {2: (2, 3, 4, 5), 3: (1, 2, 3, 2, 4)}
 """Number of axes -> shape of what is sampled at a grid of ``[3, *the last extents]``."""
 
 
+SAMPLED = {
+    (mode, axes, padding, corners)
+    for mode, axes in (("linear", 2), ("nearest", 2), ("cubic", 2), ("linear", 3), ("nearest", 3))
+    for padding in PADDINGS
+    for corners in (0, 1)
+}
+QUICK = {
+    ("linear", 2, "zeros", 0),
+    ("linear", 2, "border", 1),
+    ("nearest", 2, "reflection", 0),
+    ("nearest", 3, "border", 1),
+    ("cubic", 2, "zeros", 1),
+    ("cubic", 2, "reflection", 0),
+    ("linear", 3, "reflection", 1),
+}
+"""Those that run without ``--slow``."""
+
+
 @pytest.mark.parametrize(
     ("mode", "axes", "padding", "corners"),
-    [
-        ("linear", 2, "zeros", 0),
-        ("linear", 2, "zeros", 1),
-        ("linear", 2, "border", 0),
-        ("linear", 2, "border", 1),
-        ("nearest", 2, "zeros", 1),
-        ("nearest", 2, "border", 0),
-        ("linear", 3, "zeros", 0),
-    ],
+    [pytest.param(*case, marks=() if case in QUICK else SLOW) for case in sorted(SAMPLED)],
 )
 def test_a_grid_samples_as_pytorch_does(
     mode: str, axes: int, padding: str, corners: int, tmp_path: Path
 ) -> None:
-    """The gradient of the grid is checked, too; a third of it lies outside."""
-    names, random = {"linear": "bilinear", "nearest": "nearest"}, np.random.default_rng(0)
+    """The gradient of the grid is checked, too; much of it lies outside, some beyond a second border."""
+    names, random = {"linear": "bilinear", "cubic": "bicubic"}, np.random.default_rng(0)
     batch, _, _, *rest = SHAPES[axes]
-    grid = random.uniform(-1.5, 1.5, (batch, 3, *rest, axes))
-    function = partial(F.grid_sample, mode=names[mode], padding_mode=padding, align_corners=bool(corners))
+    grid = random.uniform(-1.5, 1.5, (batch, 3, *rest, axes)) * random.choice([1, 3], (batch, 3, *rest, axes))
+    function = partial(
+        F.grid_sample, mode=names.get(mode, mode), padding_mode=padding, align_corners=bool(corners)
+    )
     arrays = [random.normal(size=SHAPES[axes]), grid]
     attrs = {"mode": mode, "padding_mode": padding, "align_corners": corners}
     check(OneNode("GridSample", function, arrays, attrs), tmp_path)
+
+
+@pytest.mark.parametrize("padding", ["reflection", *(pytest.param(p, marks=SLOW) for p in PADDINGS[:2])])
+@pytest.mark.parametrize("corners", [0, 1])
+def test_a_grid_that_meets_elements_and_borders_has_pytorchs_gradient(
+    padding: str, corners: int, tmp_path: Path
+) -> None:
+    """Places that are exact in binary: at elements, at both borders, a border beyond; an axis of one."""
+    lines = np.array([-3.0, -1.5, -1.25, -1.0, -0.5, 0.0, 0.25, 0.75, 1.0, 1.25, 2.0, 3.0])
+    grid = np.stack(np.meshgrid(lines, lines), -1)[None]
+    function = partial(F.grid_sample, mode="bilinear", padding_mode=padding, align_corners=bool(corners))
+    attrs = {"mode": "linear", "padding_mode": padding, "align_corners": corners}
+    for extents in ((5, 9), (1, 5)):
+        x = np.random.default_rng(0).normal(size=(1, 2, *extents))
+        check(OneNode("GridSample", function, [x, grid], attrs), tmp_path)
 
 
 def maps(
@@ -169,8 +198,8 @@ def test_what_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize(
     ("attrs", "axes", "kind", "message"),
     [
-        ({"mode": "cubic"}, 2, UnsupportedError, "GridSample with mode cubic"),
-        ({"padding_mode": "reflection"}, 2, UnsupportedError, "GridSample with padding_mode reflection"),
+        ({"mode": "fourth"}, 2, UnsupportedError, "GridSample with mode fourth"),
+        ({"padding_mode": "wrap"}, 2, UnsupportedError, "GridSample with padding_mode wrap"),
         ({}, 3, ModelError, r"a grid \[2, 5, 4, 3\] does not fit an input of shape \[2, 2, 9, 6\]"),
     ],
 )

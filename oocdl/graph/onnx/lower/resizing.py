@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from itertools import product
+from functools import partial
 from math import floor, prod
 from typing import Any
 
@@ -27,6 +26,22 @@ _COORDINATES = (
 )
 _EXTREMES = {"not_larger": min, "not_smaller": max}
 """Policies that keep the ratio of the axes -> which of their scales is that of all."""
+_A = -0.75
+_NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
+_LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
+_CUBIC: dict[int, tuple[float, ...]] = {
+    -1: (_A, -2 * _A, _A, 0.0),
+    0: (_A + 2, -(_A + 3), 0.0, 1.0),
+    1: (-(_A + 2), 2 * _A + 3, -_A, 0.0),
+    2: (-_A, _A, 0.0, 0.0),
+}
+_WEIGHTS: dict[str, dict[int, tuple[float, ...]]] = {
+    "nearest": _NEAREST,
+    **dict.fromkeys(("linear", "bilinear"), _LINEAR),
+    **dict.fromkeys(("cubic", "bicubic"), _CUBIC),
+}
+"""Mode of GridSample -> its neighbours, from the element at or below a place -> their weights, as the factors
+of a polynomial of the distance to that element, the highest power first."""
 
 
 def _resize(ctx: Context) -> Sequence[Operand]:
@@ -128,63 +143,90 @@ def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[in
 def _grid_sample(ctx: Context) -> Sequence[Operand]:
     """Sum weighted elements of ``[N, C, *extents]`` around the places of a grid ``[N, *result, axes]``."""
     mode, padding = ctx.attr("mode", "linear"), ctx.attr("padding_mode", "zeros")
-    if mode not in ("linear", "bilinear", "nearest"):
-        ctx.refuse(f"mode {mode}")
-    if padding not in ("zeros", "border"):
-        ctx.refuse(f"padding_mode {padding}")
     shape, grid = ctx.shape(0), ctx.shape(1)
+    if mode not in _WEIGHTS:
+        ctx.refuse(f"mode {mode}")
+    if padding not in ("zeros", "border", "reflection"):
+        ctx.refuse(f"padding_mode {padding}")
     if len(shape) < 3 or len(grid) != len(shape) or (grid[0], grid[-1]) != (shape[0], len(shape) - 2):
         raise ModelError(f"a grid {list(grid)} does not fit an input of shape {list(shape)}")
+    if _WEIGHTS[mode] is _CUBIC and len(shape) != 4:
+        ctx.refuse(f"mode {mode} along {len(shape) - 2} axes, not 2")
     (batch, channels, *extents), (*_, rank), result = shape, grid, grid[1:-1]
     x = ctx.make("Transpose", ctx.value(0), perm=(0, *range(2, rank + 2), 1))
-    table = ctx.reshape(x, (batch, prod(extents), channels))
-    near = []
+    table, points = ctx.reshape(x, (batch, prod(extents), channels)), (batch, prod(result))
+    found: list[tuple[str, str]] = []
     for axis, extent in enumerate(extents):
         last = rank - 1 - axis  # grids have the last axis first
         place = slice_axis(ctx, ctx.value(1), len(result) + 1, last, last + 1)
-        near.append(_neighbours(ctx, ctx.reshape(place, (batch, prod(result))), extent))
-    terms = []
-    for corner in product(*near):
-        ids, weight = corner[0]
-        for extent, (index, other) in zip(extents[1:], corner[1:], strict=True):
-            ids = ctx.make("Add", ctx.make("Mul", ids, ctx.number(extent, ids)), index)
-            weight = ctx.make("Mul", weight, other)
-        rows = ctx.make("Gather", table, ids, batch=1)
-        terms.append(ctx.make("Mul", rows, ctx.reshape(weight, (batch, prod(result), 1))))
-    total = reduce(lambda a, b: ctx.make("Add", a, b), terms)
-    total = ctx.reshape(total, (batch, *result, channels))
+        near = _neighbours(ctx, ctx.reshape(place, (*points, 1)), extent)
+        found = [_together(ctx, found[0], near, extent) if found else near]
+    ((ids, weights),) = found
+    rows = ctx.make("Gather", table, ids, batch=1)
+    rows = ctx.make("Mul", rows, ctx.reshape(weights, (*ctx.build.shape(ids), 1)))
+    total = ctx.reshape(ctx.make("ReduceSum", rows, axes=(2,)), (batch, *result, channels))
     return [ctx.make("Transpose", total, perm=(0, len(result) + 1, *range(1, len(result) + 1)))]
 
 
-def _neighbours(ctx: Context, grid: str, extent: int) -> list[tuple[str, str]]:
-    """Return (index, weight) of the elements of an axis that places from -1 to 1 lie at or between."""
+def _together(ctx: Context, first: tuple[str, str], second: tuple[str, str], extent: int) -> tuple[str, str]:
+    """Return (index, weight) of each pair of neighbours, the second of them on an axis of ``extent``."""
+    *points, many = ctx.build.shape(first[0])
+    few = ctx.build.shape(second[0])[-1]
+    ids, weights = (ctx.reshape(value, (*points, many, 1)) for value in first)
+    others = [ctx.reshape(value, (*points, 1, few)) for value in second]
+    ids = ctx.make("Add", _calc(ctx, "Mul", ids, extent), others[0])
+    weights = ctx.make("Mul", weights, others[1])
+    return ctx.reshape(ids, (*points, many * few)), ctx.reshape(weights, (*points, many * few))
 
-    def calc(op: str, a: str, b: float | str) -> str:
-        return ctx.make(op, a, b if isinstance(b, str) else ctx.number(b, a))
 
-    def inner(a: str) -> str:
-        return calc("Min", calc("Max", a, 0.0), extent - 1.0)
+def _calc(ctx: Context, op: str, a: str, b: float | str) -> str:
+    """Add a node of two operands, of which the second may be a number."""
+    return ctx.make(op, a, b if isinstance(b, str) else ctx.number(b, a))
 
+
+def _neighbours(ctx: Context, grid: str, extent: int) -> tuple[str, str]:
+    """Return (index, weight) ``[.., neighbours]`` of what places ``[.., 1]`` from -1 to 1 lie between."""
+    calc, neighbours = partial(_calc, ctx), _WEIGHTS[ctx.attr("mode", "linear")]
     if ctx.attr("align_corners", 0):
         at = calc("Mul", calc("Add", grid, 1.0), (extent - 1) / 2)
     else:
         at = calc("Div", calc("Sub", calc("Mul", calc("Add", grid, 1.0), float(extent)), 1.0), 2.0)
-    if ctx.attr("padding_mode", "zeros") == "border":
-        at = inner(at)
-    if ctx.attr("mode", "linear") == "nearest":
-        low = ctx.make("Round", at)
-        found = [(low, "")]
-    else:
-        low = ctx.make("Floor", at)
-        part = calc("Sub", at, low)
-        found = [(low, calc("Add", ctx.make("Neg", part), 1.0)), (calc("Add", low, 1.0), part)]
-    result = []
-    for place, weight in found:
-        index = inner(place)
-        inside = ctx.make("Cast", calc("Equal", index, place), to=ctx.build.dtype(at))
-        weight = calc("Mul", weight, inside) if weight else inside
-        result.append((ctx.make("Cast", index, to="int64"), weight))
-    return result
+    if neighbours is not _CUBIC:
+        at = _padded(ctx, at, extent)
+    low = ctx.make("Round" if neighbours is _NEAREST else "Floor", at)
+    part = calc("Sub", at, low)
+    place = calc("Add", low, ctx.store(np.array([[list(neighbours)]], float)))
+    if neighbours is _CUBIC:
+        place = _padded(ctx, place, extent)
+    index = calc("Min", calc("Max", place, 0.0), extent - 1.0)
+    first, *factors = (ctx.store(np.array([[power]])) for power in zip(*neighbours.values(), strict=True))
+    weights = first
+    for factor in factors:
+        weights = calc("Add", calc("Mul", weights, part), factor)
+    inside = ctx.make("Cast", calc("Equal", index, place), to=ctx.build.dtype(at))
+    return ctx.make("Cast", index, to="int64"), calc("Mul", inside, weights)
+
+
+def _padded(ctx: Context, at: str, extent: int) -> str:
+    """Return where places outside of an axis are read, if that is not padded by zeros.
+
+    As in PyTorch a place at the border has no gradient.
+    """
+    calc, last, padding = partial(_calc, ctx), extent - 1.0, ctx.attr("padding_mode", "zeros")
+    if padding == "zeros":
+        return at
+    least = 0.0 if ctx.attr("align_corners", 0) else -0.5
+    span = last - 2 * least
+    if padding == "reflection" and span:
+        far = ctx.make("Abs", calc("Sub", at, least))
+        flips = ctx.make("Floor", calc("Div", far, span))
+        odd = calc("Sub", flips, calc("Mul", ctx.make("Floor", calc("Div", flips, 2.0)), 2.0))
+        rest = calc("Sub", far, calc("Mul", flips, span))
+        back = calc("Mul", odd, calc("Add", calc("Mul", rest, -2.0), span))
+        at = calc("Add", calc("Add", rest, back), least)
+    for op, bound in (("Greater", 0.0), ("Less", last)):
+        at = ctx.make("Where", calc(op, at, bound), at, ctx.number(bound, at))
+    return at
 
 
 RESIZING: dict[str, Lower] = {"Resize": _resize, "Upsample": _resize, "GridSample": _grid_sample}
