@@ -7,6 +7,7 @@ import platform
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -126,9 +127,17 @@ def _status_bytes() -> dict[str, int]:
 
 def anonymous_bytes() -> int:
     """Return the bytes of this process that are resident now, without mapped files."""
-    with Path("/proc/self/statm").open("rb", buffering=0) as file:
-        resident, shared = map(int, file.read().split()[1:3])
+    resident, shared = map(int, os.pread(_statm(os.getpid()), 128, 0).split()[1:3])
     return (resident - shared) * _PAGE_BYTES
+
+
+@cache
+def _statm(pid: int) -> int:
+    """A descriptor of the process's own sizes, which stays open: to ask is one call of the system, not three.
+
+    A process that was forked needs one of its own.
+    """
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def most_taken_bytes(call: Callable[[], object]) -> int | None:

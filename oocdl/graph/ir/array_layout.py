@@ -54,7 +54,13 @@ def ordered(make: Callable[..., Array], shape: tuple[int, ...], dtype: npt.DType
 
 def as_numbered(stored: Array, order: Order) -> Array:
     """View ``stored``, whose axes are in ``order``, with its axes in the order of their numbers."""
-    return stored.transpose(np.argsort(order)) if order else stored
+    return stored.transpose(_inverse(order)) if order else stored
+
+
+@cache
+def _inverse(order: Order) -> Order:
+    """The place of each axis in ``order``: units ask for few orders, and many times."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def as_stored(array: Array, order: Order) -> Array:
