@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -57,6 +58,8 @@ class _Segment:
         self.size = size
         self.holes = [_Hole(0, size, warm=False)]
         """By address; two holes that touch are not both warm, nor both cold."""
+        self.longest = size
+        """Bytes of the longest run of holes: nothing larger finds a place."""
 
     @property
     def is_unused(self) -> bool:
@@ -69,6 +72,10 @@ class _Segment:
         last = (self.address + stop) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - self.address
         if last > first and hasattr(mmap, advice):
             self.mapping.madvise(getattr(mmap, advice), first, last - first)
+
+    def _set(self, holes: list[_Hole]) -> None:
+        self.holes = holes
+        self.longest = max((run[-1].stop - run[0].start for run in self.runs()), default=0)
 
     def runs(self) -> Iterator[list[_Hole]]:
         """Yield the holes in groups that touch each other."""
@@ -100,7 +107,7 @@ class _Segment:
                 left.append(_Hole(hole.start, start, hole.warm))
             if hole.stop > stop:
                 left.append(_Hole(stop, hole.stop, hole.warm))
-        self.holes = left
+        self._set(left)
 
     def leave(self, start: int, size: int, warm: bool = True) -> None:
         """Make a hole where an array was, joined with those of its kind that it touches."""
@@ -112,7 +119,7 @@ class _Segment:
                 joined[-1] = _Hole(last.start, hole.stop, hole.warm)
             else:
                 joined.append(hole)
-        self.holes = joined
+        self._set(joined)
 
     def cool(self, hole: _Hole, size: int) -> None:
         """Give the pages of the last ``size`` bytes of a hole back to the system."""
@@ -123,23 +130,20 @@ class _Segment:
         self.leave(start, size, warm=False)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A position at which a new array could lie."""
-
-    segment: _Segment
-    start: int
-    cold: int
-    """Bytes of the array that have no pages yet."""
-    slack_bytes: int
-    """Bytes of the run of holes that would be left around the array."""
+_Place = tuple[int, int, int]
+"""A position at which a new array could lie; the least is the best. Bytes of the array that have no pages
+yet, bytes of the run of holes that would be left around it (long runs stay long), and where it starts."""
 
 
 def _places(segment: _Segment, size: int) -> Iterator[_Place]:
     """Yield positions in each run of holes that is long enough: its ends, and those of its warm holes."""
     for run in segment.runs():
         first, last = run[0].start, run[-1].stop
-        if last - first < size:
+        slack = last - first - size
+        if slack < 0:
+            continue
+        if len(run) == 1:  # as most are: one end is as good as the other
+            yield (0 if run[0].warm else size), slack, first
             continue
         starts = {first, last - size}
         for hole in run:
@@ -153,7 +157,7 @@ def _places(segment: _Segment, size: int) -> Iterator[_Place]:
                 for at, sign in ((start + size, 1), (start, -1)):
                     index = bisect_right(begins, at) - 1
                     warm += sign * (before[index] + (at - begins[index]) * run[index].warm)
-                yield _Place(segment, start, size - warm, last - first - size)
+                yield size - warm, slack, start
 
 
 class _Block:
@@ -227,18 +231,24 @@ class Pool:
 
     def _take(self, size: int) -> tuple[_Segment, int, int]:
         self._drain()
-        places = [place for segment in self._segments for place in _places(segment, size)]
-        if not places:
+        best = self._best(size)
+        if best is None:
             self._segments.append(_Segment(max(size, SEGMENT_BYTES)))
-            places = list(_places(self._segments[-1], size))
-        # The fewest new pages; then the tightest, so that long holes stay long.
-        best = min(places, key=lambda place: (place.cold, place.slack_bytes, place.start))
-        best.segment.take(best.start, size)
-        if best.cold:
-            self._cool(self.mapped_bytes + best.cold - self.capacity_bytes)
-            self._before_mapping(best.cold)
-            self.mapped_bytes += best.cold
-        return best.segment, best.start, size
+            best = self._best(size)
+            assert best is not None, "a new segment has room"
+        (cold, _, start), segment = best
+        segment.take(start, size)
+        if cold:
+            self._cool(self.mapped_bytes + cold - self.capacity_bytes)
+            self._before_mapping(cold)
+            self.mapped_bytes += cold
+        return segment, start, size
+
+    def _best(self, size: int) -> tuple[_Place, _Segment] | None:
+        """Where an array fits best, of equal places in the oldest segment; None if it fits nowhere."""
+        roomy = (segment for segment in self._segments if segment.longest >= size)
+        found = ((place, segment) for segment in roomy for place in _places(segment, size))
+        return min(found, key=itemgetter(0), default=None)
 
     def _drain(self) -> None:
         while True:
