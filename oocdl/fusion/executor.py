@@ -14,7 +14,7 @@ from typing import Generic, Protocol
 
 from oocdl.fusion.blockwise import A, Blockwise, Into
 from oocdl.fusion.grouping import Chain
-from oocdl.fusion.loop_nest import Fused, View, fuse
+from oocdl.fusion.loop_nest import Fused, Placed, View, fuse
 from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
@@ -76,6 +76,10 @@ class AnyChainStep(ABC, Generic[A]):
             """Slots whose values are computed from sums: those of the loop, or those of all blocks."""
         else:
             self.summed = {slot for slots in self.plan.parts for slot in slots}
+        self._outside = [(key, column) for key, column in self.columns.items() if isinstance(key, tuple)]
+        """Operands from outside, each with its column."""
+        self._known: dict[tuple[int, Shape, Shape], tuple[int, tuple[int, ...]]] = {}
+        """Column, shape and strides of a slot's array -> where the operand begins in it, and its strides."""
         self.full = made - self.summed
         """Slots whose values are written element by element."""
 
@@ -118,19 +122,11 @@ class AnyChainStep(ABC, Generic[A]):
             self._run_blocks(self.plan, slots, places)
 
     def _run_fused(self, fused: Fused, slots: dict[int, A], places: Mapping[int, A]) -> None:
-        operands = {
-            column: self._operand(slots[key[0]], key[1], key[2])
-            for key, column in self.columns.items()
-            if isinstance(key, tuple)
+        copies: list[A] = []
+        placed = {
+            column: self._place(fused, column, slots[slot], box, shape, copies)
+            for (slot, box, shape), column in self._outside
         }
-        placed = {}
-        for column in operands:
-            place = fused.place(self._view(operands[column]))
-            if place is None:
-                operands[column] = self._copy(operands[column])
-                place = fused.place(self._view(operands[column]))
-            assert place is not None, "a loop cannot run over a dense array"
-            placed[column] = place
         results: dict[int, A] = {}
         for item in self.chain.members:
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
@@ -144,6 +140,31 @@ class AnyChainStep(ABC, Generic[A]):
                 results[slot] = self._of_numpy(total, dtype)
         for item in self.chain.members:
             self._keep(item, results, slots)
+
+    def _place(
+        self, fused: Fused, column: int, array: A, box: Crop | None, shape: Shape, copies: list[A]
+    ) -> Placed:
+        """Tell how a column's operand lies; ``array`` is its slot's, ``copies`` keeps what had to be copied.
+
+        An operand is a view nearly always, and lies as it did the last time.
+        """
+        view = self._view(array)
+        key = (column, view.shape, view.strides)
+        if key in self._known:
+            offset, steps = self._known[key]
+            return Placed(view.address + offset, steps)
+        operand = self._operand(array, box, shape)
+        place = fused.place(self._view(operand))
+        if place is None:
+            operand = self._copy(operand)
+            place = fused.place(self._view(operand))
+        assert place is not None, "a loop cannot run over a dense array"
+        offset = place.address - view.address
+        if view.holds(offset):
+            self._known[key] = offset, place.steps
+        else:
+            copies.append(operand)
+        return place
 
     def _run_blocks(self, plan: BlockPlan[A], slots: dict[int, A], places: Mapping[int, A]) -> None:
         columns: list[list[A]] = [[]] * len(self.columns)

@@ -38,6 +38,11 @@ class View(NamedTuple):
     strides: tuple[int, ...]
     """Bytes between neighbours along each axis."""
 
+    def holds(self, offset: int) -> bool:
+        """Whether so many bytes from the first element is within the array."""
+        last = sum((extent - 1) * step for extent, step in zip(self.shape, self.strides, strict=True))
+        return 0 <= offset <= last
+
 
 class Placed(NamedTuple):
     """The address of an array, and its strides along the axes of the loop."""
@@ -136,6 +141,15 @@ class _Call:
     """Where on the axis of the lanes the call begins."""
 
 
+class _Ready(NamedTuple):
+    """A call with all but the addresses of arrays."""
+
+    code: Code
+    arguments: Array
+    addresses: Array
+    """Which of the arguments are addresses; they hold what is to be added to those of the arrays."""
+
+
 @dataclass(frozen=True, eq=False)
 class Fused:
     """A chain as a loop, which is compiled for the strides of its operands when they are first seen."""
@@ -151,6 +165,8 @@ class Fused:
     totals: tuple[_Total, ...]
     nest: _Nest
     codes: dict[tuple[object, ...], Code]
+    ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]]
+    """Strides of all columns -> the calls for arrays that lie so."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -197,26 +213,38 @@ class Fused:
         Returns each reduction with its results, as float64 in the shape that the chain gives them.
         """
         sums = [np.zeros(shape) for shape in self._kept_shapes]
-        for call in self._calls:
-            arguments = self._arguments(call, arrays, sums)
-            code = self._code(call, arguments)
-            code(arguments.ctypes.data)
+        placed = [arrays[column] for column in (*self.reads, *self.writes)]
+        addresses = [array.address for array in placed]
+        for array in sums:
+            address, step = array.ctypes.data, array.strides[0]
+            addresses += range(address, address + step * len(array), step)
+        for ready in self._ready([array.steps for array in placed], sums):
+            arguments = ready.arguments.copy()
+            arguments[ready.addresses] += addresses
+            ready.code(arguments.ctypes.data)
         return [
             (total.item, self._result(total, array)) for total, array in zip(self.totals, sums, strict=True)
         ]
 
-    def _arguments(self, call: _Call, arrays: Mapping[int, Placed], sums: Sequence[Array]) -> Array:
+    def _ready(self, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> tuple[_Ready, ...]:
+        """Return the calls for columns with these strides, worked out once: a loop runs many times."""
+        key = tuple(steps)
+        if key not in self.ready:
+            self.ready[key] = tuple(self._call(call, steps, sums) for call in self._calls)
+        return self.ready[key]
+
+    def _call(self, call: _Call, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> _Ready:
         extents = [group.extent for group in self.nest.outer]
-        lines = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
-        for column in (*self.reads, *self.writes):
-            lines.append(self._fields(arrays[column], call))
+        head = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
+        lines = [self._fields(Placed(0, each), call) for each in steps]
         for array in sums:
             outer = [
                 step if n > 1 else 0 for step, n in zip(array.strides[1:-1], array.shape[1:-1], strict=True)
             ]
-            for plane in array:
-                lines.append([plane.ctypes.data, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8])
-        return np.array([number for line in lines for number in line], np.int64)
+            lines += [[0, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8]] * len(array)
+        arguments = np.array([number for line in head + lines for number in line], np.int64)
+        addresses = len(head[0]) + FIELDS_PER_ARRAY * np.arange(len(lines))
+        return _Ready(self._code(call, arguments), arguments, addresses)
 
     def _fields(self, array: Placed, call: _Call) -> list[int]:
         """Return an array's address and its strides along all axes that a loop has."""
@@ -296,7 +324,7 @@ def fuse(
     if nest is None or any(len(key[2]) > rank for key in outside.values()):
         return None
     writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
-    return Fused(chain, dtypes, tuple(ops), tuple(outside), writes, tuple(totals), nest, {})
+    return Fused(chain, dtypes, tuple(ops), tuple(outside), writes, tuple(totals), nest, {}, {})
 
 
 def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
