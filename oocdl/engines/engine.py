@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from oocdl.engines.registry import ENGINES, DeviceEntry
@@ -24,12 +24,19 @@ from oocdl.graph.ir.program_cost import ProgramScratch
 class Compiled(Protocol):
     """A compiled program, which can be run by several threads at once."""
 
-    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+    def __call__(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array] | None = None,
+        rooms: Mapping[int, Array] | None = None,
+    ) -> list[Array]:
         """Run the program on arrays of ``Program.inputs``; returns arrays of ``Program.outputs``, in order.
 
         ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in
         memory as ``Program.output_orders`` has it; None: new ones. ``arrays`` may lie in any way,
-        and are best as ``Program.orders`` has it.
+        and are best as ``Program.orders`` has it. ``rooms`` are arrays, by number of an input that the
+        program writes over and with the input's shape, dtype and order: it writes there instead, and the
+        input may be read-only.
         """
         ...
 

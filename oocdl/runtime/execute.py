@@ -101,7 +101,12 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     begun = perf_counter()
     with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
-        arrays = [_gather(context, held, plan_id, read, info, chunks) for read in call.reads]
+        arrays, rooms, lent = [], {}, None
+        for index, wanted in enumerate(call.reads):
+            lent = _lent(held, wanted, chunks)
+            if lent is not None:
+                rooms[index] = held.empty(lent.shape, lent.dtype, wanted.order)
+            arrays.append(lent if lent is not None else _gather(context, held, plan_id, wanted, info, chunks))
         results = [
             held.empty(region_shape(region), dtype, order)
             for (_, region), dtype, order in zip(
@@ -111,10 +116,10 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         gathered = perf_counter()
         with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
-            program(arrays, results)
+            program(arrays, results, rooms)
         computed = perf_counter()
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
-        del arrays
+        del arrays, rooms, lent
         _add_partial_sums(held, call, results, chunks)
         if context.deliver is not None:
             for (name, region), array in zip(call.unit.makes, results, strict=True):
@@ -246,6 +251,14 @@ def _add_partial_sums(
         combine(how, before, partial_sum[1], own, call.unit.counts[index])
         for member, array in zip(members, before, strict=True):
             results[member] = array
+
+
+def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | None:
+    """An input that is written over, where it lies in RAM: with a room beside it, it need not be copied."""
+    if not (read.overwritten and read.parts.is_one):
+        return None
+    piece = chunks[read.first]
+    return held.lend(piece) if piece.region == read.region else None
 
 
 def _gather(

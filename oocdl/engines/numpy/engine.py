@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -115,7 +115,11 @@ class NumpyEngine:
         program = without_group_axes(program)
         endings = _endings(program)
 
-        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
             # Infinities and what is not a number are values like others here.
             with np.errstate(all="ignore"):

@@ -6,7 +6,7 @@ of every one of them. What is left between them becomes sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,7 +178,11 @@ class OnnxRuntimeEngine:
         written |= set(direct.values())
         rest = [n for n, item in enumerate(program.outputs) if item.slot not in made]
 
-        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
             slots: Slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}

@@ -142,7 +142,9 @@ class ChainStep(AnyChainStep[Tensor]):
             assert place.data_ptr() == places[slot].data_ptr(), "a result would go to a copy of its place"
             return place
         if slot in self.reuse:
-            old = self._seen(slots[self.reuse[slot]], kind[0])
+            reused = self.reuse[slot]
+            # An input may have a place, too: the one that is written instead of it.
+            old = self._seen(places.get(reused, slots[reused]), kind[0])
             if old.is_contiguous() and old.dtype == getattr(torch, kind[1]):
                 return old
         return self._empty(*kind)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -173,7 +173,11 @@ class TorchDeviceEngine:
         steps = [Step(item, (), on_device=True) for item in program.instructions]
         dying = _dying(program)
 
-        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
             use_threads(self.threads_per_kernel)
             with self._stream() as stream:

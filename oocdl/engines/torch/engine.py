@@ -279,9 +279,14 @@ class TorchEngine:
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
-        def call(arrays: Sequence[Array], outs: Sequence[Array] | None = None) -> list[Array]:
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
             outs = empty_outputs(program) if outs is None else outs
-            for number in own:
+            rooms = rooms or {}
+            for number in own - rooms.keys():
                 if not np.asarray(arrays[number]).flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
             use_threads(self.threads_per_kernel)
@@ -291,6 +296,7 @@ class TorchEngine:
                     for slot, array in zip(program.inputs, arrays, strict=True)
                 }
                 places = {slot: shared(outs[number]) for slot, number in direct.items()}
+                places |= {program.inputs[number]: shared(room) for number, room in rooms.items()}
 
                 def put(numbers: Iterable[int]) -> None:
                     for number in numbers:

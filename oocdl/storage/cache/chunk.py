@@ -173,7 +173,11 @@ class Chunk:
 
     def array(self) -> Array:
         """Return the array in RAM, read-only and not copied; ValueError if no reservation pins the chunk."""
-        view = self.home.view(self.slot).view()
+        return self.seen(self.home.view(self.slot))
+
+    def seen(self, stored: Array) -> Array:
+        """``stored``, which has the chunk's elements as they lie, read-only and with axes as numbered."""
+        view = stored.view()
         view.flags.writeable = False
         return as_numbered(view, self.order)
 

@@ -41,6 +41,7 @@ class Reservation:
     def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk]) -> None:
         self._tier, self._claim = tier, claim
         self._pins = pins  # holding the handles keeps the chunks alive
+        self._lent: list[Chunk] = []
 
     @property
     def left(self) -> int:
@@ -54,6 +55,17 @@ class Reservation:
         memory; empty, they lie as they are numbered.
         """
         return ordered(self._tier._pool.empty, shape, dtype, order)
+
+    def lend(self, chunk: Chunk) -> Array | None:
+        """Return the array of a chunk that happens to be in RAM, read-only, to stay there until ``release``.
+
+        None if it is not there, or is wanted to leave because others wait for memory.
+        """
+        found = self._tier._lend(chunk.slot) if chunk.home is self._tier else None
+        if found is None:
+            return None
+        self._lent.append(chunk)
+        return chunk.seen(found)
 
     def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
         """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
@@ -69,8 +81,8 @@ class Reservation:
 
     def release(self) -> None:
         """Unpin the chunks and give back the bytes that are left. May be called twice."""
-        self._tier._release(self._claim)
-        self._pins = ()
+        self._tier._release(self._claim, [chunk.slot for chunk in self._lent])
+        self._pins, self._lent = (), []
 
     def __enter__(self) -> Reservation:
         return self
@@ -285,8 +297,17 @@ class Tier:
             self._changed.notify_all()
         return made
 
-    def _release(self, claim: Claim[Slot]) -> None:
+    def _lend(self, slot: Slot) -> Array | None:
         with self._changed:
+            if slot.array is None or self._ledger.line:
+                return None
+            self._ledger.hold(slot)
+            return slot.array
+
+    def _release(self, claim: Claim[Slot], lent: Iterable[Slot]) -> None:
+        with self._changed:
+            for slot in lent:
+                self._ledger.let_go(slot)
             self._scratch_bytes -= claim.scratch_bytes
             self._pool.capacity_bytes = self._paged_bytes()
             self._ledger.release(claim)

@@ -102,6 +102,29 @@ def test_what_may_only_be_read_is_not_written_over() -> None:
         get_engine("torch").compile(program)(arrays)
 
 
+def test_a_room_is_written_instead_of_an_input() -> None:
+    program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
+    run, arrays = get_engine("torch").compile(program), arrays_of(program)
+    (wanted,) = run([arrays[0].copy(order="K"), *arrays[1:]])
+    before, room = arrays[0].copy(order="K"), np.zeros_like(arrays[0])
+    arrays[0].flags.writeable = False
+    (found,) = run(arrays, None, {0: room})
+    assert np.array_equal(found, wanted) and np.array_equal(arrays[0], before)
+    assert room.any() and not np.array_equal(room, before)
+
+
+def test_operands_may_lie_otherwise_each_time() -> None:
+    program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
+    run, arrays = get_engine("torch").compile(program), arrays_of(program)
+    wide = np.zeros((*arrays[3].shape, 3), arrays[3].dtype)
+    wide[..., 1] = arrays[3]
+    (wanted,) = run([arrays[0].copy(order="K"), *arrays[1:]])
+    for scale in (wide[..., 1], arrays[3], wide[..., 1]):
+        assert scale.strides != arrays[3].strides or scale is arrays[3]
+        (found,) = run([arrays[0].copy(order="K"), *arrays[1:3], scale])
+        assert np.array_equal(found, wanted)
+
+
 def test_an_input_that_is_read_again_is_left_alone() -> None:
     """By a later chain, or as a result."""
     first = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))

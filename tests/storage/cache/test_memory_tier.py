@@ -128,6 +128,23 @@ def test_pinned_chunks_stay(tier: Tier) -> None:
         assert other.slot.array is None
 
 
+def test_a_chunk_in_memory_is_lent_unless_others_wait(tier: Tier) -> None:
+    lent, other = put(tier, 1.0), put(tier, 2.0)
+    with tier.reserve(0) as unit, ThreadPoolExecutor(1) as pool:
+        found = unit.lend(lent)
+        assert found is not None and found[0] == 1.0 and not found.flags.writeable
+        pool.submit(lambda: tier.reserve(6000).release()).result(5)  # what is lent stays
+        assert other.slot.array is None and unit.lend(other) is None
+        assert lent.slot.array is not None
+        waits = pool.submit(lambda: tier.reserve(8000).release())
+        until(lambda: len(tier._ledger.line) == 1)
+        assert unit.lend(lent) is None
+        del found
+        unit.release()
+        waits.result(5)
+    assert lent.slot.array is None
+
+
 def test_first_come_first_served(tier: Tier) -> None:
     order: list[int] = []
 
