@@ -15,12 +15,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.layers import Group, Grouping, final_values
 from oocdl.graph.transforms.factorize import Cell, Factored
 
 SWEEPS = 3
 """Sweeps of the local search; the models measured settle in two."""
+DATASET_ROLES = (Role.INPUT, Role.TARGET)
+DATASET_READ_COST = 8
+"""Bytes that could move between layers while one of the dataset is read: chunks are decoded one at a time, at
+some 0.5 GB/s, and arrays are copied by each thread at several."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +56,10 @@ class _Search:
     def __init__(self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]) -> None:
         self.factored, self.grouping = factored, grouping
         self.classes, self.cuts = classes, cuts
-        self.nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
+        self.nbytes = {
+            name: value.nbytes * (DATASET_READ_COST if value.role in DATASET_ROLES else 1)
+            for name, value in factored.graph.values.items()
+        }
         self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
         self.place = {cell.node.name: place for place, cell in enumerate(factored.cells)}
         self.cheap: dict[str, tuple[str, ...]] = {}

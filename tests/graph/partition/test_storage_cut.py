@@ -14,7 +14,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.partition.layers import Grouping, final_values, group, heavy_nodes
-from oocdl.graph.partition.storage_cut import choose_stored
+from oocdl.graph.partition.storage_cut import DATASET_READ_COST, choose_stored
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops import RULES
 
@@ -86,8 +86,8 @@ def small_of_large(d: Drawing) -> Factored:
     return d.factored(found)
 
 
-def only_sources(d: Drawing) -> Factored:
-    """What is made of one input alone is recomputed from it, however many read it."""
+def of_an_input(d: Drawing) -> Factored:
+    """What is made of an input that several read is stored: the dataset would be decoded for each."""
     x = d.cheap(d.input())
     return d.factored(d.heavy(x), d.heavy(d.cheap(x)), d.heavy(d.cheap(d.cheap(x))))
 
@@ -103,15 +103,23 @@ DRAWINGS: dict[Callable[[Drawing], Factored], bool] = {
     fan_out: True,
     residual_stream: True,
     small_of_large: True,
-    only_sources: False,
+    of_an_input: True,
     kept_result: False,
 }
 """Whether it pays to store more than heavy results, and what has to be."""
 
 
+def costs(factored: Factored) -> dict[str, int]:
+    """Bytes that could move while a value is read."""
+    return {
+        name: value.nbytes * (DATASET_READ_COST if value.role is Role.INPUT else 1)
+        for name, value in factored.graph.values.items()
+    }
+
+
 def traffic(factored: Factored, grouping: Grouping, home: Mapping[str, int]) -> int:
-    """Bytes that all layers read and write where the values in ``home`` are stored, each in its layer."""
-    nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
+    """The costs of all that layers read and write where the values in ``home`` are stored there."""
+    nbytes = costs(factored)
     inputs = {view.value: [v.value for v in cell.inputs] for cell in factored.cells for view in cell.outputs}
     anchors = {
         view.value: found.index
@@ -161,7 +169,7 @@ def test_no_other_choice_moves_fewer_bytes(draw: Callable[[Drawing], Factored]) 
     classes = find_classes(factored)
     grouping = group(factored, classes, heavy_nodes(factored, RULES), ())
     layers = choose_stored(factored, grouping, classes, ())
-    nbytes = {name: value.nbytes for name, value in factored.graph.values.items()}
+    nbytes = costs(factored)
     moved = sum(nbytes[name] for layer in layers for name in (*layer.reads, *layer.stores))
     assert moved == min(traffic(factored, grouping, home) for home in choices(factored, grouping))
     assert (moved < traffic(factored, grouping, {})) == DRAWINGS[draw]
