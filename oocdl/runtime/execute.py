@@ -149,7 +149,8 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
         width = len(call.values)
         total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
         for number, elements in enumerate(call.counts[1:], 1):
-            arrays = [_copy(held, chunk) for chunk in chunks[number * width : (number + 1) * width]]
+            others = chunks[number * width : (number + 1) * width]
+            arrays = [_in_place_or_copied(held, chunk) for chunk in others]
             combine(call.combine, total, count, arrays, elements)
             count += elements
         if context.deliver is not None:
@@ -186,6 +187,12 @@ def _copy(held: Reservation, chunk: Chunk) -> Array:
     out = held.empty(chunk.shape, chunk.dtype, chunk.order)
     chunk.read(chunk.region, out)
     return out
+
+
+def _in_place_or_copied(held: Reservation, chunk: Chunk) -> Array:
+    """All of a chunk, to be read only."""
+    lent = held.lend(chunk)
+    return _copy(held, chunk) if lent is None else lent
 
 
 def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:

@@ -7,7 +7,7 @@ The acquire protocol, which cannot deadlock as long as the largest unit fits:
 * whatever no reservation pins can always be evicted, by threads that are not tasks
   and need no memory (they write straight from the chunk's array).
 
-One lock guards all state; it is never held during I/O or copying.
+One lock guards all state; it is never held during I/O or copying, but of what is small.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import BudgetError
-from oocdl.graph.ir.array_layout import Order, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost, set_home
 from oocdl.storage.cache.io_threads import Mover
@@ -248,6 +248,9 @@ class Tier:
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
         with self._changed:
+            if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
+                out[...] = slot.array[tuple(slice(*axis) for axis in box)]
+                return
             found = slot.array is not None or not self._ledger.promote(slot)
         if not found:
             self._mover.load(slot)
