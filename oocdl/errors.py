@@ -91,5 +91,9 @@ class NonFiniteError(OocdlError):
     exit_code = 4
 
 
+class IndexRangeError(InputError):
+    """A network has computed an index that is outside of what it names; tells node and index."""
+
+
 class GraphError(OocdlError):
     """A transform of the compiler has made a graph that is not sound: a defect of oocdl, not of the model."""

@@ -46,6 +46,7 @@ INNER = {
         "registry",
         "engine",
         "convolution",
+        "indices",
         "recurrent",
         "ctc",
         "attention",

@@ -18,6 +18,7 @@ import numpy as np
 from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.engine import Engine
+from oocdl.engines.indices import IndexOutside
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
@@ -26,6 +27,7 @@ from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
+from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
@@ -116,7 +118,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         gathered = perf_counter()
         with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
-            program(arrays, results, rooms)
+            try:
+                program(arrays, results, rooms)
+            except IndexOutside as error:
+                factored = context.sources[plan_id].factored
+                raise index_error(error, call, factored, info.indices) from error
         computed = perf_counter()
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays, rooms, lent

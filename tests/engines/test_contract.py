@@ -13,6 +13,7 @@ import torch
 from oocdl.engines import registry
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, get_engine, resolve
+from oocdl.engines.indices import IndexOutside
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -129,6 +130,39 @@ def test_an_engine_that_wants_planes_sorts_them(case: Case, name: str) -> None:
                 assert error(got, want) <= case.tolerance
             else:
                 np.testing.assert_array_equal(got, want)
+
+
+TABLE, NARROW, WIDE_ROWS = (5, 3), (2, 5), (2, 5, 3)
+
+
+@pytest.mark.parametrize("index", [5, -6, 2**40])
+@pytest.mark.parametrize(
+    ("op", "batch", "table", "result"),
+    [
+        ("Gather", 0, TABLE, (2, 4, 3)),
+        ("Gather", 1, NARROW, (2, 4)),
+        ("Gather", 1, WIDE_ROWS, (2, 4, 3)),
+        ("GatherGrad", 0, (2, 4, 3), TABLE),
+        ("GatherGrad", 1, (2, 4), NARROW),
+        ("GatherGrad", 1, (2, 4, 3), WIDE_ROWS),
+        ("LastAt", 0, None, (5,)),
+        ("LastAt", 1, None, (2, 5)),
+    ],
+)
+def test_an_index_outside_of_its_table_is_told(
+    engine: Engine, op: str, batch: int, table: tuple[int, ...] | None, result: tuple[int, ...], index: int
+) -> None:
+    ids = np.array([[0, 4, -5, 1], [2, 2, 3, -1]])
+    arrays: list[Array] = [] if table is None else [noise(*table).astype("f4")]
+    arrays.insert(len(arrays) if op == "Gather" else 0, ids)
+    kind = "int64" if op == "LastAt" else "float32"
+    made = single(op, arrays, [(result, kind)], {"batch": batch, "rows": 5}, key=f"{op} {batch} {table}")
+    run = engine.compile(made)
+    assert run(arrays)[0].shape == result
+    ids[1, 2] = index
+    with pytest.raises(IndexOutside) as caught:
+        run(arrays)
+    assert (caught.value.slot, caught.value.index, caught.value.rows) == (len(arrays), index, 5)
 
 
 def test_block(engine: Engine) -> None:

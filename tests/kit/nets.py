@@ -55,6 +55,13 @@ def write_lookup(path: Path, nodes: Sequence[NodeProto] = (), opset: int = 17) -
     return path
 
 
+def add_constants(path: Path, constants: Mapping[str, Array]) -> None:
+    """Add whole numbers that are known before a run to a model on disk."""
+    model = load_onnx(str(path))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    save_onnx(model, str(path))
+
+
 def mlp_weights(sizes: Sequence[int] = (6, 8, 3), seed: int = 0) -> dict[str, Array]:
     """w1, b1, w2, b2 as in ``write_mlp``."""
     random = np.random.default_rng(seed)

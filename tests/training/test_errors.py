@@ -20,6 +20,7 @@ from oocdl.config import parse_bytes
 from oocdl.errors import (
     BudgetError,
     DatasetError,
+    IndexRangeError,
     InputError,
     ModelError,
     OocdlError,
@@ -301,6 +302,51 @@ def test_an_id_outside_its_table(tmp_path: Path, id: int) -> None:
     words = ["fit", str(model), str(data), "--loss", "mse", "--engine", "onnxruntime", "--no-progress"]
     code = app.run_command([*words, "--workdir", str(tmp_path / "cli.run")], debug=False)
     assert code == DatasetError.exit_code == 2
+
+
+LOOKUPS = {
+    "embedding": ("Gather", ["w", "i"], {}),
+    "elements": ("GatherElements", ["w", "i"], {"axis": 0}),
+    "nd": ("GatherND", ["w", "pairs"], {}),
+    "scatter": ("ScatterND", ["w", "wide", "x"], {}),
+    "scatter elements": ("ScatterElements", ["w", "i", "x"], {}),
+    "largest": ("ScatterND", ["w", "wide", "x"], {"reduction": "max"}),
+}
+"""What -> operator, operands, attributes; ``w`` has five rows."""
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("kind", LOOKUPS)
+def test_an_index_that_is_computed_outside_of_its_table(tmp_path: Path, kind: str, engine: str) -> None:
+    op, operands, attrs = LOOKUPS[kind]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], "to_ids", to=7),
+        helper.make_node("Unsqueeze", ["i", "last"], ["column"], "column"),
+        helper.make_node("Sub", ["column", "column"], ["zeros"], "zeros"),
+        helper.make_node("Concat", ["column", "zeros"], ["pairs"], "pairs", axis=2),
+        helper.make_node("Slice", ["i", "at0", "at1", "axis1"], ["wide"], "first"),
+        helper.make_node(op, operands, ["found"], "odd", **attrs),
+        helper.make_node("ReduceSum", ["found"], ["sum"], "total", keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"], "end"),
+    ]
+    weights = {"w": np.ones((5, 4))}
+    model = nets.save(tmp_path / "m.onnx", nodes, weights, ["b", 4], {"y": ["b", 4]})
+    constants = {"last": [2], "at0": [0], "at1": [1], "axis1": [1]}
+    nets.add_constants(model, {name: np.array(value) for name, value in constants.items()})
+    x = np.arange(12 * 4).reshape(12, 4) % 4 + 0.5
+    x[3, 0] = -5.5  # counts from the end, as ONNX says
+    x[7, 0] = 7.5
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x.astype("f4"), "y": np.zeros((12, 4), "f4")})
+    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": "mse", "steps": 5, "commit_seconds": 0}
+    message = (
+        r"node 'odd.*' is given index 7 for an axis of 5 \(dataset rows \[(6, )?7\]\); indices that a "
+        "network computes have to be -5 to 4: clip them"
+    )
+    options |= {"engine": engine, "lr": 0.0}
+    refused(IndexRangeError, message, lambda: oocdl.fit(model, data, **options))
+    run = oocdl.open(model.with_suffix(".run"))
+    assert run.steps == 3
+    refused(IndexRangeError, message, lambda: run.predict(data, tmp_path / "out.zarr", memory="2GiB"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

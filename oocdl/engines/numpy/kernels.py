@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines import attention, ctc, recurrent
+from oocdl.engines.indices import check_indices
 from oocdl.engines.numpy import windows
 from oocdl.engines.numpy.record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
@@ -165,6 +166,7 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def _tables(ids: Array, item: Instruction) -> tuple[int, tuple[Array, Array]]:
     """How many tables there are, and the index of each place: its table, and its row."""
+    check_indices(item, ids)
     count = prod(ids.shape[: int(item.attrs.get("batch", 0))])
     return count, (np.arange(count)[:, None], ids.reshape(count, -1))
 

@@ -17,7 +17,7 @@ from oocdl.engines.ort.chain import ChainStep, crop
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.nchwc.conv_step import ConvStep, suits_blocks
 from oocdl.engines.ort.nchwc.last_step import ChannelsLastStep, suits_channels_last
-from oocdl.engines.ort.steps import Kinds, NumpyStep, SessionStep, Slots, suits_numpy
+from oocdl.engines.ort.steps import Kinds, NumpyStep, SessionStep, Slots, indices_of, suits_numpy
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
@@ -69,8 +69,11 @@ def _joined(groups: Sequence[Group], channels_last: Collection[int]) -> list[Cha
             or suits_blocks(group, channels_last)
             or suits_channels_last(group, channels_last)
         )
-        last = found[-1] if session else None
-        if isinstance(last, list) and not alone:
+        last = found[-1] if session and not alone else None
+        indices = indices_of(group)
+        if isinstance(last, list) and not (
+            indices and any(indices.slot in item.outputs for item in last)  # a session's are read before it
+        ):
             last.append(group)
         else:
             found.append([group])

@@ -165,10 +165,10 @@ KERNELS: Mapping[str, Kernel] = {
         op: left_to_numpy(_sequential(run))
         for op, run in {**recurrent.KERNELS, **ctc.KERNELS, **attention.KERNELS}.items()
     },
-    "Gather": left_to_sessions(lookup.gather),
-    "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True),
+    "Gather": left_to_sessions(lookup.gather, indices=1),
+    "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True, indices=0),
     "Top": left_to_sessions(lookup.top),
-    "LastAt": left_to_sessions(lookup.last_at, one_thread=True),
+    "LastAt": left_to_sessions(lookup.last_at, one_thread=True, indices=0),
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_numpy(_resample),
     "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),

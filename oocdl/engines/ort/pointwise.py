@@ -290,8 +290,8 @@ def _emit_normalize(emit: Emitter, args: list[Val], instruction: Instruction) ->
     return [emit("Mul", emit("Sub", x, mean), emit("Reciprocal", deviation))]
 
 
-def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
-    """An operator that NumPy has no fast loop for; ``one_thread``: see ``Kernel``."""
+def left_to_sessions(lowering: Lowering, *, one_thread: bool = False, indices: int | None = None) -> Kernel:
+    """An operator that NumPy has no fast loop for; ``one_thread`` and ``indices``: see ``Kernel``."""
     return Kernel(
         lowering=lowering,
         whole=None,
@@ -299,6 +299,7 @@ def left_to_sessions(lowering: Lowering, *, one_thread: bool = False) -> Kernel:
         channels_last=None,
         takes_unpadded=False,
         convolution=None,
+        indices=indices,
         one_thread=one_thread,
     )
 
@@ -312,6 +313,7 @@ def left_to_numpy(bind: Bind) -> Kernel:
         channels_last=None,
         takes_unpadded=False,
         convolution=None,
+        indices=None,
         one_thread=False,
     )
 

@@ -50,5 +50,7 @@ class Kernel:
     """Whether the lowering gets operands without their padding, because it can do without a padded copy."""
     convolution: Convolution | None
     """Given for convolutions and their gradients, which may run on blocks of channels (``nchwc.volumes``)."""
+    indices: int | None
+    """Which operand holds indices that may be outside of their table; None: none does."""
     one_thread: bool
     """Whether sessions with this operator run on one thread: its order of additions depends on threads."""

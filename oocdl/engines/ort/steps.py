@@ -8,10 +8,11 @@ from math import prod
 
 import numpy as np
 
+from oocdl.engines.indices import check_indices
 from oocdl.engines.ort.chain import crop
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.model import model_of
-from oocdl.engines.ort.session import Session
+from oocdl.engines.ort.session import FAILURES, Session
 from oocdl.graph.ir.array_layout import Order, as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import pads_of
@@ -79,8 +80,17 @@ class NumpyStep:
                 slots[slot][...] = out.reshape(slots[slot].shape)
 
 
+def indices_of(item: Instruction) -> Operand | None:
+    """The operand of an instruction that says where it reads or writes, if one does."""
+    place = KERNELS[item.op].indices
+    return None if place is None else item.operands[place]
+
+
 class SessionStep:
-    """A step of instructions that follow each other, as one session."""
+    """A step of instructions that follow each other, as one session.
+
+    Indices that it looks up are not made in it, so that one that is out of range can be found and told.
+    """
 
     def __init__(
         self,
@@ -109,6 +119,8 @@ class SessionStep:
             tuple(outputs),
             tuple((slot, order) for slot, order in kinds.orders.items() if slot in of),
         )
+        looked_up = [(item, indices_of(item)) for item in items]
+        self._lookups = [(item, indices) for item, indices in looked_up if indices is not None]
         model, values = model_of(part)
         threads = 1 if any(KERNELS[item.op].one_thread for item in items) else threads
         names = [f"x{index}" for index in range(len(self._inputs))]
@@ -122,5 +134,10 @@ class SessionStep:
         kept = [self._kinds.empty(slot) for slot in self._kept]
         results = [*(outs[number] for number in self.numbers), *kept]
         stored = [as_stored(a, order) for a, order in zip(results, self._orders, strict=True)]
-        self._session.run(arrays, stored)
+        try:
+            self._session.run(arrays, stored)
+        except FAILURES:
+            for item, indices in self._lookups:
+                check_indices(item, crop(slots[indices.slot], indices.crop))
+            raise
         slots |= dict(zip(self._kept, kept, strict=True))

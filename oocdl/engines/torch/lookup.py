@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from oocdl.engines.indices import check_indices, rows_of
 from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten
@@ -16,19 +17,19 @@ def _batch(instruction: Instruction) -> int:
     return int(instruction.attrs.get("batch", 0))
 
 
-def _wrap(ids: Tensor, extent: int) -> Tensor:
+def _wrap(ids: Tensor, instruction: Instruction) -> Tensor:
     """Flatten indices; negative ones count from the end, others out of range are an error."""
-    flat = ids.reshape(-1)
+    flat, extent = ids.reshape(-1), rows_of(instruction)
     flat = torch.where(flat < 0, flat + extent, flat)
     # embedding_dense_backward does not check, and would write outside of its result.
     if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= extent):
-        raise IndexError(f"an index is outside of a table of {extent} rows")
+        check_indices(instruction, ids.numpy(force=True))
     return flat
 
 
-def _through(ids: Tensor, extent: int, tables: int) -> Tensor:
+def _through(ids: Tensor, instruction: Instruction, tables: int) -> Tensor:
     """Flatten indices into ``tables`` tables, and count their rows from the first to the last table."""
-    flat = _wrap(ids, extent)
+    flat, extent = _wrap(ids, instruction), rows_of(instruction)
     if tables == 1:
         return flat
     first = torch.arange(tables, device=ids.device).mul_(extent).reshape(-1, 1)
@@ -40,7 +41,7 @@ def gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     (table, ids), batch = args, _batch(instruction)
     tables, extent = math.prod(table.shape[:batch]), table.shape[batch]
     rows = table.reshape(tables * extent, *table.shape[batch + 1 :])
-    return [rows.index_select(0, _through(ids, extent, tables)).reshape(instruction.kernel_shapes[0])]
+    return [rows.index_select(0, _through(ids, instruction, tables)).reshape(instruction.kernel_shapes[0])]
 
 
 def gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -48,7 +49,7 @@ def gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
     tables = math.prod(shape[:batch])
     rows = dy.reshape(ids.numel(), math.prod(shape[batch + 1 :]))
-    flat = _through(ids, shape[batch], tables)
+    flat = _through(ids, instruction, tables)
     grad: Tensor = aten.embedding_dense_backward(rows, flat, tables * shape[batch], -1, False)
     return [grad.reshape(shape)]
 
@@ -57,7 +58,7 @@ def gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[T
     """GatherGrad by the kernel that PyTorch promises to be deterministic on any device, if asked to be."""
     (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
     tables, row = math.prod(shape[:batch]), shape[batch + 1 :]
-    flat = _through(ids, shape[batch], tables)
+    flat = _through(ids, instruction, tables)
     grad = dy.new_zeros((tables * shape[batch], *row)).index_add_(0, flat, dy.reshape(-1, *row))
     return [grad.reshape(shape)]
 
@@ -66,7 +67,7 @@ def last_at(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     """The largest place at which each row is named; a maximum, so that no order of writing matters."""
     ids, batch, shape = args[0], _batch(instruction), instruction.kernel_shapes[0]
     tables = math.prod(shape[:batch])
-    flat = _wrap(ids, shape[-1]).reshape(tables, -1)
+    flat = _wrap(ids, instruction).reshape(tables, -1)
     places = torch.arange(flat.shape[1], device=ids.device).expand(flat.shape)
     found = torch.full((tables, shape[-1]), -1, dtype=torch.int64, device=ids.device)
     return [found.scatter_reduce_(1, flat, places, "amax").reshape(shape)]

@@ -2,8 +2,8 @@
 
 Indices that are known before the run and form a box are slices. All others are ids of Gather and of its
 gradient, which adds; where an index may stand twice and the last one counts, LastAt finds that one. Several
-indices of one element are counted as one, and one that is outside of its axis becomes one outside of all, so
-that it is an error, and not another element.
+indices of one element are counted as one, each looked up along its axis first, so that one that is outside
+of its axis is an error, and not another element.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.constant_folding import allow
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
 from oocdl.graph.onnx.lower.reductions import maxima, minima, products
@@ -110,17 +111,19 @@ def _flat(ctx: Context, index: int, extents: Shape) -> str:
     ids, rank = _ids(ctx, index), len(shape) - 1
     if shape[-1] == 1:
         return ctx.reshape(ids, shape[:-1])
-    zero = ctx.build.constant(0, "int64")
-    total = outside = ""
+    total = ""
     for axis, extent in enumerate(extents):
-        one = ctx.reshape(slice_axis(ctx, ids, rank, axis, axis + 1), shape[:-1])
+        one = _numbered(ctx, ctx.reshape(slice_axis(ctx, ids, rank, axis, axis + 1), shape[:-1]), extent)
         count = ctx.build.constant(extent, "int64")
-        far = ctx.make("Less", one, ctx.make("Neg", count))
-        far = ctx.make("Or", far, ctx.make("Not", ctx.make("Less", one, count)))
-        one = ctx.make("Where", ctx.make("Less", one, zero), ctx.make("Add", one, count), one)
-        outside = ctx.make("Or", outside, far) if outside else far
         total = ctx.make("Add", ctx.make("Mul", total, count), one) if total else one
-    return ctx.make("Where", outside, ctx.build.constant(prod(extents), "int64"), total)
+    return total
+
+
+def _numbered(ctx: Context, ids: str, extent: int) -> str:
+    """Number indices along an axis from 0: one that counts from the end becomes one of those, and one
+    that is outside of the axis is an error."""
+    allow(ctx.node, (extent,), 8)
+    return ctx.make("Gather", ctx.build.constant(np.arange(extent), "int64"), ids)
 
 
 def _gather_nd(ctx: Context) -> Sequence[Operand]:
@@ -175,9 +178,7 @@ def _reduced(ctx: Context, x: str, ids: str, updates: str, batch: int) -> str:
         ctx.refuse(f"reduction {how}")
     if prod(shape) * count > MOST_COMPARED:
         ctx.refuse(f"reduction {how} of {count} updates into {rows} rows, each compared with each,")
-    # Rows by their numbers: an index that counts from the end becomes one, another outside is an error.
-    ids = ctx.make("Gather", ctx.build.constant(np.arange(rows), "int64"), ids)
-    ids = ctx.reshape(ids, (*shape[:batch], 1, count, *(1,) * len(row)))
+    ids = ctx.reshape(_numbered(ctx, ids, rows), (*shape[:batch], 1, count, *(1,) * len(row)))
     numbers = np.arange(rows).reshape(rows, 1, *(1,) * len(row))
     kind = np.dtype(ctx.build.dtype(x)).kind
     bounds = (-np.inf, np.inf) if kind == "f" else (np.iinfo(np.int64).min, np.iinfo(np.int64).max)

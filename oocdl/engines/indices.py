@@ -1,0 +1,30 @@
+"""Indices that programs compute: which one is outside of its table, for all engines."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
+
+
+class IndexOutside(Exception):
+    """An instruction was given an index that is no row of its table."""
+
+    def __init__(self, item: Instruction, index: int) -> None:
+        super().__init__(f"{item.op}: there is no row {index} in a table of {rows_of(item)} rows")
+        self.slot, self.index, self.rows = item.outputs[0], index, rows_of(item)
+
+
+def rows_of(item: Instruction) -> int:
+    """Return how many rows the indices of an instruction may name, of the table it makes or reads first."""
+    made = item.attrs.get("rows")
+    return int(item.operands[0].shape[int(item.attrs.get("batch", 0))] if made is None else made)
+
+
+def check_indices(item: Instruction, indices: Array) -> None:
+    """Raise IndexOutside for the first index that is no row, also when counted from the end."""
+    rows = rows_of(item)
+    if indices.size and (int(indices.min()) < -rows or int(indices.max()) >= rows):
+        wrong = indices[(indices < -rows) | (indices >= rows)]
+        raise IndexOutside(item, int(np.ravel(wrong)[0]))
