@@ -89,9 +89,12 @@ def pool_max(m: Maker, x: str) -> str | None:
 def resample(m: Maker, x: str) -> str:
     """Another size of one axis."""
     mode = m.one("nearest", "linear", "cubic")
-    options = {"antialias": m.flip()} if mode != "nearest" else {}
+    options: dict[str, Any] = {"antialias": m.flip()} if mode != "nearest" else {}
     if mode == "cubic":
         options["exclude_outside"] = m.flip()
+    coordinates = m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "ends")
+    if coordinates == "ends":
+        options["ends"] = tuple(m.random.uniform(-2, 8, 2).tolist())
     return m.build(
         "Resample",
         x,
@@ -101,7 +104,7 @@ def resample(m: Maker, x: str) -> str:
         scale=None,
         nearest_mode="round_prefer_floor",
         transposed=False,
-        coordinates=m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"),
+        coordinates=coordinates,
         **options,
     )
 

@@ -16,16 +16,19 @@ from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _MODES = ("nearest", "linear", "cubic")
+_CROP = "tf_crop_and_resize"
 _COORDINATES = (
     "half_pixel",
     "pytorch_half_pixel",
     "half_pixel_symmetric",
     "asymmetric",
     "align_corners",
-    "tf_crop_and_resize",
+    _CROP,
 )
 _EXTREMES = {"not_larger": min, "not_smaller": max}
 """Policies that keep the ratio of the axes -> which of their scales is that of all."""
+_ROUNDING = 1e-6
+"""Of an axis, by how much a place may lie outside of it and still be its first or last element."""
 _A = -0.75
 _NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
 _LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
@@ -45,16 +48,23 @@ of a polynomial of the distance to that element, the highest power first."""
 
 
 def _resize(ctx: Context) -> Sequence[Operand]:
+    """Resize axis by axis; what a region of interest has outside of the input is filled at the end."""
     attrs, coordinates = _attributes(ctx), _coordinates(ctx)
-    x = ctx.value(0)
+    x, rank, empty = ctx.value(0), len(ctx.shape(0)), []
     for axis, size, scale in _sizes(ctx):
-        if coordinates == "tf_crop_and_resize":
-            _need_all_of_it(ctx, axis, size)
-        if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
-            where = "align_corners" if coordinates == "tf_crop_and_resize" else coordinates
-            x = ctx.make(
-                "Resample", x, axis=axis, size=size, coordinates=where, scale=scale, transposed=False, **attrs
-            )
+        extent = ctx.build.shape(x)[axis]
+        where: dict[str, Any] = {"coordinates": coordinates}
+        if coordinates == _CROP:
+            ends = _region(ctx, axis, size)
+            crops = ends != (0, extent - 1)
+            where = {"coordinates": "ends", "ends": ends} if crops else {"coordinates": "align_corners"}
+            if (outside := _outside(ends, size, extent)).any():
+                empty.append(outside.reshape(tuple(-1 if place == axis else 1 for place in range(rank))))
+        if (size, scale) != (extent, 1.0) or "ends" in where:
+            x = ctx.make("Resample", x, axis=axis, size=size, scale=scale, transposed=False, **where, **attrs)
+    for outside in empty:
+        fill = ctx.number(ctx.attr("extrapolation_value", 0.0), x)
+        x = ctx.make("Where", ctx.build.constant(outside, "bool"), fill, x)
     return [x]
 
 
@@ -89,15 +99,33 @@ def _attributes(ctx: Context) -> dict[str, Any]:
     return attrs
 
 
-def _need_all_of_it(ctx: Context, axis: int, size: int) -> None:
-    """Refuse a region of interest that is not the whole axis; that is mapped corner to corner."""
-    roi, rank = ctx.constants("a region", 1)[1], len(ctx.shape(0))
+def _region(ctx: Context, axis: int, size: int) -> tuple[float, float]:
+    """Return where along an axis the first and the last result of a region of interest lie, in elements."""
+    given, rank = ctx.constants("a region", 1), len(ctx.shape(0))
+    roi = given[1] if len(given) > 1 else None
     axes = [place % rank for place in ctx.attr("axes", range(rank))]
     if roi is None or roi.size != 2 * len(axes):
-        raise ModelError("tf_crop_and_resize needs a region: two numbers for each axis")
-    start, end = roi.reshape(2, -1)[:, axes.index(axis)]
-    if (start, end) != (0, 1) or size == 1 < ctx.shape(0)[axis]:
-        ctx.refuse(f"tf_crop_and_resize of {start} to {end} along axis {axis} to {size}")
+        raise ModelError(f"{_CROP} needs a region: two numbers for each axis")
+    start, end = (_decimal(number) for number in roi.reshape(2, -1)[:, axes.index(axis)])
+    if abs(end - start - 1) > _ROUNDING and ctx.has(2) and ctx.shape(2) != (0,):
+        ctx.refuse(
+            f"{_CROP} by scales, of which ONNX's text makes another size than runtimes do; write sizes"
+        )
+    if size == 1:
+        start = end = (start + end) / 2
+    last = ctx.shape(0)[axis] - 1
+    return start * last, end * last
+
+
+def _decimal(number: Any) -> float:
+    """Return the number that was written as one of float32, 0.4 and not 0.4000000059604645."""
+    return float(str(number))
+
+
+def _outside(ends: tuple[float, float], size: int, extent: int) -> Array:
+    """Return which of ``size`` places between two ends lie outside of an axis, not just by rounding."""
+    places = np.linspace(*ends, size)
+    return np.asarray((places < -_ROUNDING * extent) | (places > extent - 1 + _ROUNDING * extent))
 
 
 def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
@@ -110,7 +138,7 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
         scales = np.asarray(ctx.attr("scales"))
     axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
     if scales is not None and scales.size:
-        factors = [float(str(scale)) for scale in scales.reshape(-1)]
+        factors = [_decimal(scale) for scale in scales.reshape(-1)]
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
     sizes = _given_sizes(ctx, inputs, axes)
     policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
