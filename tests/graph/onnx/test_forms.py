@@ -94,6 +94,12 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
         {"w": numbers(3, 4, 3, 3)},
         {"strides": [2, 2], "output_shape": [10, 12]},
     ),
+    "transpose-beyond": (
+        "ConvTranspose",
+        (2, 3, 5, 6),
+        {"w": numbers(3, 4, 3, 3), "b": numbers(4)},
+        {"strides": [3, 2], "output_shape": [17, 14], "auto_pad": "SAME_UPPER"},
+    ),
     "transpose-same": (
         "ConvTranspose",
         (2, 3, 5, 6),

@@ -100,8 +100,9 @@ def _conv_transpose(ctx: Context) -> Sequence[Operand]:
         full = strides[axis] * (spatial[axis] - 1) + extra[axis] + dilations[axis] * (kernel[axis] - 1) + 1
         if wanted is not None:
             total = full - wanted[len(wanted) - rank + axis]
-            if total < 0:
-                ctx.refuse(f"output_shape {list(wanted)} beyond what the input reaches")
+            if total <= -strides[axis]:
+                ctx.refuse(f"output_shape {list(wanted)} a stride or more beyond what the input reaches")
+            full, total = full + max(-total, 0), max(total, 0)  # what nothing reaches is at the end
             small, large = total // 2, total - total // 2
             pads[axis], pads[rank + axis] = (small, large) if mode == "SAME_UPPER" else (large, small)
         out.append(full - pads[axis] - pads[rank + axis])
