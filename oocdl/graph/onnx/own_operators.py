@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,17 @@ def own_operator(name: str, function: Compose) -> OwnOperator:
     )
 
 
+_QUANTIZED = re.compile(r"\w*[Qq]uantizeLinear|QLinear\w+|(Conv|MatMul)Integer")
+_WHY_QUANTIZED = (
+    "of a quantized network: rounded weights have no gradient to be trained by; "
+    "train the network as it was before, and quantize what run.export writes"
+)
+
+
 def not_known(op: str) -> str:
-    """Return an operator that is not known, and which one of its name is registered in another domain."""
+    """Return an operator that is not known, with why, or which one of its name is registered elsewhere."""
+    if _QUANTIZED.fullmatch(op):
+        return f"{op} {_WHY_QUANTIZED}"
     near = [name for name in OWN if name.rpartition("::")[2] == op.rpartition("::")[2] and name != op]
     return f"{op}, not {near[0]}, which is registered" if near else op
 
