@@ -41,6 +41,8 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 NOISE = 20
 """How many times PyTorch's own error of float32 a loss may be off."""
+MOVES, MOVED_BY = 8, 1e-7
+"""Repetitions of PyTorch's training in float32, with weights moved by as much of themselves: about a bit."""
 FLOOR64, FLOOR32 = 1e-7, 1e-5
 """What is off by less is equal: PyTorch's own error may happen to be none."""
 
@@ -60,9 +62,29 @@ def reference(module: nn.Module, inputs: Sequence[Tensor], target: Tensor) -> li
     return losses
 
 
+def off_by_step(found: Sequence[float], wanted: Sequence[float]) -> list[float]:
+    """The relative differences."""
+    return [abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, wanted, strict=True)]
+
+
 def off(found: Sequence[float], wanted: Sequence[float]) -> float:
     """The largest relative difference."""
-    return max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, wanted, strict=True))
+    return max(off_by_step(found, wanted))
+
+
+def noise(module: nn.Module, inputs: Sequence[Tensor], target: Tensor, exact: Sequence[float]) -> list[float]:
+    """By step, the most that PyTorch's losses of float32 are off when weights are moved by about a bit.
+
+    Some networks amplify rounding by orders of magnitude a step, at kinks of Relu and in norms of few
+    elements: what they lose to it once is by chance.
+    """
+    found = []
+    for seed in range(MOVES):
+        moved, random = copy.deepcopy(module), torch.Generator().manual_seed(seed)
+        for weight in moved.parameters():
+            weight.data *= 1 + MOVED_BY * torch.randn(weight.shape, generator=random)
+        found.append(off_by_step(reference(moved, inputs, target), exact))
+    return [max(step) for step in zip(*found, strict=True)]
 
 
 def save(folder: Path, arrays: dict[str, Tensor]) -> Path:
@@ -102,9 +124,12 @@ def attempt(
     found["stage"] = "train"
     found["error64"] = off(fit(model, folder, names, "exact.run", precision="float64"), exact)
     cut = {"parallel": {"batch": BATCH}}
-    found["error32"] = off(fit(model, folder, names, "cut.run", **cut), exact)
+    errors = off_by_step(fit(model, folder, names, "cut.run", **cut), exact)
+    found["error32"] = max(errors)
     equal = found["error64"] <= max(FLOOR64, 1e-6 * NOISE * found["own_error"])
-    equal &= found["error32"] <= max(FLOOR32, NOISE * found["own_error"])
+    if equal and found["error32"] > max(FLOOR32, NOISE * found["own_error"]):
+        found |= {"errors32": errors, "noise": noise(module, inputs, target, exact)}
+        equal = all(a <= max(FLOOR32, NOISE * b) for a, b in zip(errors, found["noise"], strict=True))
     found["stage"] = "equal" if equal else "different"
 
 
