@@ -23,7 +23,6 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.reader import Imported, OnnxModel
-from oocdl.graph.transforms.attention import with_attention
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.channels_last import channels_last
@@ -41,6 +40,7 @@ from oocdl.ops.losses import (
     takes_as_it_is,
 )
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
+from oocdl.ops.sequences.written_out import with_attention
 from oocdl.planning.binding import Binding
 
 

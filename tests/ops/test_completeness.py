@@ -60,7 +60,6 @@ def test_engines_know_convolutions_as_rules_do(engine: str) -> None:
 
 
 NAME_OPERATORS = {
-    "graph.transforms.attention": "finds products, masks and Softmax that are attention",
     "graph.transforms.canonicalize": "merges Reshapes, drops Identities and products with one",
     "graph.transforms.factorize": "turns Reshapes into factors",
     "graph.partition.storage_cut": "looks through the Casts that ``transforms.bfloat16`` writes",

@@ -214,6 +214,21 @@ class Builder:
         """Add a node; returns the name of its first output."""
         return self.node(op, inputs, attrs)[0]
 
+    def may_be_trained(self, value: str) -> bool:
+        """Return whether a value follows, by floating-point values, from a weight or an input."""
+        makers = {name: node for node in self.nodes for name in node.outputs}
+        pending, seen = [value], set[str]()
+        while pending:
+            name = pending.pop()
+            if name in seen or not self.dtype(name).startswith(("float", "bfloat")):
+                continue
+            seen.add(name)
+            if self.values[name].role in (Role.WEIGHT, Role.INPUT):
+                return True
+            if name in makers:
+                pending.extend(makers[name].inputs)
+        return False
+
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
         return self.values[value].shape

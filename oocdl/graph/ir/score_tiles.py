@@ -11,16 +11,21 @@ from itertools import product
 
 import numpy as np
 
-from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.graph import Attrs, Shape
 from oocdl.graph.ir.index import Range
 
 Band = tuple[int | None, int | None]
 """Query i sees the keys from ``i + band[0]`` up to and including ``i + band[1]``; None: no end."""
 
+NO_BAND: Band = (None, None)
 TILE_ELEMENTS = 1 << 18
 """Scores of a tile: 1 MiB of float32, which stays in a core's cache."""
 MOST_KEYS = 1024
 """Keys of a tile: a product of fewer rows than columns reads its columns too often."""
+MOST_MASKS = 4
+"""Masks that an attention may have, uniform numbers by which weights are dropped included."""
+BANDED_QUERIES = 128
+"""The most queries of a tile where there is a band: the fewer, the fewer keys that they do not see."""
 LEAST_ALONE = 1 << 15
 """Scores of a pair of batch and group from which on its products are computed by themselves; smaller ones
 are computed many at a time, as a call costs more than they do."""
@@ -36,7 +41,12 @@ class Tiling:
     keys: int
 
 
-def tiling(q: Shape, keys: int, most_keys: int = MOST_KEYS) -> Tiling:
+def drops(attrs: Attrs) -> bool:
+    """Whether weights of attention are dropped, by uniform numbers that are its last operand."""
+    return bool(attrs.get("ratio", 0.0) > 0)
+
+
+def tiling(q: Shape, keys: int, most_keys: int = MOST_KEYS, band: Band = NO_BAND) -> Tiling:
     """Cut the scores of queries of shape ``q`` [batch, groups, heads, queries, size] with ``keys`` keys.
 
     >>> tiling((2, 3, 1, 4096, 64), 4096)
@@ -47,6 +57,7 @@ def tiling(q: Shape, keys: int, most_keys: int = MOST_KEYS) -> Tiling:
     batch, groups, heads, queries, _ = q
     columns = min(keys, most_keys)
     rows = max(1, min(queries, TILE_ELEMENTS // (heads * columns)))
+    rows = rows if band == NO_BAND else min(rows, BANDED_QUERIES)
     alone = heads * rows * columns
     pairs = 1 if alone >= LEAST_ALONE else TILE_ELEMENTS // alone
     if pairs < groups:

@@ -1,21 +1,23 @@
 """Attention: ``softmax(scale q k^T + mask) v``, without the scores ever being stored.
 
-    Attend    (q, k, v, [mask])                    {scale, band, unseen, blind}     -> y, stats
-    AttendGrad(q, k, v, stats, delta, dy, [mask])  {the same, mask_gradient}        -> dq, dk, dv, [dmask]
+    Attend    (q, k, v, *masks, [u])                    {scale, band, unseen, blind, ratio} -> y, stats
+    AttendGrad(q, k, v, stats, delta, dy, *masks, [u])  {the same, mask_gradient}   -> dq, dk, dv, *dmasks
 
 q [B, G, R, Q, H] are the queries of R heads that share the keys k [B, G, K, H] and values v [B, G, K, V] of
-a group; y is [B, G, R, Q, V]. ``mask`` has rank 5 and broadcasts to the scores [B, G, R, Q, K]: a number is
-added to the score, a bool says where the score counts; where it is false the score is ``unseen``. With
-``band`` (low, high) query i sees the keys from i + low up to i + high, either of which may be None:
-``(None, 0)`` is causal. It counts from the first query of the whole value, wherever that is cut. A query that
-sees no key has the result ``blind``: 0, or NaN as of a plain softmax.
+a group; y is [B, G, R, Q, V]. A mask has rank 5 and broadcasts to the scores [B, G, R, Q, K]: a number is
+added to the score, a bool says where the score counts; where it is false the score is ``unseen``, whatever
+is added. With ``band`` (low, high) query i sees the keys from i + low up to i + high, either of which may be
+None: ``(None, 0)`` is causal. It counts from the first query of the whole value, wherever that is cut. A
+query that sees no key has the result ``blind``: 0, or NaN as of a plain softmax. ``mask_gradient`` says
+of each mask whether it has a gradient, or is False if none has. With a ``ratio`` above 0 weights are dropped,
+as by Dropout, where the uniform numbers ``u`` [B, G, R, Q, K] are below it.
 
 stats [B, G, R, Q, 2] are the largest score of each query, and 1 over the sum of the exponentials of what all
 are below it (0 and ``blind`` for a query that sees nothing). From these the gradient computes the softmax P
 again, tile by tile; a log-sum-exp would not do where all scores are the least number of their dtype. With
-``delta`` = sum(dy y):
+``delta`` = sum(dy y), and D = 1, or 0 where a weight is dropped, else 1 / (1 - ratio):
 
-    dv = P^T dy,  dS = P (dy v^T - delta),  dq = scale dS k,  dk = scale dS^T q,  dmask = dS
+    dv = (D P)^T dy,  dS = P (D (dy v^T) - delta),  dq = scale dS k,  dk = scale dS^T q,  dmask = dS
 
 (Dao et al. 2022, arXiv:2205.14135.) Batch, groups, heads and queries are cut; keys are whole. Over cut
 queries and heads dk, dv and dmask are partial sums.
@@ -25,15 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from math import inf
 from typing import Any
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir.graph import Node, Role, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Region
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
-from oocdl.graph.ir.score_tiles import seen_scores, tiling
+from oocdl.graph.ir.score_tiles import MOST_MASKS, NO_BAND, drops, seen_scores, tiling
 from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
 from oocdl.ops._speed import READING, giga
@@ -45,54 +48,62 @@ SCORE_FLOPS = 20
 ELEMENT_FLOPS = 100
 """What an element of an operand costs beside the products, in operations: it is put in a tile's order. So
 much that attention is never computed twice, however short its sequences are."""
-NO_BAND = (None, None)
 DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
 """Of attributes."""
 
 Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""
 OPERANDS: Mapping[str, tuple[str, ...]] = {
-    "Attend": (Q, K, V, SCORES),
-    "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv", SCORES),
+    "Attend": (Q, K, V),
+    "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv"),
 }
-"""Operator -> the axes of its operands, the mask last."""
-EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3,), "AttendGrad": (3, 4, 6)}
+"""Operator -> the axes of its operands before the masks."""
+EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3, 4, 5, 6), "AttendGrad": (3, 4, 6, 7, 8, 9)}
 """Operator -> the numbers of operands that are never rounded to bfloat16: masks, statistics of rows."""
-RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", STATS), "AttendGrad": (Q, K, V, SCORES)}
+RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", STATS), "AttendGrad": (Q, K, V)}
+
+
+def _terms(node: Node, count: int) -> tuple[str, ...]:
+    """Return the axes of ``count`` operands."""
+    first = OPERANDS[node.op]
+    least = len(first) + drops(node.attrs)
+    if not least <= count <= len(first) + MOST_MASKS:
+        fail(node, f"it takes {least} operands and at most {MOST_MASKS} masks, not {count}")
+    return (*first, *(SCORES,) * (count - len(first)))
 
 
 def _extents(node: Node, inputs: Sequence[Shape]) -> dict[str, int]:
-    """Return letter -> extent, checked; only the mask broadcasts."""
+    """Return letter -> extent, checked; only masks broadcast."""
     found: dict[str, int] = {"1": 1, "s": 2}
-    terms = OPERANDS[node.op]
-    if len(inputs) not in (len(terms) - 1, len(terms)):
-        fail(node, f"it takes {len(terms) - 1} operands and perhaps a mask, not {len(inputs)}")
-    for term, shape in zip(terms, inputs, strict=False):
+    terms = _terms(node, len(inputs))
+    for place, (term, shape) in enumerate(zip(terms, inputs, strict=True)):
         if len(term) != len(shape):
             fail(node, f"an operand of shape {list(shape)} does not have the axes '{term}'")
+        is_mask = term == SCORES and not (drops(node.attrs) and place == len(inputs) - 1)
         for letter, extent in zip(term, shape, strict=True):
             known = found.setdefault(letter, extent)
-            if known != extent and not (term == SCORES and extent == 1):
+            if known != extent and not (is_mask and extent == 1):
                 fail(node, f"axis '{letter}' has extents {known} and {extent}")
     return found
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     extents = _extents(node, [value.shape for value in inputs])
-    count = len(OPERANDS[node.op]) - 1
+    count = len(OPERANDS[node.op])
     dtype = same_dtype(
         node, [v.dtype for place, v in enumerate(inputs[:count]) if place not in EXACT[node.op]]
     )
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
-    mask = inputs[count:]
-    if mask and mask[0].dtype != "bool" and not is_float(mask[0].dtype):
-        fail(node, f"its mask must be bool or floating point, not {mask[0].dtype}")
-    made = [
-        tuple(extents[letter] for letter in term) for term in RESULTS[node.op][: 2 + (node.op != "Attend")]
-    ]
-    if node.attrs.get("mask_gradient"):
-        made.append(mask[0].shape)
+    masks = inputs[count:]
+    for mask in masks:
+        if mask.dtype != "bool" and not is_float(mask.dtype):
+            fail(node, f"its mask must be bool or floating point, not {mask.dtype}")
+    made = [tuple(extents[letter] for letter in term) for term in RESULTS[node.op]]
+    wanted = node.attrs.get("mask_gradient") or ()
+    if len(wanted) > len(masks):
+        fail(node, f"it has {len(masks)} masks, and is to make gradients of {len(wanted)}")
+    made += [mask.shape for mask, one in zip(masks, wanted, strict=False) if one]
     return [(shape, summed_dtype(dtype)) for shape in made]
 
 
@@ -102,12 +113,13 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     def indices(term: str, shape: Shape) -> tuple[Plain | None, ...]:
         return tuple(plain(letter, extent) for letter, extent in zip(term, shape, strict=True))
 
+    made = chain(RESULTS[node.op], repeat(SCORES))
     read: list[tuple[Index | None, ...]] = []
-    for term, shape in zip(OPERANDS[node.op], inputs, strict=False):
+    for term, shape in zip(_terms(node, len(inputs)), inputs, strict=True):
         read.append(indices(term, shape))
     return AxisRule(
         inputs=tuple(read),
-        outputs=tuple(indices(t, s) for t, s in zip(RESULTS[node.op], outputs, strict=False)),
+        outputs=tuple(indices(t, s) for t, s in zip(made, outputs, strict=False)),
         extents={letter: extent for letter, extent in extents.items() if letter != "1"},
         uncut=frozenset("khvs"),
         unsplit=frozenset() if node.attrs["band"] == NO_BAND else frozenset("q"),
@@ -126,35 +138,20 @@ def _localize(
 # Gradient ------------------------------------------------------------------------------------
 
 
-def _may_be_trained(build: Builder, mask: str) -> bool:
-    """Whether a mask follows, by floating-point values, from a weight or an input."""
-    makers = {name: node for node in build.nodes for name in node.outputs}
-    pending, seen = [mask], set()
-    while pending:
-        name = pending.pop()
-        value = build.values[name]
-        if name in seen or not is_float(value.dtype):
-            continue
-        seen.add(name)
-        if value.role in (Role.WEIGHT, Role.INPUT):
-            return True
-        if name in makers:
-            pending.extend(makers[name].inputs)
-    return False
-
-
 def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
     dy, of_stats = grads
     if of_stats is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
     if dy is None:
         return [None] * len(node.inputs)
-    (q, k, v, *mask), (y, stats) = node.inputs, node.outputs
+    (q, k, v, *masks), (y, stats) = node.inputs, node.outputs
     delta = build("ReduceSum", build("Mul", dy, y), axes=(4,))
-    trained = bool(mask) and _may_be_trained(build, mask[0])
-    attrs = {**node.attrs, "mask_gradient": trained}
-    made = build.node("AttendGrad", [q, k, v, stats, delta, dy, *mask], attrs)
-    return [*made, *([None] * (len(node.inputs) - len(made)))]
+    trained = tuple(build.may_be_trained(mask) for mask in masks[: len(masks) - drops(node.attrs)])
+    attrs = {**node.attrs, "mask_gradient": any(trained) and trained}
+    dq, dk, dv, *rest = build.node("AttendGrad", [q, k, v, stats, delta, dy, *masks], attrs)
+    dmasks = iter(rest)
+    of_masks = [next(dmasks) if one else None for one in trained]
+    return [dq, dk, dv, *of_masks, *([None] * drops(node.attrs))]
 
 
 # Cost ----------------------------------------------------------------------------------------
@@ -174,10 +171,12 @@ def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[
     An engine may take a tile of all keys at once, of one query at least.
     """
     q, k, v = inputs[:3]
-    found, wide = tiling(q, k[2]), tiling(q, k[2], k[2])
+    band = node.attrs["band"]
+    found, wide = tiling(q, k[2], band=band), tiling(q, k[2], k[2], band)
     pairs = max(found.batch * found.groups, wide.batch * wide.groups)
     scores = max(size((t.batch, t.groups, q[2], t.queries, t.keys)) for t in (found, wide))
     rows = pairs * q[2] * max(found.queries, wide.queries)
+    tiles += 2 * drops(node.attrs) + (band != NO_BAND)
     return tiles * scores + pairs * 4 * k[2] * (q[4] + v[3]) + 4 * rows * (q[4] + v[3] + 4)
 
 
@@ -191,9 +190,7 @@ def _probes(op: str, scale: Scale) -> Iterator[Heavy]:
     for small in FEW_SIZES if scale.few else SIZES:
         long = max(int(1024 * scale.share), 4)
         extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "s": 2, "1": 1}
-        given: list[Given] = [
-            (tuple(extents[letter] for letter in term), "float32") for term in OPERANDS[op][:-1]
-        ]
+        given: list[Given] = [(tuple(extents[letter] for letter in term), "float32") for term in OPERANDS[op]]
         yield op, small, Probe(op, tuple(given), {**DEFAULTS, "scale": small**-0.5})
 
 

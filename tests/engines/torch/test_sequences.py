@@ -70,7 +70,7 @@ def attentions() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         attrs = {"scale": 0.2, "band": (None, 0), "unseen": -np.inf, "blind": 0.0}
         made = attention.attend([*given, *mask], attrs)
         found.append(("Attend", [*given, *mask], made, attrs))
-        attrs = {**attrs, "mask_gradient": masked}
+        attrs = {**attrs, "mask_gradient": masked and (True,)}
         back = [*given, made[1], made[1][..., :1].copy(), made[0], *mask]
         found.append(("AttendGrad", back, attention.attend_grad(back, attrs), attrs))
     return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from oocdl.engines.torch.linear import matmul
 from oocdl.engines.torch.record import Run
 from oocdl.graph.ir.program import Instruction
-from oocdl.graph.ir.score_tiles import pairs, parts, seen_keys, sees_all, tiling
+from oocdl.graph.ir.score_tiles import drops, pairs, parts, seen_keys, sees_all, tiling
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -32,15 +32,20 @@ def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
 class _Scores:
     """The scores of the queries and keys of an instruction, a tile at a time."""
 
-    def __init__(self, args: list[Tensor], mask: list[Tensor], item: Instruction) -> None:
+    def __init__(self, args: list[Tensor], rest: list[Tensor], item: Instruction) -> None:
         self.q, self.k = args[:2]
-        self.mask, self.attrs = mask[0] if mask else None, item.attrs
+        self.attrs = item.attrs
         self.dtype: torch.dtype = getattr(torch, item.dtypes[0])
-        is_bool = self.mask is not None and self.mask.dtype == torch.bool
-        self.has_unseen = is_bool and (isfinite(item.attrs["unseen"]) or not isfinite(item.attrs["blind"]))
-        """Whether what is not seen has a weight that is not 0."""
+        self.uniform = rest[-1] if drops(item.attrs) else None
+        given = rest if self.uniform is None else rest[:-1]
+        self.added = [mask for mask in given if mask.dtype != torch.bool]
+        self.seen = [mask for mask in given if mask.dtype == torch.bool]
+        self.has_unseen = isfinite(item.attrs["unseen"]) or not isfinite(item.attrs["blind"])
+        """Whether what a mask hides has a weight that is not 0."""
         self.scale, self.band = float(item.attrs["scale"]), tuple(item.attrs["band"])
-        self.tiling = tiling(tuple(self.q.shape), self.k.shape[2])
+        self.ratio = float(item.attrs.get("ratio", 0.0))
+        self.tiling = tiling(tuple(self.q.shape), self.k.shape[2], band=self.band)
+        self.outside: dict[tuple[int, int, int], Tensor] = {}
 
     def pairs(self) -> Iterator[tuple[slice, slice]]:
         """Batches and groups of tiles."""
@@ -61,18 +66,13 @@ class _Scores:
         k = _flat(self.k[(*pair, keys)], self.dtype)
         scores = _product(q, k.transpose(1, 2)).mul_(self.scale)
         seen = self._as_scores(scores, pair, rows, keys)
-        mask = self.mask_of(pair, rows, keys)
-        if mask is not None and mask.dtype == torch.bool:
-            seen.masked_fill_(~mask, self.attrs["unseen"])
-        elif mask is not None:
-            seen.add_(mask)
+        for mask in self.added:
+            seen.add_(mask[self.part(mask, pair, rows, keys)])
+        for mask in self.seen:
+            seen.masked_fill_(~mask[self.part(mask, pair, rows, keys)], self.attrs["unseen"])
         if not sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
             seen.masked_fill_(self._outside(rows, keys), -inf)
         return scores
-
-    def mask_of(self, pair: tuple[slice, slice], rows: slice, keys: slice) -> Tensor | None:
-        """The part of the mask that belongs to a tile."""
-        return None if self.mask is None else self.mask[self.part(self.mask, pair, rows, keys)]
 
     def part(self, x: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> tuple[slice, ...]:
         """The place of a tile in what broadcasts to the scores."""
@@ -85,7 +85,13 @@ class _Scores:
         return tile.view(*counts[:2], self.q.shape[2], *counts[2:])
 
     def _outside(self, rows: slice, keys: slice) -> Tensor:
-        """Where a key of a tile is outside of the band of a query."""
+        """Where a key of a tile is outside of the band of a query; made once for all pairs."""
+        key = keys.start - rows.start, rows.stop - rows.start, keys.stop - keys.start
+        if key not in self.outside:
+            self.outside[key] = self._made_outside(rows, keys)
+        return self.outside[key]
+
+    def _made_outside(self, rows: slice, keys: slice) -> Tensor:
         places = [torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys)]
         far, (low, high) = places[1] - places[0][:, None], self.band
         outside = torch.zeros_like(far, dtype=torch.bool)
@@ -93,11 +99,17 @@ class _Scores:
             outside |= far < low
         return outside if high is None else outside | (far > high)
 
-    def clear_unseen(self, dscores: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> None:
+    def clear_unseen(self, dscores: Tensor, *tile: Any) -> None:
         """Clear the gradient of what is no score, but the number in its place."""
-        mask = self.mask_of(pair, rows, keys)
-        assert mask is not None
-        self._as_scores(dscores, pair, rows, keys).masked_fill_(~mask, 0)
+        for mask in self.seen if self.has_unseen else ():
+            self._as_scores(dscores, *tile).masked_fill_(~mask[self.part(mask, *tile)], 0)
+
+    def dropped(self, pair: tuple[slice, slice], rows: slice, keys: slice) -> Tensor | None:
+        """Where weights of a tile are dropped, as matrices; None if none are."""
+        if self.uniform is None:
+            return None
+        found = self.uniform[(*pair, slice(None), rows, keys)] < self.ratio
+        return found.reshape(-1, found.shape[2] * found.shape[3], found.shape[4])
 
     def sum_gradient(self, dscores: Tensor, dmask: Tensor, *tile: Any) -> None:
         """Add the gradient of a tile to that of the mask."""
@@ -108,8 +120,8 @@ class _Scores:
 
 def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """Attend: softmax over tiles of keys, by the largest score so far."""
-    q, _, v, *mask = args
-    scores, blind = _Scores(args, mask, item), float(item.attrs["blind"])
+    q, _, v, *rest = args
+    scores, blind = _Scores(args, rest, item), float(item.attrs["blind"])
     y, stats = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
     for pair in scores.pairs():
         for rows in scores.rows():
@@ -122,11 +134,14 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
                 base = top.masked_fill(top == -inf, 0)  # infinity minus itself is not a number
                 shrunk = most.sub_(base).exp_()
                 total.mul_(shrunk).add_(tile.sub_(base).exp_().sum(2, keepdim=True))
+                if (dropped := scores.dropped(pair, rows, keys)) is not None:
+                    tile.masked_fill_(dropped, 0)
                 found.mul_(shrunk).add_(_product(tile, _flat(v[(*pair, keys)], scores.dtype)))
                 most = top
             sees_nothing = total == 0
             place = (*pair, slice(None), rows)
-            y[place] = found.div_(total).masked_fill_(sees_nothing, blind).view(y[place].shape)
+            found.div_(total * (1 - scores.ratio) if scores.ratio else total)
+            y[place] = found.masked_fill_(sees_nothing, blind).view(y[place].shape)
             # 0 and 0, or 0 and NaN, for a query that sees nothing.
             most = torch.cat([most.masked_fill_(sees_nothing, 0), total.reciprocal_()], 2)
             most[:, :, 1:].masked_fill_(sees_nothing, blind)
@@ -136,8 +151,8 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
 
 def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """AttendGrad: the softmax of each tile again, and its part of all gradients."""
-    q, k, v, stats, delta, dy, *mask = args
-    scores = _Scores(args, mask, item)
+    q, k, v, stats, delta, dy, *rest = args
+    scores = _Scores(args, rest, item)
     made = [torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:3]]
     dmask = [torch.zeros(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[3:]]
     for pair in scores.pairs():
@@ -153,11 +168,14 @@ def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
             for keys in scores.keys(rows):
                 weights = scores.tile(pair, here, rows, keys).sub_(known[:, :, :1]).exp_()
                 weights.mul_(known[:, :, 1:])
-                dv[:, :, keys] += _product(given.transpose(1, 2), weights)
                 rise = _product(given, _flat(v[(*pair, keys)], scores.dtype).transpose(1, 2))
+                kept = weights
+                if (dropped := scores.dropped(pair, rows, keys)) is not None:
+                    kept = weights.masked_fill(dropped, 0).div_(1 - scores.ratio)
+                    rise.masked_fill_(dropped, 0).div_(1 - scores.ratio)
+                dv[:, :, keys] += _product(given.transpose(1, 2), kept)
                 rise.sub_(shift).mul_(weights)
-                if scores.has_unseen:
-                    scores.clear_unseen(rise, pair, rows, keys)
+                scores.clear_unseen(rise, pair, rows, keys)
                 for whole in dmask:
                     scores.sum_gradient(rise, whole, pair, rows, keys)
                 dq += _product(rise, _flat(k[(*pair, keys)], scores.dtype))

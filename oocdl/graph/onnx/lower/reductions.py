@@ -159,10 +159,16 @@ def _scan(op: str, neutral: int) -> Lower:
     """Lower CumSum and CumProd: after the step of distance k each element combines the last 2 k."""
 
     def run(ctx: Context) -> Sequence[Operand]:
-        x, given = ctx.value(0), ctx.constants("an axis", 1)[1]
-        shape = ctx.build.shape(x)
+        known, given = ctx.constants("an axis", 1)[:2]
+        shape = ctx.shape(0)
         axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
         extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
+        if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
+            ctx.sized.update(ctx.node.outputs if ctx.is_sized(0) else ())
+            turned = np.flip(known, axis) if backwards else known
+            made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
+            return [np.flip(made, axis) if backwards else made]
+        x = ctx.value(0)
 
         def moved(y: str, by: int) -> str:
             """Move along the axis by some places, and fill up with what changes nothing."""

@@ -14,17 +14,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import zarr
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from oocdl.graph.ir.graph import Array, Graph
+import oocdl
+from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.onnx.context import needed
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.transforms.attention import with_attention
 from oocdl.graph.transforms.verify import verify
 from oocdl.ops import RULES
+from oocdl.ops.sequences.written_out import with_attention
 from tests.kit import lowered
 from tests.kit.interpret import evaluate
+from tests.kit.plain_files import export_as
+from tests.kit.settings import EXACT
 
 RANDOM = np.random.default_rng(0)
 Q, K, V = (RANDOM.normal(size=(2, 3, length, 4)) for length in (5, 6, 6))
@@ -33,6 +37,7 @@ SEEN = RANDOM.uniform(size=(2, 1, 5, 6)) < 0.6
 SEEN[..., 2] = True
 BLIND = SEEN.copy()
 BLIND[1, 0, 3] = False
+SHIFTED = np.where(SEEN, 0.0, -100.0)
 LEAST = float(np.finfo(np.float32).min)
 
 
@@ -139,6 +144,65 @@ FORMS: dict[str, tuple[Sequence[Any], dict[str, Any], Callable[..., Any], dict[s
         lambda q, k, v: math(q, k, v, scale=0.5).transpose(1, 2),
         {},
     ),
+    "a trained bias, and a mask of shifted windows": (
+        [
+            TURN,
+            node("r = MatMul q t"),
+            node("p = Add r m"),
+            node("p5 = Reshape p split"),
+            node("s5 = Add p5 shifted"),
+            node("s = Reshape s5 joint"),
+            *END,
+        ],
+        {
+            "split": np.array([2, 2, 3, 5, 6]),
+            "joint": np.array([-1, 3, 5, 6]),
+            "shifted": SHIFTED[None],
+        },
+        lambda q, k, v, m: math(q, k, v, mask=m + torch.tensor(SHIFTED).repeat(2, 1, 1, 1)),
+        {
+            **{
+                name: RANDOM.normal(size=(4, 3, length, 4)) for name, length in (("q", 5), ("k", 6), ("v", 6))
+            },
+            "m": RANDOM.normal(size=(1, 3, 5, 6)),
+        },
+    ),
+    "a trained scale of each head, and a mask": (
+        [
+            TURN,
+            node("r = MatMul q t"),
+            node("p = Mul r a"),
+            node("p2 = Div p b"),
+            node("s = Add p2 m"),
+            *END,
+        ],
+        {"m": np.where(CAUSAL, 0, -inf)},
+        lambda q, k, v, a, b: math(q * a / b, k, v, mask=CAUSAL),
+        {"a": RANDOM.normal(size=(3, 1, 1)), "b": np.array(1.3)},
+    ),
+    "a number after the mask, and causal before": (
+        [TURN, node("r = MatMul q t"), node("p = Add r c"), node("s = Where m p none"), *END],
+        {"c": np.where(CAUSAL, 0, -inf), "m": BLIND, "none": np.array(-1.5)},
+        lambda q, k, v: (
+            torch.where(
+                torch.tensor(BLIND), q @ k.transpose(2, 3) + torch.tensor(np.where(CAUSAL, 0, -inf)), -1.5
+            ).softmax(3)
+            @ v
+        ),
+        {},
+    ),
+    "causal by the least number, and padding by it": (
+        [TURN, node("r = MatMul q t"), node("p = Add r c"), node("s = Add p m"), *END],
+        {"c": np.where(CAUSAL, 0, LEAST), "m": np.where(np.arange(6) < 2, LEAST, 0.0)},
+        lambda q, k, v: (
+            (
+                q @ k.transpose(2, 3)
+                + torch.tensor(np.where(CAUSAL, 0, LEAST) + np.where(np.arange(6) < 2, LEAST, 0.0))
+            ).softmax(3)
+            @ v
+        ),
+        {},
+    ),
     "batch and heads in one axis": (
         [
             *(node(f"{x}f = Reshape {x} {x}three") for x in "qkv"),
@@ -197,6 +261,13 @@ def model_of(
     return lowered.model_of([*given, *nodes], inputs, outputs, rest, opset=20)
 
 
+def read(model: Any, folder: Path, training: bool = False) -> Graph:
+    """The graph of a model."""
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    imported = inspect_onnx(folder / "model.onnx").bind(RULES, precision="float64", training=training)
+    return replace(imported.graph, outputs=tuple(value for _, value in imported.outputs))
+
+
 STAY = {
     "the weights are an output": (PLAIN, {}, ["y", "w"]),
     "something else reads the scores": ([*PLAIN, node("z = Exp s")], {}, ["y", "z"]),
@@ -221,13 +292,16 @@ STAY = {
 @pytest.mark.parametrize("name", STAY)
 def test_what_is_more_than_attention_stays(name: str, tmp_path: Path) -> None:
     nodes, constants, outputs = STAY[name]
-    inputs = {"q": Q, "k": K, "v": V}
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model_of(nodes, constants, inputs, outputs).SerializeToString())
-    imported = inspect_onnx(path).bind(RULES, {n: a.shape for n, a in inputs.items()}, precision="float32")
-    graph = replace(imported.graph, outputs=tuple(value for _, value in imported.outputs))
-    found = with_attention(graph, RULES)
-    assert [item.op for item in found.nodes] == [item.op for item in graph.nodes]
+    graph = read(model_of(nodes, constants, {"q": Q, "k": K, "v": V}, outputs), tmp_path)
+    assert [item.op for item in with_attention(graph, RULES).nodes] == [item.op for item in graph.nodes]
+
+
+@pytest.mark.parametrize(("size", "keys", "stays"), [(300, 5, True), (300, 301, False), (64, 5, False)])
+def test_channels_that_attend_to_each_other_stay(size: int, keys: int, stays: bool, tmp_path: Path) -> None:
+    """What is their size may be space, which is to be cut."""
+    q, k = np.zeros((1, 2, 5, size)), np.zeros((1, 2, keys, size))
+    graph = read(model_of(PLAIN, {}, {"q": q, "k": k, "v": k}, ["y"]), tmp_path)
+    assert ("Softmax" in ops(with_attention(graph, RULES))) == stays
 
 
 def test_values_that_are_kept_stay(tmp_path: Path) -> None:
@@ -282,3 +356,69 @@ def test_what_pytorch_exports_is_recognized(dynamo: bool, tmp_path: Path) -> Non
         (None, 0),
         (None, 1),
     }
+
+
+PACKED = [
+    # Which tokens belong to one text: as transformers has it, from positions that are known.
+    node("n = CumSum starts one"),
+    helper.make_node("Unsqueeze", ["n", "last"], ["column"], name="column"),
+    helper.make_node("Unsqueeze", ["n", "middle"], ["row"], name="row"),
+    node("e = Equal column row"),
+    helper.make_node("And", ["e", "causal"], ["seen"], name="seen"),
+    helper.make_node("Unsqueeze", ["seen", "one"], ["seen4"], name="seen4"),
+    node("m = Where seen4 zero none"),
+]
+
+
+@pytest.mark.parametrize(("causal", "band"), [(True, (None, 0)), (False, (None, None))])
+def test_a_known_mask_of_every_sample_is_a_band_or_nothing(
+    causal: bool, band: tuple[Any, Any], tmp_path: Path
+) -> None:
+    nodes = [*PACKED, TURN, node("r = MatMul q t"), node("s = Add r m"), *END]
+    constants = {
+        "starts": np.zeros((2, 6), np.int64), "one": np.array(1),
+        "last": np.array([2]), "middle": np.array([1]),
+        "causal": np.tril(np.ones((6, 6), bool)) | (not causal),
+        "zero": np.array(0.0), "none": np.array(-inf),
+    }  # fmt: skip
+    graph = read(model_of(nodes, constants, {"q": K, "k": K, "v": V}, ["y"]), tmp_path)
+    [attend] = [item for item in needed(rewritten(graph), []).nodes if item.op == "Attend"]
+    assert len(attend.inputs) == 3 and attend.attrs["band"] == band
+
+
+@pytest.mark.parametrize("end", [END[:1], CLEAN[:3]], ids=["plain", "cleaned"])
+def test_dropped_weights_are_those_that_were_dropped_before(end: list[Any], tmp_path: Path) -> None:
+    nodes = [
+        *PLAIN[:2],
+        *end,
+        helper.make_node("Dropout", [end[-1].output[0], "ratio", "training"], ["d"], name="d"),
+        node("y = MatMul d v"),
+    ]
+    constants = {"ratio": np.array(0.4), "zero": np.array(0.0), "training": np.array(True)}
+    graph = read(model_of(nodes, constants, {"q": Q, "k": K, "v": V}, ["y"]), tmp_path, training=True)
+    found = rewritten(graph)
+    assert "Dropout" not in ops(found)
+    given = {name: torch.as_tensor(array) for name, array in (("q", Q), ("k", K), ("v", V))}
+    [random] = graph.of_role(Role.RANDOM)
+    given[random.name] = torch.rand(random.shape, generator=torch.Generator().manual_seed(0)).double()
+    before, after = (evaluate(some, given)[graph.outputs[0]] for some in (graph, found))
+    torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
+
+
+def test_dropped_weights_do_not_depend_on_cuts_or_engines(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Attentions(False)
+    net.heads.dropout = 0.4
+    path = export_as(net, [torch.randn(2, 6, 8)], tmp_path / "net.onnx", "torchscript")
+    group = zarr.open_group(str(tmp_path / "data.zarr"), mode="w")
+    for name, shape in (("x0", (4, 6, 8)), ("target", (4, 2, 6, 4))):
+        group.create_array(name, data=RANDOM.normal(size=shape), chunks=(1, *shape[1:]))
+
+    def losses(name: str, **options: Any) -> list[float]:
+        options = {**EXACT, "loss": "mse", "batch_size": 2, "steps": 2, "workdir": tmp_path / name, **options}
+        return [row["loss"] for row in oocdl.fit(path, tmp_path / "data.zarr", **options).history]
+
+    whole = losses("whole")
+    for name, more in (("cut", {"parallel": {"batch": 2}}), ("oracle", {"engine": "numpy"})):
+        np.testing.assert_allclose(losses(name, **more), whole, rtol=1e-11)
+    assert losses("seed", seed=1) != whole

@@ -1,0 +1,240 @@
+"""Finds attention that is written out, as exporters do it.
+
+    q k^T -> [scales, masks] -> Softmax over keys -> [0 where that is not a number] -> [Dropout] -> times v
+
+The products are Einsums. What follows is looked for from the end: each step is what is done to scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from oocdl.graph.ir.graph import Graph, Node, Shape
+from oocdl.ops.sequences.masks import Mask
+
+
+@dataclass(frozen=True)
+class Operand:
+    """q, k or v as matrices [.., rows, columns], by the value that they are moved and scaled from."""
+
+    value: str
+    turned: bool = False
+    """Whether the value has columns before rows."""
+    scale: float = 1.0
+    repeats: int = 1
+    """How many heads that follow each other are equal; the value has them once."""
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """A number for each query, or fewer, by which scores [*lead, queries, keys] are multiplied or divided."""
+
+    value: str
+    lead: Shape
+    op: str
+    """"Mul" or "Div"."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a node does to scores: they were ``before``."""
+
+    before: str
+    scale: float = 1.0
+    row_scale: RowScale | None = None
+    mask: Mask | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is done to scores from the Softmax to the product with v."""
+
+    softmax: Node
+    cleaned: bool = False
+    """Whether a query that sees nothing has the result 0, and not NaN."""
+    uniform: str | None = None
+    """The numbers by which weights are dropped."""
+    ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one node is to compute: the product of q and k, what follows it, and the product with v."""
+
+    scores: Node
+    weights: str
+    """The operand of the product with v."""
+    end: Weights
+    scale: float
+    row_scales: tuple[RowScale, ...]
+    masks: tuple[Mask, ...]
+    """The last applied first."""
+
+
+def _found(scores: Node, weights: str, end: Weights, steps: Collection[Step]) -> Found | None:
+    """Return all steps, the last first, as one, unless a mask is scaled, too."""
+    scale, row_scales, masks = 1.0, list[RowScale](), list[Mask]()
+    for step in steps:
+        if step.mask is not None and (scale != 1 or row_scales):
+            return None
+        scale *= step.scale
+        row_scales += [] if step.row_scale is None else [step.row_scale]
+        masks += [] if step.mask is None else [step.mask]
+    return Found(scores, weights, end, scale, tuple(row_scales), tuple(masks))
+
+
+class Finder:
+    """Walks back from a product to what it is made of."""
+
+    def __init__(self, graph: Graph, kept: Collection[str]) -> None:
+        self.graph, self.kept = graph, kept
+        self.maker = {name: node for node in graph.nodes for name in node.outputs}
+        self.readers = graph.consumers()
+
+    def shape(self, value: str) -> Shape:
+        return self.graph.values[value].shape
+
+    def number(self, value: str) -> float | None:
+        """Return the number that a value is, if it is one constant."""
+        array = self.graph.constants.get(value)
+        return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+    def only_for(self, value: str, *readers: Node) -> bool:
+        """Whether only these nodes read a value."""
+        return value not in self.kept and all(
+            any(node is known for known in readers) for node in self.readers.get(value, ())
+        )
+
+    def find(self, node: Node) -> Found | None:
+        """Return the attention that ends in this product, if it is one."""
+        for weights in node.inputs:
+            end = self._weights(weights, node)
+            if end is not None:
+                return self._scores(weights, end)
+        return None
+
+    def _weights(self, value: str, reader: Node) -> Weights | None:
+        """Return the Softmax over the last axis that a value is, and what was done behind it."""
+        made = self.maker.get(value)
+        if made is None or not self.only_for(value, reader):
+            return None
+        if made.op == "Reshape" and self.shape(made.inputs[0])[-2:] == self.shape(value)[-2:]:
+            return self._weights(made.inputs[0], made)
+        if made.op == "Dropout":
+            end = self._weights(made.inputs[0], made)
+            alone = end is not None and end.uniform is None
+            return replace(end, uniform=made.inputs[1], ratio=made.attrs["ratio"]) if end and alone else None
+        if made.op == "Softmax":
+            return Weights(made) if made.attrs["axis"] == len(self.shape(value)) - 1 else None
+        return self._cleaned(made) if made.op == "Where" else None
+
+    def _cleaned(self, made: Node) -> Weights | None:
+        """Return the Softmax that a Where takes, but 0 where it is not a number."""
+        other = self.maker.get(made.inputs[0])
+        equal = self.maker.get(other.inputs[0]) if other is not None and other.op == "Not" else None
+        softmax = self.maker.get(made.inputs[2])
+        if other is None or equal is None or softmax is None or softmax.op != "Softmax":
+            return None
+        good = self.number(made.inputs[1]) == 0
+        good = good and equal.op == "Equal" and set(equal.inputs) == {made.inputs[2]}
+        good = good and softmax.attrs["axis"] == len(self.shape(made.inputs[2])) - 1
+        return Weights(softmax, True) if good and self.only_for(made.inputs[2], equal, made) else None
+
+    def _scores(self, weights: str, end: Weights) -> Found | None:
+        """Return the product before a Softmax, with the scales and the masks between them."""
+        steps, reader, value = list[Step](), end.softmax, end.softmax.inputs[0]
+        while self.only_for(value, reader):
+            node = self.maker.get(value)
+            if node is None:
+                return None
+            if node.op == "Einsum":
+                return _found(node, weights, end, steps)
+            step = self._step(node)
+            if step is None:
+                return None
+            steps.append(step)
+            reader, value = node, step.before
+        return None
+
+    def _step(self, node: Node) -> Step | None:
+        """Return what a node does to scores, if it is one of the things that are known."""
+        made = self.shape(node.outputs[0])
+        if node.op == "Reshape":
+            return Step(node.inputs[0]) if self.shape(node.inputs[0])[-2:] == made[-2:] else None
+        scaled = self.scaled(node)
+        if scaled is not None:
+            return Step(scaled[0], scale=scaled[1])
+        if node.op in ("Mul", "Div", "Add"):
+            for before, other in self._orders(node):
+                if self.shape(before) != made or not self.leads_to_product(before):
+                    continue
+                if node.op == "Add":
+                    return Step(before, mask=Mask(other, made[:-2], made[-2:]))
+                if self.shape(other)[-1:] in ((), (1,)):
+                    return Step(before, row_scale=RowScale(other, made[:-2], node.op))
+        if node.op == "Where":
+            mask, *sides = node.inputs
+            for place, (before, other) in enumerate((sides, sides[::-1])):
+                number = self.number(other)
+                if number is not None and self.shape(before) == made:
+                    return Step(before, mask=Mask(mask, made[:-2], made[-2:], number, negated=place == 1))
+        return None
+
+    def _orders(self, node: Node) -> Iterator[tuple[str, str]]:
+        """Yield the operands of a node of two in the orders in which the first may be scores."""
+        first, second = node.inputs
+        yield first, second
+        if node.op != "Div":
+            yield second, first
+
+    def scaled(self, node: Node) -> tuple[str, float] | None:
+        """Return the operand that a node multiplies by a number or divides by it, and that factor."""
+        if node.op not in ("Mul", "Div"):
+            return None
+        for place, (value, other) in enumerate((node.inputs, node.inputs[::-1])):
+            number = self.number(other)
+            if number is not None and self.shape(value) == self.shape(node.outputs[0]):
+                if node.op == "Mul":
+                    return value, number
+                if place == 0 and number != 0:
+                    return value, 1 / number
+        return None
+
+    def leads_to_product(self, value: str) -> bool:
+        """Whether a value is scores, and no mask: a product, but for scales, masks and other shapes."""
+        node = self.maker.get(value)
+        while node is not None and node.op in ("Reshape", "Mul", "Div", "Add", "Where"):
+            step = self._step(node)
+            node = None if step is None else self.maker.get(step.before)
+        return node is not None and node.op == "Einsum"
+
+    def operand(self, value: str, past_repeats: bool) -> Operand:
+        """Return matrices as what they were before they were moved, scaled, and repeated."""
+        found = Operand(value)
+        while (node := self.maker.get(found.value)) is not None:
+            before, made = node.inputs[0], self.shape(found.value)
+            was, scaled = self.shape(before), self.scaled(node)
+            if node.op == "Reshape" and len(was) > 1 and was[-2:] == made[-2:]:
+                found = replace(found, value=before)
+            elif node.op == "Transpose" and turns(node.attrs["perm"]):
+                found = replace(found, value=before, turned=not found.turned)
+            elif scaled is not None:
+                found = replace(found, value=scaled[0], scale=found.scale * scaled[1])
+            elif past_repeats and found.repeats == 1 and _repeats(node, was, made):
+                found = replace(found, value=before, repeats=made[-3])
+            else:
+                break
+        return found
+
+
+def turns(perm: tuple[int, ...]) -> bool:
+    """Whether a Transpose changes the last two axes alone."""
+    rank = len(perm)
+    return tuple(perm) == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _repeats(node: Node, was: Shape, made: Shape) -> bool:
+    """Whether a node repeats matrices, the copies of each side by side."""
+    same = len(was) == len(made) > 2 and (*was[:-3], *was[-2:]) == (*made[:-3], *made[-2:])
+    return node.op == "Expand" and same and was[-3] == 1
