@@ -142,7 +142,7 @@ def run_graph(
             {"main": Sources(factored, feeds)},
             loaded,
             tier,
-            Heap(workers, 1 << 40, lambda: tier.mapped_bytes),
+            Heap(workers, 1 << 40, lambda: tier),
         )
         execute.register("test", context)
         adopted = _adopted(tier, factored, pieces, arrays)

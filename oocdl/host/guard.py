@@ -1,10 +1,11 @@
 """The memory guard: keeps the budget where a prediction was too low.
 
 A budget is kept by counting: arrays exactly, scratch of programs and growth of the process as predicted. The
-guard looks at what the process *has*. Where that, and what programs that run may still take, is more than it
-may have, the heap is trimmed; if that is not enough, so much is *withheld* from the memory tier, which then
-keeps fewer chunks in RAM, and programs wait for others to end. Results stay as they are: no order of sums
-changes. Where even one unit that runs alone finds no room, the run ends with an error before it starts.
+guard looks at what the process *has*. Where that, and what units have reserved and not written yet, is more
+than it may have, the heap is trimmed; if that is not enough, so much is *withheld* from the memory tier,
+which then keeps fewer chunks in RAM, and programs wait for others to end. Results stay as they are: no order
+of sums changes. Where even one unit that runs alone finds no room, the run ends with an error before it
+starts.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class MemoryGuard:
     unit that runs alone may use up: the kernel can read them again.
 
     >>> guard = MemoryGuard(100, measure=lambda: 90, clock=lambda: 0.0)
-    >>> guard.is_due(), guard.is_due(), guard.over_bytes(5), guard.over_bytes(30)
-    (True, False, -5, 20)
-    >>> guard.withhold(20, most_bytes=50)
+    >>> guard.is_due(), guard.is_due(), guard.has_bytes(), guard.excess_bytes(30)
+    (True, False, 90, 20)
+    >>> guard.withhold(20, over_bytes=20)
     >>> guard.withheld_bytes, guard.notice is None
     (20, False)
     """
@@ -70,16 +71,16 @@ class MemoryGuard:
         self._relieved_at = now
         return True
 
-    def over_bytes(self, to_come_bytes: int) -> int:
-        """How much more the process has than it may, once ``to_come_bytes`` were taken; negative: less."""
-        return self._measure() + to_come_bytes - self.most_bytes
+    def has_bytes(self) -> int:
+        """Measure what the process has of memory of its own."""
+        return self._measure()
 
-    def withhold(self, more_bytes: int, most_bytes: int) -> None:
-        """Withhold more from the tier, ``most_bytes`` in all at most."""
-        self.withheld_bytes = min(self.withheld_bytes + more_bytes, most_bytes)
+    def withhold(self, nbytes: int, over_bytes: int) -> None:
+        """Withhold so much from the tier: the process was about to have ``over_bytes`` more than it may."""
+        self.withheld_bytes = max(self.withheld_bytes, nbytes)
         if self.notice is None:
             self.notice = (
-                f"this process was about to take {(self.most_bytes + more_bytes) >> 20} MiB of the "
+                f"this process was about to take {(self.most_bytes + over_bytes) >> 20} MiB of the "
                 f"{self.most_bytes >> 20} MiB that it may have: programs or libraries take more than was "
                 "predicted; units wait and chunks leave memory earlier from now on (equal results, slower "
                 "steps); more memory= avoids it"
@@ -87,7 +88,7 @@ class MemoryGuard:
 
     def excess_bytes(self, to_come_bytes: int) -> int:
         """How far the process would be beyond its whole budget, pages of files given up; negative: below."""
-        return self.over_bytes(to_come_bytes) + self.most_bytes + self._kernel_bytes - self._budget_bytes
+        return self._measure() + to_come_bytes + self._kernel_bytes - self._budget_bytes
 
     def check_alone(self, to_come_bytes: int) -> None:
         """Raise ResourceError if one unit is too much that will take so many bytes, all others waiting."""

@@ -13,6 +13,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from oocdl.host.guard import MemoryGuard
 from oocdl.host.limits import anonymous_bytes
@@ -82,11 +83,27 @@ def _in_use_bytes() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
+class Arrays(Protocol):
+    """What the heap asks of the RAM tier. Under the heap's lock: the tier may not take its own for it."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Pages for arrays, those included that come as they are first written."""
+
+    @property
+    def touched_bytes(self) -> int:
+        """Of arrays, and of pages kept for them, what the process has."""
+
+    @property
+    def promised_bytes(self) -> int:
+        """What it will have of them, and of scratch, once each unit that has reserved took all of it."""
+
+
 class Heap:
     """Lets ``permits`` programs run at once, and keeps heap and mapped memory within ``limit_bytes``.
 
-    The limit counts what the process takes from now on. ``mapped_bytes`` returns what the pool of the RAM
-    tier has mapped since; the plan makes sure that this and the scratch of programs fit together. Where
+    The limit counts what the process takes from now on, and is the capacity of the RAM tier, which
+    ``arrays`` returns; the plan makes sure that its arrays and the scratch of programs fit together. Where
     they do not, as a prediction was too low, ``guard`` says how much the tier is to do without.
     """
 
@@ -94,11 +111,11 @@ class Heap:
         self,
         permits: int,
         limit_bytes: int,
-        mapped_bytes: Callable[[], int],
+        arrays: Callable[[], Arrays],
         guard: MemoryGuard | None = None,
     ) -> None:
         self._limit = limit_bytes
-        self._mapped = mapped_bytes
+        self._arrays = arrays
         self._guard = guard
         self._permits = threading.Semaphore(permits)
         self._lock = threading.Lock()
@@ -106,7 +123,8 @@ class Heap:
         self._running = 0
         self._computing = 0
         self._spare = 0
-        self._over = False
+        self._own = 0
+        """What the process has beside arrays and scratch, by the last look after a trim."""
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
 
@@ -118,13 +136,12 @@ class Heap:
         """
         with self._permits:
             with self._lock:
-                if not self._running and IS_SUPPORTED:
-                    # Compiled loops and the libraries' caches grow, and are no program's scratch.
-                    self._used = _in_use_bytes()
+                if scratch_bytes and not self._running:
+                    self._taken_bytes()  # now it is known what is no scratch
                 self._running += scratch_bytes
                 if self._has_to_check(scratch_bytes):
                     self._make_room(0)
-                while self._is_over() and self._computing:
+                while self._is_over(self._arrays().promised_bytes) and self._computing:
                     self._ended.wait(WAIT_SECONDS)
                 self._computing += 1
             try:
@@ -140,47 +157,66 @@ class Heap:
         """What the guard tells the user, once it had to withhold memory."""
         return None if self._guard is None else self._guard.notice
 
-    def withheld_bytes(self, to_come_bytes: int = 0) -> int:
+    def withheld_bytes(self, need_bytes: int = 0) -> int:
         """Measure the process, if it is time to, and return what the memory tier is to do without.
 
-        ``to_come_bytes``: what arrays are about to take.
+        ``need_bytes``: what a unit is about to reserve.
         """
         if self._guard is None:
             return 0
         with self._lock:
-            self._is_over(to_come_bytes)
+            # Where the tier has no more to lend, chunks leave first.
+            lendable = self._limit - self._guard.withheld_bytes
+            self._is_over(min(self._arrays().promised_bytes + need_bytes, lendable))
             return self._guard.withheld_bytes
 
-    def check_alone(self, to_come_bytes: int) -> None:
-        """Raise ResourceError if the process has no room for the only unit that runs.
-
-        ``to_come_bytes``: what the arrays and the program of the unit will take.
-        """
+    def check_alone(self) -> None:
+        """Raise ResourceError if the process has no room for all that the only unit has reserved."""
         if self._guard is None:
             return
         with self._lock:
-            if self._guard.excess_bytes(to_come_bytes) > 0:
+            to_come = max(self._arrays().promised_bytes - self._arrays().touched_bytes, 0)
+            if self._guard.excess_bytes(to_come) > 0:
                 trim()
-                self._guard.check_alone(to_come_bytes)
+                self._guard.check_alone(to_come)
 
-    def _is_over(self, arrays: int = 0) -> bool:
-        """Whether the process has more than it may; tries to mend that, and withholds what it cannot mend."""
+    def _is_over(self, promised_bytes: int) -> bool:
+        """Whether the process will have more than it may, once arrays and programs have what is promised.
+
+        Of the tier so much is withheld that this cannot be once its chunks have left.
+        """
         guard = self._guard
-        if guard is None or (not guard.is_due() and not self._over):
+        if guard is None:
             return False
-        self._over = guard.over_bytes(arrays + self._running) > 0
-        if self._over and guard.may_relieve():
-            trim()
-            over = guard.over_bytes(arrays + self._to_come())
-            self._over = over > 0
-            # What is withheld already has to leave first.
-            if self._over and self._mapped() <= max(self._limit - guard.withheld_bytes, 0):
-                guard.withhold(over, self._limit)
-        return self._over
+        if guard.is_due():
+            most_own_bytes = guard.has_bytes() - self._arrays().touched_bytes
+            if most_own_bytes + promised_bytes > guard.most_bytes and guard.may_relieve():
+                self._own = self._own_bytes(guard)
+        over_bytes = self._own + promised_bytes - guard.most_bytes
+        if over_bytes > 0:
+            guard.withhold(min(self._own + self._limit - guard.most_bytes, self._limit), over_bytes)
+        return over_bytes > 0
 
-    def _to_come(self) -> int:
-        """What running programs may still take."""
-        return max(self._running - (_in_use_bytes() - self._used), 0) if IS_SUPPORTED else self._running
+    def _own_bytes(self, guard: MemoryGuard) -> int:
+        """Trim the heap; return what the process has beside touched arrays and scratch of running programs.
+
+        Others take and touch memory meanwhile: in this order that is not taken for the process' own.
+        """
+        taken = self._taken_bytes()
+        trim()
+        has = guard.has_bytes()
+        return has - self._arrays().touched_bytes - taken
+
+    def _taken_bytes(self) -> int:
+        """What running programs have of the heap.
+
+        All in use beyond what they may take is no scratch: compiled loops, the libraries' caches.
+        """
+        if not IS_SUPPORTED:
+            return 0
+        in_use = _in_use_bytes()
+        self._used = min(max(self._used, in_use - self._running), in_use)
+        return in_use - self._used
 
     def before_mapping(self, nbytes: int) -> None:
         """Make room in the limit: the pool is about to map ``nbytes`` more."""
@@ -200,8 +236,9 @@ class Heap:
         """Trim the heap if ``nbytes`` more, and what running programs may still take, exceed the limit."""
         taken = anonymous_bytes() - self._before
         # What is mapped is not all touched yet.
-        taken = max(taken, self._mapped())
-        self._spare = min(self._limit - taken - self._to_come() - nbytes, MOST_UNCHECKED_BYTES)
+        taken = max(taken, self._arrays().mapped_bytes)
+        to_come = max(self._running - self._taken_bytes(), 0)
+        self._spare = min(self._limit - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:
             _library.malloc_trim(0)
 

@@ -111,7 +111,7 @@ class WorkerSetup(WorkerPlugin):
         room = machine.room_bytes(known.plans, TRAVELLING * known.crossing_bytes)
         folder = known.settings.spill_folder(Path(worker.local_directory) / "spill")
         keep_freed_memory()
-        heap = Heap(known.threads, room, lambda: self.tier.mapped_bytes, machine.guard())
+        heap = Heap(known.threads, room, lambda: self.tier, machine.guard())
         self.tier = Tier(
             room,
             SpillStore(folder),

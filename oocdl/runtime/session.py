@@ -146,7 +146,7 @@ class Session(Held[Chunk]):
         self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
         keep_freed_memory()
         guard = self.machine.guard()
-        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier.mapped_bytes, guard)
+        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier, guard)
         self.tier = Tier(
             self.room_bytes,
             SpillStore(self.spill),

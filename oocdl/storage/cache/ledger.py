@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from oocdl.errors import BudgetError
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
 from oocdl.storage.cache.eviction import E, EvictionOrder
 
 SOON_POSITIONS = 12
@@ -62,6 +63,8 @@ class Ledger(Generic[E]):
         self.line: deque[Claim[E]] = deque()
         """Claims that wait, first come first served."""
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
+        self.small_bytes = 0
+        """Of the resident bytes, those of arrays that have no pages of their own."""
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.withheld_bytes = 0
@@ -106,6 +109,7 @@ class Ledger(Generic[E]):
     def enter(self, entry: E, from_reserved: bool = False) -> None:
         """Count a chunk as resident, out of reserved bytes or out of free ones."""
         self._count(entry.footprint_bytes, -entry.footprint_bytes if from_reserved else 0)
+        self.small_bytes += entry.footprint_bytes * (entry.footprint_bytes < LEAST_PAGED_BYTES)
         self._order.add(entry)
 
     def _leave(self, entry: E) -> None:
@@ -114,6 +118,7 @@ class Ledger(Generic[E]):
             self._order.remove(entry)
             entry.leave_ram()
             self._count(resident=-entry.footprint_bytes)
+            self.small_bytes -= entry.footprint_bytes * (entry.footprint_bytes < LEAST_PAGED_BYTES)
 
     # --- claims ----------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class Ledger(Generic[E]):
                 entry.pins += 1
         absent = [entry for entry in claim.pins if entry not in self._order]
         nbytes = claim.left_bytes + claim.scratch_bytes
-        need = nbytes + sum(entry.footprint_bytes for entry in absent)
+        need = self.need_bytes(claim)
         self.make_room(need)
         may_come = self.reserved_bytes or self.leaving_bytes
         if need > (self.lendable_bytes if may_come else self.free_bytes):
@@ -142,6 +147,11 @@ class Ledger(Generic[E]):
             self.enter(entry)
         self.line.popleft()
         return absent
+
+    def need_bytes(self, claim: Claim[E]) -> int:
+        """What has to be free for a claim: its bytes, and the pins that are not in RAM."""
+        absent = sum(entry.footprint_bytes for entry in claim.pins if entry not in self._order)
+        return claim.left_bytes + claim.scratch_bytes + absent
 
     def withdraw(self, claim: Claim[E]) -> None:
         """Take a claim that gives up out of the line."""

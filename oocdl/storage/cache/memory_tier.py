@@ -95,10 +95,10 @@ class Tier:
     """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``.
 
     The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
-    mapped; ``withheld_bytes``, called with the bytes that a unit's arrays will take anew, says how much of
-    the capacity has to stay unused because the process has more than was predicted. ``check_alone`` is
-    called with the bytes that a unit will take anew where that leaves it no room, so that it runs alone; it
-    raises an error if even that is too much. All methods may be called by any thread.
+    mapped; ``withheld_bytes``, called with the bytes that a unit asks for, says how much of the capacity
+    has to stay unused because the process has more than was predicted. ``check_alone`` is called where that
+    leaves a unit no room, so that it runs alone; it raises an error if even that is too much. All methods
+    may be called by any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -117,14 +117,14 @@ class Tier:
         io_threads: int = IO_THREADS,
         before_mapping: Callable[[int], None] | None = None,
         withheld_bytes: Callable[[int], int] | None = None,
-        check_alone: Callable[[int], None] | None = None,
+        check_alone: Callable[[], None] | None = None,
     ) -> None:
         self._spill = spill
         self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
         self._ledger, self._changed = self._mover.ledger, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
-        self._check_alone = check_alone or (lambda _: None)
+        self._check_alone = check_alone or (lambda: None)
         self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
 
     @property
@@ -136,6 +136,20 @@ class Tier:
     def mapped_bytes(self) -> int:
         """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``, kept pages included."""
         return self._pool.mapped_bytes
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of arrays, and of pages kept for them, that the process has. Needs no lock of the tier."""
+        return self._pool.touched_bytes + self._ledger.small_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """What the process will have of arrays and scratch once units took all that they have reserved.
+
+        Pages that are kept count as well. Needs no lock of the tier.
+        """
+        counted = self._ledger.resident_bytes + self._ledger.reserved_bytes
+        return max(counted, self._pool.mapped_bytes + self._scratch_bytes)
 
     @property
     def stats(self) -> TierStats:
@@ -165,11 +179,11 @@ class Tier:
             loads = self._acquire(claim)
             self._scratch_bytes += scratch_bytes
             self._pool.shrink(self._paged_bytes())
-            alone, cold_bytes = self._ledger.lendable_bytes < 0, self._cold_bytes(0)
+            alone = self._ledger.lendable_bytes < 0
         reservation = Reservation(self, claim, unique)
         try:
             if alone:
-                self._check_room(loads, cold_bytes + scratch_bytes)
+                self._check_room(loads)
             for slot in loads:
                 self._mover.load(slot)
             with self._changed:  # another unit may be loading the others
@@ -283,10 +297,10 @@ class Tier:
         """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.dead.put(slot)
 
-    def _check_room(self, loads: Sequence[Slot], to_come_bytes: int) -> None:
+    def _check_room(self, loads: Sequence[Slot]) -> None:
         """Ask whether the process has room for the only unit; if not, the chunks it needs do not come."""
         try:
-            self._check_alone(to_come_bytes)
+            self._check_alone()
         except BaseException:
             with self._changed:
                 for slot in loads:
@@ -322,12 +336,6 @@ class Tier:
         """What arrays may have of pages: the rest is for scratch, or is withheld."""
         return max(self.capacity_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
 
-    def _cold_bytes(self, more_bytes: int) -> int:
-        """What arrays and ``more_bytes`` of them will take from the system, beyond pages that are there."""
-        books = self._ledger
-        arrays = books.resident_bytes + books.reserved_bytes - self._scratch_bytes + more_bytes
-        return max(arrays - self._pool.mapped_bytes, 0)
-
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""
         self._ledger.line.append(claim)
@@ -337,7 +345,7 @@ class Tier:
                 self._mover.wait()
             while True:
                 self._mover.bury()
-                self._ledger.withheld_bytes = self._withheld_bytes(self._cold_bytes(claim.left_bytes))
+                self._ledger.withheld_bytes = self._withheld_bytes(self._ledger.need_bytes(claim))
                 loads = self._ledger.admit(claim)
                 if loads is not None:
                     return loads

@@ -10,6 +10,7 @@ one, of whatever size, and given back only where others are wanted and there are
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from bisect import bisect_right
@@ -32,6 +33,16 @@ SEGMENT_BYTES = 64 << 20
 """Least address space that is mapped at once; its pages are taken when they are touched."""
 HUGE_PAGE_BYTES = 2 << 20
 """Size of a large page (``MADV_HUGEPAGE``)."""
+
+_library = ctypes.CDLL(None, use_errno=True)
+
+
+def _absent_bytes(address: int, size: int) -> int:
+    """Return how many of ``size`` bytes from ``address`` on have no page yet."""
+    pages = np.empty(size // mmap.PAGESIZE, np.uint8)
+    if _library.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)):
+        return 0  # it was unmapped meanwhile
+    return int(np.count_nonzero(pages & 1 == 0)) * mmap.PAGESIZE
 
 
 @dataclass(frozen=True)
@@ -199,7 +210,10 @@ class Pool:
         self.capacity_bytes = capacity_bytes
         self._before_mapping = before_mapping or (lambda nbytes: None)
         self.mapped_bytes = 0
-        """Bytes that have pages: lent, or kept for the next array."""
+        """Bytes that have pages, or will as they are first written: lent, or kept for the next array."""
+        self._fresh: dict[int, int] = {}
+        """Address of each array that took new pages -> its bytes, until all of them were seen to be there."""
+        self._counting = threading.Lock()  # for touched_bytes, which shall not wait for the other lock
         self._returned: SimpleQueue[tuple[_Segment, int, int]] = SimpleQueue()
         self._segments: list[_Segment] = []
         self._lock = threading.Lock()
@@ -214,6 +228,14 @@ class Pool:
             lent = self._take(footprint(nbytes))
         block: Any = _Block(lent, self._returned)
         return np.asarray(block)[:nbytes].view(kind).reshape(shape)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Those of ``mapped_bytes`` that the process has: pages come as they are first written."""
+        with self._counting:
+            absent = {address: _absent_bytes(address, size) for address, size in self._fresh.items()}
+            self._fresh = {address: self._fresh[address] for address, nbytes in absent.items() if nbytes}
+            return self.mapped_bytes - sum(absent.values())
 
     def clear(self) -> None:
         """Give all pages that are not lent back to the system."""
@@ -241,7 +263,9 @@ class Pool:
         if cold:
             self._cool(self.mapped_bytes + cold - self.capacity_bytes)
             self._before_mapping(cold)
-            self.mapped_bytes += cold
+            with self._counting:
+                self._fresh[segment.address + start] = size
+                self.mapped_bytes += cold
         return segment, start, size
 
     def _best(self, size: int) -> tuple[_Place, _Segment] | None:
@@ -256,6 +280,8 @@ class Pool:
                 segment, start, size = self._returned.get_nowait()
             except Empty:
                 return
+            with self._counting:
+                self._fresh.pop(segment.address + start, None)
             segment.leave(start, size)
 
     def _cool(self, nbytes: int) -> None:
