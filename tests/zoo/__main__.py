@@ -42,7 +42,7 @@ Row = Mapping[str, Any]
 def word(row: Row) -> str:
     """What came of a way, in a word."""
     stage = str(row["stage"])
-    if stage == "different" and row["announced"]:
+    if stage in ("different", "refused in train") and row["announced"]:
         return "announced"
     return {"failed in export": "not exported"}.get(stage, stage)
 
