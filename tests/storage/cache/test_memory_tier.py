@@ -74,6 +74,17 @@ def test_put_and_array_are_zero_copy_and_read_only(tier: Tier) -> None:
     assert (chunk.region, chunk.uses) == (((5, 105),), (1, 2))
 
 
+def test_small_chunks_count_as_what_the_tier_has_not_as_the_process_itself(tier: Tier) -> None:
+    """They lie in the heap; 600 of 30 KiB would seem to be 18 MiB that nobody had predicted."""
+    held = [put(tier, 1.0), put(tier, 2.0)]
+    assert tier.touched_bytes == tier.promised_bytes == 4000
+    with tier.reserve(3000, scratch_bytes=500):
+        assert (tier.touched_bytes, tier.promised_bytes) == (4000, 7500)
+    held.clear()
+    until(lambda: tier.touched_bytes == 0)
+    assert tier.promised_bytes == 0
+
+
 def test_what_can_never_fit_is_refused(tier: Tier) -> None:
     chunk = put(tier, 1.0)
     with pytest.raises(BudgetError, match="8001"):
