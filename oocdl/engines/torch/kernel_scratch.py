@@ -158,6 +158,13 @@ def _copies_data(kind: Convolution, item: Instruction, strides: Sequence[int], w
     return first and not rows_alone(item.operands[0].shape, weights[2], pads, strides, dilations, rows)
 
 
+def _leaves_rows_out(item: Instruction, strides: Sequence[int], weights: Shape) -> bool:
+    """Whether a gradient of weights takes end rows of several images apart: what is left of them has gaps."""
+    x, dilations = item.operands[0], item.attrs.get("dilations") or (1,) * len(strides)
+    (before, after), *_ = evened(spatial_pads(x), x.shape[2:], weights[2:], strides, dilations)
+    return x.shape[0] > 1 and before != after
+
+
 def _data_bytes(item: Instruction, index: int, dtype: str) -> int:
     """Bytes of one operand with its padding."""
     return nbytes(padded_shape(item.operands[index]), dtype)
@@ -197,7 +204,7 @@ def _channels_last_bytes(kind: Convolution, item: Instruction, dtype: str, slots
     else:
         scratch += _data_bytes(item, 0, dtype) if few or _copies_data(kind, item, strides, weights) else 0
     if kind.makes_weights:
-        if pads_of(item.operands[1]) is not None:
+        if pads_of(item.operands[1]) is not None or _leaves_rows_out(item, strides, weights):
             scratch += _data_bytes(item, 1, dtype)
         if dtype == "bfloat16":  # both are sorted into blocks of 16 channels
             for operand in item.operands:
