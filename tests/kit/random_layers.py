@@ -135,6 +135,16 @@ def gather(m: Maker, x: str) -> str:
     return m.build("Gather", x, m.given(ids), batch=batch)
 
 
+def sample(m: Maker, x: str) -> str:
+    """Elements of the last axis at places that are computed, as GridSample weighs them: by the way there."""
+    b, last = m.build, len(m.shape(x)) - 1
+    far = b("Mul", b("Sigmoid", m.apart(x)), b.like(0.9 * m.shape(x)[-1], x))
+    at = b("Add", far, b.like(0.05, x))  # never at an element, also where Sigmoid is 0 or 1
+    low = b("Floor", at)
+    rows = b("Gather", x, b("Cast", low, to="int64"), batch=last)
+    return b("Mul", rows, b("Sub", at, low))
+
+
 def scatter(m: Maker, x: str) -> str:
     """Rows put where data says: added up, or the last of each place."""
     shape, batch, rows = m.shape(x), m.axis(x), m.integer(1, 5)
@@ -206,6 +216,6 @@ def ctc(m: Maker, x: str) -> str | None:
 
 LAYERS = (
     *(conv, conv, transposed, transposed, pool_max, pool_max),
-    *(resample, pool_average, gather, scatter, recurrent, attention, ctc),
+    *(resample, pool_average, gather, sample, scatter, recurrent, attention, ctc),
 )
 """Steps that need some axes."""
