@@ -11,9 +11,13 @@ from oocdl.graph.ir.program import Instruction
 class IndexOutside(Exception):
     """An instruction was given an index that is no row of its table."""
 
-    def __init__(self, item: Instruction, index: int) -> None:
-        super().__init__(f"{item.op}: there is no row {index} in a table of {rows_of(item)} rows")
-        self.slot, self.index, self.rows = item.outputs[0], index, rows_of(item)
+    def __init__(self, slot: int, index: int, rows: int) -> None:
+        """``slot``: the first that the instruction makes."""
+        super().__init__(slot, index, rows)  # all that a copy in another process is made of
+        self.slot, self.index, self.rows = slot, index, rows
+
+    def __str__(self) -> str:
+        return f"there is no row {self.index} in a table of {self.rows} rows"
 
 
 def rows_of(item: Instruction) -> int:
@@ -27,4 +31,4 @@ def check_indices(item: Instruction, indices: Array) -> None:
     rows = rows_of(item)
     if indices.size and (int(indices.min()) < -rows or int(indices.max()) >= rows):
         wrong = indices[(indices < -rows) | (indices >= rows)]
-        raise IndexOutside(item, int(np.ravel(wrong)[0]))
+        raise IndexOutside(item.outputs[0], int(np.ravel(wrong)[0]), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -162,7 +163,8 @@ def test_an_index_outside_of_its_table_is_told(
     ids[1, 2] = index
     with pytest.raises(IndexOutside) as caught:
         run(arrays)
-    assert (caught.value.slot, caught.value.index, caught.value.rows) == (len(arrays), index, 5)
+    for told in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (told.slot, told.index, told.rows) == (len(arrays), index, 5)
 
 
 def test_block(engine: Engine) -> None:
