@@ -57,6 +57,16 @@ def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
     assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
 
 
+def test_attention_prints_a_row_for_each_case(tmp_path: Path) -> None:
+    done = run(str(ROOT / "perf/attention.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(rows) == 6
+    for row in rows:
+        assert set(row["seconds"]) == {"PyTorch", "torch", "onnxruntime"}
+        assert all(error < 1e-5 for error in row["errors"].values()), row
+
+
 def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """What a bench prints at toy size, and the rows that it writes."""
     script = str(ROOT / f"perf/{name}.py")

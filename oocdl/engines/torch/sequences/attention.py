@@ -24,6 +24,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return matmul(a[0], b[0])[None] if len(a) == 1 else torch.bmm(a, b)
 
 
+def _add(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``a @ b`` of each of several matrices."""
+    if len(a) == 1:
+        total += _product(a, b)
+    else:
+        total.baddbmm_(a, b)
+
+
 def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A part of an operand [b, g, .., size] as matrices [b g, rows, size]."""
     return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]).to(dtype)
@@ -45,7 +53,7 @@ class _Scores:
         self.scale, self.band = float(item.attrs["scale"]), tuple(item.attrs["band"])
         self.ratio = float(item.attrs.get("ratio", 0.0))
         self.tiling = tiling(tuple(self.q.shape), self.k.shape[2], band=self.band)
-        self.outside: dict[tuple[int, int, int], Tensor] = {}
+        self.most: dict[tuple[int, int, int], Tensor] = {}
 
     def pairs(self) -> Iterator[tuple[slice, slice]]:
         """Batches and groups of tiles."""
@@ -62,16 +70,15 @@ class _Scores:
             yield slice(start + low, start + high)
 
     def tile(self, pair: tuple[slice, slice], q: Tensor, rows: slice, keys: slice) -> Tensor:
-        """The scores of one tile as matrices, q being that of its rows."""
-        k = _flat(self.k[(*pair, keys)], self.dtype)
-        scores = _product(q, k.transpose(1, 2)).mul_(self.scale)
+        """The scores of one tile as matrices, q being that of its rows, scaled."""
+        scores = _product(q, _flat(self.k[(*pair, keys)], self.dtype).transpose(1, 2))
         seen = self._as_scores(scores, pair, rows, keys)
         for mask in self.added:
             seen.add_(mask[self.part(mask, pair, rows, keys)])
         for mask in self.seen:
             seen.masked_fill_(~mask[self.part(mask, pair, rows, keys)], self.attrs["unseen"])
         if not sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
-            seen.masked_fill_(self._outside(rows, keys), -inf)
+            torch.minimum(seen, self._most(rows, keys), out=seen)  # ten times as fast as masked_fill_
         return scores
 
     def part(self, x: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> tuple[slice, ...]:
@@ -84,20 +91,16 @@ class _Scores:
         counts = [part.stop - part.start for part in (*pair, rows, keys)]
         return tile.view(*counts[:2], self.q.shape[2], *counts[2:])
 
-    def _outside(self, rows: slice, keys: slice) -> Tensor:
-        """Where a key of a tile is outside of the band of a query; made once for all pairs."""
+    def _most(self, rows: slice, keys: slice) -> Tensor:
+        """What scores may be at most: minus infinity outside of the band; made once for all pairs."""
         key = keys.start - rows.start, rows.stop - rows.start, keys.stop - keys.start
-        if key not in self.outside:
-            self.outside[key] = self._made_outside(rows, keys)
-        return self.outside[key]
-
-    def _made_outside(self, rows: slice, keys: slice) -> Tensor:
-        places = [torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys)]
-        far, (low, high) = places[1] - places[0][:, None], self.band
-        outside = torch.zeros_like(far, dtype=torch.bool)
-        if low is not None:
-            outside |= far < low
-        return outside if high is None else outside | (far > high)
+        if key not in self.most:
+            places = [torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys)]
+            far, (low, high) = places[1] - places[0][:, None], self.band
+            most = torch.full(far.shape, inf, dtype=self.dtype, device=self.q.device)
+            most = most if low is None else most.masked_fill_(far < low, -inf)
+            self.most[key] = most if high is None else most.masked_fill_(far > high, -inf)
+        return self.most[key]
 
     def clear_unseen(self, dscores: Tensor, *tile: Any) -> None:
         """Clear the gradient of what is no score, but the number in its place."""
@@ -125,7 +128,7 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
     y, stats = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
     for pair in scores.pairs():
         for rows in scores.rows():
-            here = _flat(q[(*pair, slice(None), rows)], scores.dtype)
+            here = _flat(q[(*pair, slice(None), rows)], scores.dtype) * scores.scale
             most = here.new_full((*here.shape[:2], 1), -inf)
             total, found = torch.zeros_like(most), here.new_zeros((*here.shape[:2], v.shape[3]))
             for keys in scores.keys(rows):
@@ -136,7 +139,7 @@ def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
                 total.mul_(shrunk).add_(tile.sub_(base).exp_().sum(2, keepdim=True))
                 if (dropped := scores.dropped(pair, rows, keys)) is not None:
                     tile.masked_fill_(dropped, 0)
-                found.mul_(shrunk).add_(_product(tile, _flat(v[(*pair, keys)], scores.dtype)))
+                _add(found.mul_(shrunk), tile, _flat(v[(*pair, keys)], scores.dtype))
                 most = top
             sees_nothing = total == 0
             place = (*pair, slice(None), rows)
@@ -156,15 +159,16 @@ def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     made = [torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:3]]
     dmask = [torch.zeros(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[3:]]
     for pair in scores.pairs():
-        count = (pair[0].stop - pair[0].start) * (pair[1].stop - pair[1].start)
-        # Turned, as products with few rows and long ones are the faster.
-        dk, dv = (
-            torch.zeros(count, x.shape[3], x.shape[2], dtype=scores.dtype, device=q.device) for x in (k, v)
-        )
+        # Of one pair turned, as products with few rows and long ones are the faster.
+        dk, dv = (whole[pair].flatten(0, 1) for whole in made[1:3])
+        if alone := len(dk) == 1:
+            dk, dv = (whole.new_empty(1, x.shape[3], x.shape[2]) for whole, x in ((dk, k), (dv, v)))
+        dk.zero_()
+        dv.zero_()
         for rows in scores.rows():
             place = (*pair, slice(None), rows)
             here, given, known, shift = (_flat(x[place], scores.dtype) for x in (q, dy, stats, delta))
-            dq = torch.zeros_like(here)
+            here, dq = here * scores.scale, torch.zeros_like(here)
             for keys in scores.keys(rows):
                 weights = scores.tile(pair, here, rows, keys).sub_(known[:, :, :1]).exp_()
                 weights.mul_(known[:, :, 1:])
@@ -173,16 +177,23 @@ def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
                 if (dropped := scores.dropped(pair, rows, keys)) is not None:
                     kept = weights.masked_fill(dropped, 0).div_(1 - scores.ratio)
                     rise.masked_fill_(dropped, 0).div_(1 - scores.ratio)
-                dv[:, :, keys] += _product(given.transpose(1, 2), kept)
+                if alone:
+                    _add(dv[:, :, keys], given.transpose(1, 2), kept)
+                else:
+                    _add(dv[:, keys], kept.transpose(1, 2), given)
                 rise.sub_(shift).mul_(weights)
                 scores.clear_unseen(rise, pair, rows, keys)
                 for whole in dmask:
                     scores.sum_gradient(rise, whole, pair, rows, keys)
-                dq += _product(rise, _flat(k[(*pair, keys)], scores.dtype))
-                dk[:, :, keys] += _product(here.transpose(1, 2), rise)
+                _add(dq, rise, _flat(k[(*pair, keys)], scores.dtype))
+                if alone:
+                    _add(dk[:, :, keys], here.transpose(1, 2), rise)
+                else:
+                    _add(dk[:, keys], rise.transpose(1, 2), here)
             made[0][place] = dq.mul_(scores.scale).view(made[0][place].shape)
-        for whole, part in zip(made[1:], (dk.mul_(scores.scale), dv), strict=True):
-            whole[pair] = part.transpose(1, 2).view_as(whole[pair])
+        if alone:
+            for whole, part in zip(made[1:], (dk, dv), strict=True):
+                whole[pair] = part.transpose(1, 2).view_as(whole[pair])
     return [*made, *dmask]
 
 
