@@ -19,9 +19,11 @@ from oocdl.graph.ir.program_cost import ProgramScratch, ScratchOf, most_scratch,
 from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind, LayerKinds, renamed
 from oocdl.graph.partition.layers import group, heavy_nodes
+from oocdl.graph.partition.operand_regions import Operands
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
+from oocdl.graph.partition.wiring import wire
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, made_bytes, unit_buffer_bytes
 
@@ -111,17 +113,18 @@ class Layering:
         self.factored, self.rules = factored, rules
         self._scratch_of: ScratchOf = scratch or partial(most_scratch, rules=rules)
         self.classes = find_classes(factored)
-        self._heavy = heavy_nodes(factored, rules)
+        self._wiring = wire(factored, heavy_nodes(factored, rules))
         self.cut_order = cut_preference(self.classes)
         self._axes_of = {
             name: (
                 factored.graph.values[name].nbytes,
-                frozenset(self.classes.of_axis[name, axis] for axis in range(len(shape))),
+                frozenset(classes),
             )
-            for name, shape in factored.shapes.items()
+            for name, classes in self.classes.of_axes.items()
         }
         """Stored value -> its bytes, and the classes of its axes."""
-        self._layers: dict[tuple[int, ...], tuple[Layer, ...]] = {}
+        self._layers: dict[frozenset[int], tuple[Layer, ...]] = {}
+        self._operands = Operands(factored)
         self._kinds = LayerKinds(factored, self.classes)
         self._samples: dict[Cut, tuple[int, int]] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
@@ -130,10 +133,9 @@ class Layering:
 
     def layers(self, cuts: Sequence[int]) -> tuple[Layer, ...]:
         """The layers of the pass if the classes ``cuts`` may be cut."""
-        key = tuple(cuts)
+        key = frozenset(cuts)
         if key not in self._layers:
-            grouping = group(self.factored, self.classes, self._heavy, cuts)
-            self._layers[key] = choose_stored(self.factored, grouping, self.classes, cuts)
+            self._layers[key] = choose_stored(self._wiring, group(self._wiring, self.classes, key))
         return self._layers[key]
 
     def best_cut(self, pieces: int) -> list[int]:
@@ -143,7 +145,7 @@ class Layering:
 
     def cutter(self, layer: Layer, grid: Grid) -> LayerCutter:
         """The cutter of ``layer`` by ``grid``."""
-        return LayerCutter(self.factored, self.classes, self.rules, layer, grid)
+        return LayerCutter(self._operands, self.classes, self.rules, layer, grid)
 
     def by_repeated_bytes(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
         """Put the classes of ``order`` last after whose cut each piece repeats most of what layers read.
@@ -171,8 +173,10 @@ class Layering:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
             flops = max(self.flops(unit.program) for unit in units)
-            peak = sum(units_memory(cutter, units, self.factored, self.scratch))
-            self._samples[key] = peak, flops * len(shards)
+            memory = units_memory(cutter, units, self.factored, self.scratch)
+            self._samples[key] = sum(memory), flops * len(shards)
+            if len(units) == len(shards):
+                self._largest[key] = memory
         return self._samples[key]
 
     def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:

@@ -194,11 +194,13 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
         last_use |= dict.fromkeys(reads_of(group), index)
     final = {item.slot for item in program.outputs}
     own = _overwritable(program, groups)
+    ends: list[set[int]] = [set() for _ in groups]
+    for slot, at in last_use.items():
+        ends[at].add(slot)
     stages = []
-    for index, group in enumerate(groups):
-        ending = frozenset(slot for slot, at in last_use.items() if at == index)
+    for group, ending in zip(groups, map(frozenset, ends), strict=True):
         if isinstance(group, Chain):
-            needed = frozenset(slot for slot in makes_of(group) if last_use[slot] > index or slot in final)
+            needed = frozenset(slot for slot in makes_of(group) if slot not in ending or slot in final)
             spare = _spare(program, ending & own, group.channels_last)
             step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:

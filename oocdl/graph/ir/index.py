@@ -163,7 +163,7 @@ def clip(wanted: Range, extent: int) -> Range:
 
 def hull(first: Region | None, second: Region) -> Region:
     """Return the smallest region that holds both; an empty region holds nothing."""
-    if first is None or is_empty(first):
+    if first is None or first == second or is_empty(first):
         return second
     if is_empty(second):
         return first
@@ -172,7 +172,10 @@ def hull(first: Region | None, second: Region) -> Region:
 
 def is_empty(region: Region) -> bool:
     """Whether a region has no elements."""
-    return any(start >= stop for start, stop in region)
+    for start, stop in region:  # noqa: SIM110 (a generator takes twice as long, and this is asked most)
+        if start >= stop:
+            return True
+    return False
 
 
 def whole(shape: Sequence[int]) -> Region:

@@ -24,6 +24,8 @@ class Classes:
     """The cut class of every stored axis, and what a cut of it cuts in each node."""
 
     of_axis: Mapping[StoredAxis, int]
+    of_axes: Mapping[str, tuple[int, ...]]
+    """Stored value -> the classes of its axes."""
     letters: Mapping[str, Mapping[int, str]]
     """Node name -> class -> the letter that a cut of the class cuts."""
     names: Mapping[int, str]
@@ -37,7 +39,7 @@ class Classes:
 
     def touched(self, cell: Cell, cuts: Iterable[int]) -> frozenset[int]:
         """Return the classes among ``cuts`` that cut ``cell``."""
-        return frozenset(cut for cut in cuts if self.cut_letter(cell, cut) is not None)
+        return frozenset(cuts).intersection(self.letters[cell.node.name])
 
     def partial_outputs(self, cell: Cell, cuts: Iterable[int]) -> frozenset[str]:
         """Return the outputs of ``cell`` that are partial results if ``cuts`` are cut.
@@ -46,8 +48,9 @@ class Classes:
         """
         if cell.combine is None:
             return frozenset()
-        cut = {letter for letter in (self.cut_letter(cell, number) for number in cuts) if letter is not None}
-        return frozenset(view.value for view in cell.outputs if cut - _letters(view))
+        letters = self.letters[cell.node.name]
+        cut = {letters[number] for number in cuts if number in letters}
+        return frozenset(view.value for view in cell.outputs if cut - _letters(view)) if cut else frozenset()
 
 
 def find_classes(factored: Factored) -> Classes:
@@ -81,7 +84,11 @@ def find_classes(factored: Factored) -> Classes:
     for (name, position), number in of_axis.items():
         extents[number] = max(extents.get(number, 0), factored.shapes[name][position])
     letters = {cell.node.name: _cut_letters(cell, of_letter) for cell in factored.cells}
-    return Classes(of_axis, letters, _names(factored, of_axis), extents)
+    of_axes = {
+        name: tuple([of_axis[name, axis] for axis in range(len(shape))])
+        for name, shape in factored.shapes.items()
+    }
+    return Classes(of_axis, of_axes, letters, _names(factored, of_axis), extents)
 
 
 def _cut_letters(cell: Cell, of_letter: Mapping[tuple[str, str], int]) -> dict[int, str]:

@@ -15,15 +15,15 @@ makes its input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Whole
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.partition.cut_classes import Classes, is_local
+from oocdl.graph.partition.wiring import Wiring
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 HEAVY_FLOP_PER_BYTE = 10.0
@@ -32,12 +32,8 @@ LARGE_MATRIX_BYTES = 8 << 20
 """A product that reads so much for a small result is not recomputed: its matrix would be read again."""
 SHARED_LAYER_BYTES = 1 << 20
 """Final values up to this size share layers, so that tasks are worth their overhead."""
-
-LEAST_COMPARED_BYTES = 1 << 10
-"""Values of fewer bytes do not count when layers are compared by what they read."""
 CONE_VALUES = 40
 """The number of values before a reduction that are searched for a layer that reads the same."""
-SMALL_ROLES = (Role.WEIGHT, Role.STATE, Role.SUM, Role.CONSTANT, Role.SCALAR)
 
 Ready = tuple[int, bool]
 """(layer, inside): inside, the value is made in that layer; else it is complete only after it."""
@@ -71,7 +67,10 @@ class Grouping:
     ready: dict[str, Ready]
     partial: frozenset[str]
     """Values of which shards make partial results."""
-    heavy: frozenset[str]
+    anchors: Set[str]
+    """Nodes that are heavy, or of which shards make partial results."""
+    touched: Mapping[str, frozenset[int]]
+    """Node -> the cut classes that cut it."""
 
 
 def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
@@ -112,39 +111,44 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
 class _Grouper:
     """Gives each anchor its layer, in one walk over the cells."""
 
-    def __init__(self, factored: Factored, classes: Classes, heavy: Set[str], cuts: Iterable[int]) -> None:
-        self.factored, self.classes, self.heavy = factored, classes, heavy
-        self.cuts = tuple(cuts)
-        cells = factored.cells
-        self.partial = {value for c in cells for value in classes.partial_outputs(c, self.cuts)}
-        self.touched = {c.node.name: classes.touched(c, self.cuts) for c in cells}
+    def __init__(self, wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> None:
+        self.wiring, self.classes, self.heavy = wiring, classes, wiring.heavy
+        self.cuts = frozenset(cuts)
+        self.partial: set[str] = set()
+        self.anchors = set(wiring.heavy)
+        for cell in wiring.factored.cells:
+            partial = classes.partial_outputs(cell, self.cuts)
+            if partial:
+                self.partial |= partial
+                self.anchors.add(cell.node.name)
+        self.touched = {c.node.name: classes.touched(c, self.cuts) for c in wiring.factored.cells}
         self.groups: list[Group] = []
         self.ready: dict[str, Ready] = {}
         self.layer_of: dict[str, int] = {}
         self.deferred: dict[str, Cell] = {}
         """Outputs of reductions that have no layer yet."""
-        self.makers = {view.value: cell for cell in cells for view in cell.outputs}
-        self.reach = _Reach(cells, self.is_anchor)
+        self.reach = _Reach(wiring, self.anchors)
         self._cones: dict[str, frozenset[str]] = {}
 
     def is_anchor(self, cell: Cell) -> bool:
-        return cell.node.name in self.heavy or any(view.value in self.partial for view in cell.outputs)
+        return cell.node.name in self.anchors
 
     def earliest(self, cell: Cell) -> Ready:
         """Return the first layer in which all inputs can be read; inside it only if no halo is read there."""
         layer, inside = -1, False
         for view in cell.inputs:
             made, within = self.ready.get(view.value, (-1, False))
-            if within and not self.reads_same_piece(cell, view):
-                within = False
-            if made > layer:
-                layer, inside = made, within
-            elif made == layer:
-                inside = inside and within
+            if made < layer:
+                continue
+            within = within and self.reads_same_piece(cell, view)
+            inside = within and (inside or made > layer)
+            layer = made
         return layer, inside
 
     def reads_same_piece(self, cell: Cell, view: View) -> bool:
         """Whether a shard of ``cell`` needs of ``view`` only what the same shard made."""
+        if self.cuts.isdisjoint(self.classes.of_axes[view.value]):
+            return True
         for positions, indices in zip(view.positions, view.indices, strict=True):
             for position, index in zip(positions, indices, strict=False):
                 cut = self.classes.of_axis[view.value, position]
@@ -158,6 +162,8 @@ class _Grouper:
 
     def place_awaited(self, cell: Cell) -> None:
         """Give the reductions that ``cell`` reads a layer, if they have none yet."""
+        if not self.deferred:
+            return
         for view in cell.inputs:
             if view.value in self.deferred:
                 self.place(self.deferred[view.value])
@@ -200,10 +206,10 @@ class _Grouper:
         pending = deque(view.value for view in cell.inputs)
         while pending and len(found) < CONE_VALUES:
             value = pending.popleft()
-            if value in found or not self.is_large(value):
+            if value in found or value not in self.wiring.large:
                 continue
             found.add(value)
-            maker = self.makers.get(value)
+            maker = self.wiring.maker.get(value)
             if maker is not None and not self.is_anchor(maker):
                 pending.extend(view.value for view in maker.inputs)
         return found
@@ -212,7 +218,7 @@ class _Grouper:
         """Return an existing layer, ``floor`` or later, that the anchor can share; None if there is none."""
         touched = self.touched[cell.node.name]
         heavy = cell.node.name in self.heavy
-        shared = {view.value for view in cell.inputs if self.is_large(view.value)}
+        shared = {view.value for view in cell.inputs if view.value in self.wiring.large}
         for index in range(max(floor, 0), len(self.groups)):
             group = self.groups[index]
             if group.touched != touched:
@@ -227,19 +233,14 @@ class _Grouper:
 
     def costs_less_here(self, cell: Cell, group: Group) -> bool:
         """Whether a layer reads or computes most of the bytes that a reduction has to read."""
-        cone, values = self.cone(cell), self.factored.graph.values
+        cone, nbytes = self.cone(cell), self.wiring.nbytes
         ends = [name for name in cone if self.is_end(name)] or list(cone)
-        shared = sum(values[name].nbytes for name in ends if name in group.values)
-        return 2 * shared > sum(values[name].nbytes for name in ends)
+        shared = sum(nbytes[name] for name in ends if name in group.values)
+        return 2 * shared > sum(nbytes[name] for name in ends)
 
     def is_end(self, value: str) -> bool:
-        maker = self.makers.get(value)
+        maker = self.wiring.maker.get(value)
         return maker is None or self.is_anchor(maker)
-
-    def is_large(self, value: str) -> bool:
-        """Whether a value counts when layers are compared by what they read."""
-        found = self.factored.graph.values[value]
-        return found.role not in SMALL_ROLES and found.nbytes >= LEAST_COMPARED_BYTES
 
     def can_chain(self, cell: Cell, group: Group) -> bool:
         """Whether ``cell`` can run in the layer, because values between them are needed nowhere else."""
@@ -260,7 +261,7 @@ class _Grouper:
 class _Reach:
     """Which anchors depend on which through cheap nodes, as sets of bits: one for each result."""
 
-    def __init__(self, cells: Sequence[Cell], is_anchor: Callable[[Cell], bool]) -> None:
+    def __init__(self, wiring: Wiring, anchors: Set[str]) -> None:
         self._results: list[str] = []
         self._anchors: list[Cell] = []
         """By the bit of its result."""
@@ -268,21 +269,30 @@ class _Reach:
         """Value -> the results of anchors that it is, or is computed from by cheap nodes."""
         self._after: dict[str, int] = {}
         """Value -> (first results of) the anchors that are computed from it, by cheap nodes at most."""
+        before, after, cells = self._before, self._after, wiring.factored.cells
         for cell in cells:
-            sources = self.sources_of(cell)
-            for view in cell.outputs:
-                if is_anchor(cell):
-                    sources = 1 << len(self._results)
-                    self._results.append(view.value)
+            name = cell.node.name
+            if name in anchors:
+                for value in wiring.makes[name]:
+                    before[value] = 1 << len(self._results)
+                    self._results.append(value)
                     self._anchors.append(cell)
-                self._before[view.value] = sources
+                continue
+            bits = 0
+            for value in wiring.reads[name]:
+                bits |= before.get(value, 0)
+            before |= dict.fromkeys(wiring.makes[name], bits)
         for cell in reversed(cells):
-            if is_anchor(cell):
-                after = self._before[cell.outputs[0].value]
+            name = cell.node.name
+            made = wiring.makes[name]
+            if name in anchors:
+                bits = before[made[0]]
             else:
-                after = reduce(or_, (self._after.get(view.value, 0) for view in cell.outputs))
-            for view in cell.inputs:
-                self._after[view.value] = self._after.get(view.value, 0) | after
+                bits = 0
+                for value in made:
+                    bits |= after.get(value, 0)
+            for value in wiring.reads[name]:
+                after[value] = after.get(value, 0) | bits
 
     def sources_of(self, cell: Cell) -> int:
         """The results of anchors that a node depends on."""
@@ -309,23 +319,10 @@ def _set_bits(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _early_first(factored: Factored, heavy: Set[str]) -> list[Cell]:
-    """Return cells that depend on no heavy node first: sums over targets are then ready for the loss."""
-    late: set[str] = set()
-    early: list[Cell] = []
-    rest: list[Cell] = []
-    for cell in factored.cells:
-        is_late = cell.node.name in heavy or any(view.value in late for view in cell.inputs)
-        if is_late:
-            late.update(view.value for view in cell.outputs)
-        (rest if is_late else early).append(cell)
-    return early + rest
-
-
-def group(factored: Factored, classes: Classes, heavy: Set[str], cuts: Sequence[int]) -> Grouping:
-    """Put every anchor, and every value the graph must deliver, into a layer; ``heavy``: ``heavy_nodes``."""
-    grouper = _Grouper(factored, classes, heavy, cuts)
-    for cell in _early_first(factored, grouper.heavy):
+def group(wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> Grouping:
+    """Put every anchor, and every value the graph must deliver, into a layer."""
+    grouper = _Grouper(wiring, classes, cuts)
+    for cell in wiring.early_first:
         grouper.place_awaited(cell)
         if not grouper.is_anchor(cell):
             ready = grouper.earliest(cell)
@@ -342,24 +339,17 @@ def group(factored: Factored, classes: Classes, heavy: Set[str], cuts: Sequence[
         layer_of=grouper.layer_of,
         ready=grouper.ready,
         partial=frozenset(grouper.partial),
-        heavy=frozenset(grouper.heavy),
+        anchors=grouper.anchors,
+        touched=grouper.touched,
     )
-
-
-def final_values(factored: Factored) -> list[str]:
-    """Return the stored values that must exist when the pass is over."""
-    graph = factored.graph
-    wanted = [*graph.outputs, *graph.updates.values()]
-    return list(dict.fromkeys(factored.stored(name) for name in wanted))
 
 
 def _place_finals(grouper: _Grouper) -> None:
     """Give the outputs that no anchor makes (updates, the loss) a layer."""
     small: dict[frozenset[int], Group] = {}
     filled: dict[int, int] = {}
-    values = grouper.factored.graph.values
-    for value in final_values(grouper.factored):
-        maker = grouper.makers.get(value)
+    for value in grouper.wiring.finals:
+        maker = grouper.wiring.maker.get(value)
         if maker is None or grouper.is_anchor(maker):
             continue
         layer, inside = grouper.ready[value]
@@ -369,7 +359,7 @@ def _place_finals(grouper: _Grouper) -> None:
             grouper.layer_of[value] = layer
             continue
         home = small.get(touched)
-        size = values[value].nbytes
+        size = grouper.wiring.nbytes[value]
         if home is None or size > SHARED_LAYER_BYTES or filled[home.index] + size > SHARED_LAYER_BYTES:
             home = Group(len(grouper.groups), touched)
             grouper.groups.append(home)

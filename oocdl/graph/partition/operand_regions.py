@@ -1,7 +1,7 @@
 """Computes the region of each operand that a shard needs, by interval arithmetic, one axis at a time.
 
-Shards of a grid share most of their ranges (all axes that a slab does not cut are the same),
-so the result for the ranges of an axis is computed once.
+Shards of a grid share most of their ranges (all axes that a slab does not cut are the same), and so do
+nodes that repeat: what follows from equal ranges of equal axes is computed once.
 """
 
 from __future__ import annotations
@@ -9,88 +9,155 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from oocdl.graph.ir.index import Index, Range, Whole, clip
-from oocdl.graph.transforms.factorize import Cell, Factored
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import Around, Index, Inverse, Plain, Range, Region, Whole, clip, is_empty
+from oocdl.graph.transforms.factorize import Cell, Factored, View
+
+MOST_KNOWN = 1 << 14
+"""With more regions known (of some hundred bytes each), all are forgotten: a layer may have thousands."""
 
 
-@dataclass(frozen=True)
-class OwnAxis:
-    """One of a node's own axes of an operand, for given ranges of the letters it follows."""
+class OperandRegion(NamedTuple):
+    """What a shard needs of an operand, for given ranges of the letters that it follows."""
+
+    part: Region
+    """The needed ranges of the stored axes, clipped to the value."""
+    read: Region
+    """The same; where only padding is wanted one element, so that there is an array to pad."""
+    own: Region
+    """``part`` as ranges of the node's own axes; empty if only padding is needed."""
+    shape: Shape
+    """Extents of ``own``."""
+    pads: tuple[tuple[int, int], ...] | None
+    """How much padding is needed before and after each own axis; None: none."""
+    nothing: bool
+    """Whether nothing inside the value is needed."""
+
+
+class _Axis(NamedTuple):
+    """One of a node's own axes of an operand."""
 
     positions: tuple[int, ...]
     """The stored axes that it consists of."""
-    clipped: tuple[Range, ...]
-    """For each stored axis the needed range, clipped to the value."""
-    own: Range
-    """The same as a range of the own axis; empty if only padding is needed."""
-    pads: tuple[int, int]
-    """How much padding is needed before and after it."""
-
-    @property
-    def nothing(self) -> bool:
-        """Whether nothing inside the value is needed."""
-        return self.clipped[0][0] == self.clipped[0][1]
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The part of an own axis' description that does not depend on ranges."""
-
-    positions: tuple[int, ...]
     indices: tuple[Index | None, ...]
     extents: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Operand:
+    """An operand, as far as it does not depend on ranges."""
+
+    number: int
+    """Equal for equal operands."""
+    axes: tuple[_Axis, ...]
     letters: tuple[str, ...]
+    """Those that it follows, each once."""
+    rank: int
+    """Of the stored value."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CellFacts:
+    """What the regions of a node follow from, beside ranges."""
+
+    whole: Mapping[str, Range]
+    """Letter -> all of it."""
+    outputs: tuple[tuple[str, tuple[str, ...]], ...]
+    """Stored value of each result, and the letters of its stored axes."""
+    inputs: tuple[_Operand, ...]
+    dtypes: tuple[str, ...]
+    """Of the results."""
+    has_crop: bool
+    """Whether an operand's axis is the inverse of a window."""
 
 
 class Operands:
-    """Computes the axes of operands from the ranges of letters, each once."""
+    """Computes the regions of operands from the ranges of letters; shared by all layers of a graph."""
 
     def __init__(self, factored: Factored) -> None:
-        self._factored = factored
-        self._layouts: dict[tuple[str, int], tuple[_Layout, ...]] = {}
-        self._known: dict[object, OwnAxis] = {}
+        self.factored = factored
+        self._facts: dict[str, CellFacts] = {}
+        self._numbers: dict[tuple[_Axis, ...], int] = {}
+        self._known: dict[tuple[object, ...], OperandRegion] = {}
 
-    def axes(self, cell: Cell, number: int, ranges: Mapping[str, Range]) -> list[OwnAxis]:
-        """Return the own axes of input ``number`` of a cell; ``ranges``: letter -> range."""
-        where = (cell.node.name, number)
-        layouts = self._layouts.get(where)
-        if layouts is None:
-            layouts = self._layouts[where] = self._laid_out(cell, number)
-        found = []
-        for place, layout in enumerate(layouts):
-            key = (where, place, *map(ranges.__getitem__, layout.letters))
-            axis = self._known.get(key)
-            if axis is None:
-                axis = self._known[key] = _own_axis(layout, ranges)
-            found.append(axis)
+    def facts(self, cell: Cell) -> CellFacts:
+        """What the regions of a node follow from."""
+        found = self._facts.get(cell.node.name)
+        if found is None:
+            found = self._facts[cell.node.name] = self._find(cell)
         return found
 
-    def _laid_out(self, cell: Cell, number: int) -> tuple[_Layout, ...]:
-        view = cell.inputs[number]
-        shape = self._factored.shapes[view.value]
-        found = []
-        for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True):
-            extents = tuple(shape[position] for position in positions) or (own,)
-            letters = tuple(i.letter for i in indices if i is not None and not isinstance(i, Whole))
-            found.append(_Layout(positions, indices, extents, letters))
-        return tuple(found)
+    def region(self, operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
+        """What is needed of an operand; ``ranges``: letter -> range."""
+        key = (operand.number, *[ranges[letter] for letter in operand.letters])
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = _region(operand, ranges)
+        return found
+
+    def _find(self, cell: Cell) -> CellFacts:
+        values = self.factored.graph.values
+        indices = (index for view in cell.inputs for axis in view.indices for index in axis)
+        return CellFacts(
+            whole={letter: (0, extent) for letter, extent in cell.extents.items()},
+            outputs=tuple((view.value, _stored_letters(view)) for view in cell.outputs),
+            inputs=tuple(self._operand(view) for view in cell.inputs),
+            dtypes=tuple(values[name].dtype for name in cell.node.outputs),
+            has_crop=any(isinstance(index, (Inverse, Around)) for index in indices),
+        )
+
+    def _operand(self, view: View) -> _Operand:
+        shape = self.factored.shapes[view.value]
+        axes = tuple(
+            _Axis(positions, indices, tuple(shape[position] for position in positions) or (own,))
+            for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True)
+        )
+        letters = dict.fromkeys(
+            index.letter
+            for axis in axes
+            for index in axis.indices
+            if index is not None and not isinstance(index, Whole)
+        )
+        number = self._numbers.setdefault(axes, len(self._numbers))
+        return _Operand(number, axes, tuple(letters), len(shape))
 
 
-def _own_axis(layout: _Layout, ranges: Mapping[str, Range]) -> OwnAxis:
-    wants = [
-        _needs(index, ranges, extent) for index, extent in zip(layout.indices, layout.extents, strict=True)
-    ]
-    clipped = tuple(clip(want, extent) for want, extent in zip(wants, layout.extents, strict=True))
-    inner = prod(stop - start for start, stop in clipped[1:])
-    (start, stop), (low, high) = clipped[0], wants[0]
-    if start == stop:
-        start = stop = min(max(low, 0), layout.extents[0])
-    return OwnAxis(
-        layout.positions,
-        clipped,
-        (start * inner, stop * inner),
-        ((start - low) * inner, (high - stop) * inner),
+def _stored_letters(view: View) -> tuple[str, ...]:
+    found = []
+    for positions, indices in zip(view.positions, view.indices, strict=True):
+        for _, index in zip(positions, indices, strict=False):
+            assert isinstance(index, Plain)
+            found.append(index.letter)
+    return tuple(found)
+
+
+def _region(operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
+    part: list[Range] = [(0, 0)] * operand.rank
+    own, pads, nothing = [], [], False
+    for axis in operand.axes:
+        wants = [_needs(index, ranges, n) for index, n in zip(axis.indices, axis.extents, strict=True)]
+        clipped = [clip(want, extent) for want, extent in zip(wants, axis.extents, strict=True)]
+        for position, inside in zip(axis.positions, clipped, strict=False):
+            part[position] = inside
+        inner = prod(stop - start for start, stop in clipped[1:])
+        (start, stop), (low, high) = clipped[0], wants[0]
+        if start == stop:
+            nothing = True
+            start = stop = min(max(low, 0), axis.extents[0])
+        own.append((start * inner, stop * inner))
+        pads.append(((start - low) * inner, (high - stop) * inner))
+    found = tuple(part)
+    return OperandRegion(
+        part=found,
+        read=tuple(r if r[0] < r[1] else (0, 1) for r in found) if is_empty(found) else found,
+        own=tuple(own),
+        shape=tuple(stop - start for start, stop in own),
+        pads=tuple(pads) if any(pad != (0, 0) for pad in pads) else None,
+        nothing=nothing,
     )
 
 

@@ -12,20 +12,15 @@ layers, found by local search: values are tried in order until none pays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from oocdl.graph.ir.graph import Role
-from oocdl.graph.partition.cut_classes import Classes
-from oocdl.graph.partition.layers import Group, Grouping, final_values
-from oocdl.graph.transforms.factorize import Cell, Factored
+from oocdl.graph.partition.layers import Group, Grouping
+from oocdl.graph.partition.wiring import Wiring
+from oocdl.graph.transforms.factorize import Cell
 
 SWEEPS = 3
 """Sweeps of the local search; the models measured settle in two."""
-DATASET_ROLES = (Role.INPUT, Role.TARGET)
-DATASET_READ_COST = 8
-"""Bytes that could move between layers while one of the dataset is read: chunks are decoded one at a time, at
-some 0.5 GB/s, and arrays are copied by each thread at several."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,27 +48,21 @@ class _Search:
     touches only what a layer needs for this value alone, and not all that it reads and computes.
     """
 
-    def __init__(self, factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]) -> None:
-        self.factored, self.grouping = factored, grouping
-        self.classes, self.cuts = classes, cuts
-        self.nbytes = {
-            name: value.nbytes * (DATASET_READ_COST if value.role in DATASET_ROLES else 1)
-            for name, value in factored.graph.values.items()
-        }
-        self.maker = {view.value: cell for cell in factored.cells for view in cell.outputs}
-        self.place = {cell.node.name: place for place, cell in enumerate(factored.cells)}
+    def __init__(self, wiring: Wiring, grouping: Grouping) -> None:
+        self.wiring, self.grouping = wiring, grouping
+        self.costs, self.maker = wiring.costs, wiring.maker
         self.cheap: dict[str, tuple[str, ...]] = {}
         """Value that is not an anchor's -> what it is computed from."""
         self.inside: dict[str, int] = {}
         """Complete value that an anchor makes -> the layer of the anchor, which need not read it."""
-        for name, cell in self.maker.items():
-            if not self.is_anchor(cell):
-                self.cheap[name] = tuple(dict.fromkeys(view.value for view in cell.inputs))
+        for name, sources in wiring.sources.items():
+            if self.maker[name].node.name not in grouping.anchors:
+                self.cheap[name] = sources
             elif name not in grouping.partial:
                 self.inside[name] = grouping.layer_of[name]
         self.home: dict[str, int] = {}
         """Stored cheap value -> the layer that stores it."""
-        self.finals = set(final_values(factored))
+        self.finals = set(wiring.finals)
         self.counts: list[dict[str, int]] = [{} for _ in grouping.groups]
         """By layer: value -> how many of the layer's anchors, results and computed values need it."""
         self.users: defaultdict[str, set[int]] = defaultdict(set)
@@ -81,7 +70,6 @@ class _Search:
         self.readers: defaultdict[str, set[int]] = defaultdict(set)
         self.moved_bytes = 0
         """What all layers read, and what is written for them."""
-        self._known_touched: dict[str, frozenset[int]] = {}
 
     def begin(self) -> None:
         """Find what all layers read and compute, with the choice of stored values that is there."""
@@ -90,10 +78,6 @@ class _Search:
             self._need(found.index, found.finals)
         for value, home in self.home.items():
             self._need(home, (value,))
-
-    def is_anchor(self, cell: Cell) -> bool:
-        partial = self.grouping.partial
-        return cell.node.name in self.grouping.heavy or any(view.value in partial for view in cell.outputs)
 
     def _need(self, layer: int, values: Iterable[str]) -> None:
         """Something in a layer needs ``values``, which it reads, or computes from what these need."""
@@ -143,7 +127,7 @@ class _Search:
     def _bytes_for(self, value: str, others: Collection[int]) -> int:
         """What moves for a reader of a value beside the ``others``: the first has it written, too."""
         writes = not others and value in self.maker and value not in self.finals
-        return self.nbytes[value] * (1 + writes)
+        return self.costs[value] * (1 + writes)
 
     def is_written(self, value: str) -> bool:
         """Whether some layer has to write the value."""
@@ -182,51 +166,45 @@ class _Search:
         return made if same else None
 
     def best_home(self, value: str) -> int | None:
-        """Return the first layer that can store the value: the one that makes it, else its first user."""
-        made = self.made_where_ready(value)
-        if made is not None:
-            return made
-        ready, touched = self.grouping.ready[value][0], self._touched(value)
-        users = (index for index in self.users[value] if index > ready)
-        return min((index for index in users if self.grouping.groups[index].touched == touched), default=None)
+        """Return the first layer that can store the value for another: the one that makes it, else a user.
+
+        None: there is none, or no other layer would read the value, so that storing it never pays.
+        """
+        users = self.users.get(value)
+        if not users:
+            return None
+        home = self.made_where_ready(value)
+        if home is None and len(users) > 1:
+            ready, touched, groups = self.grouping.ready[value][0], self._touched(value), self.grouping.groups
+            able = [index for index in users if index > ready and groups[index].touched == touched]
+            home = min(able, default=None)
+        return home if home is not None and len(users) > (home in users) else None
 
     def _touched(self, value: str) -> frozenset[int]:
-        if value not in self._known_touched:
-            self._known_touched[value] = self.classes.touched(self.maker[value], self.cuts)
-        return self._known_touched[value]
+        return self.grouping.touched[self.maker[value].node.name]
 
 
-def _seed(search: _Search, users: Mapping[str, int]) -> None:
+def _seed(search: _Search) -> None:
     """Store values of several readers where they are made, to start: else every cone reaches the inputs."""
+    uses = search.wiring.uses
     for value in search.cheap:
-        if users.get(value, 0) > 1 and (made := search.made_where_ready(value)) is not None:
+        if uses.get(value, 0) > 1 and (made := search.made_where_ready(value)) is not None:
             search.home[value] = made
     search.begin()
 
 
-def choose_stored(
-    factored: Factored, grouping: Grouping, classes: Classes, cuts: Sequence[int]
-) -> tuple[Layer, ...]:
+def choose_stored(wiring: Wiring, grouping: Grouping) -> tuple[Layer, ...]:
     """Choose the values that are stored, and finish the layers."""
-    search = _Search(factored, grouping, classes, cuts)
-    uses: dict[str, int] = {}
-    for cell in factored.cells:
-        for view in cell.inputs:
-            uses[view.value] = uses.get(view.value, 0) + 1
-    wide = _widened(factored)
-    for value, narrow in wide.items():
-        uses[narrow] += uses.pop(value, 0)
-    _seed(search, uses)
-    cheap = [value for value in search.cheap if value not in wide]
+    search = _Search(wiring, grouping)
+    _seed(search)
+    cheap = [value for value in search.cheap if value not in wiring.wide]
     for _ in range(SWEEPS):
         changed = False
         for value in cheap:
             if value in search.home:
                 changed |= search.try_change(value, None)
-            else:
-                home = search.best_home(value)
-                if home is not None and value not in search.finals and _may_pay(search, value, home):
-                    changed |= search.try_change(value, home)
+            elif value not in search.finals and (home := search.best_home(value)) is not None:
+                changed |= search.try_change(value, home)
         if not changed:
             break
     return _named_apart(_finish(search, found) for found in grouping.groups)
@@ -243,22 +221,6 @@ def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     return tuple(found.values())
 
 
-def _widened(factored: Factored) -> dict[str, str]:
-    """Return value -> the narrower value that it is a Cast of, which always costs less to read."""
-    values, found = factored.graph.values, {}
-    for cell in factored.cells:
-        if cell.node.op == "Cast":
-            source, made = cell.inputs[0].value, cell.outputs[0].value
-            if values[source].nbytes < values[made].nbytes:
-                found[made] = source
-    return found
-
-
-def _may_pay(search: _Search, value: str, home: int) -> bool:
-    """Whether another layer would read the value if it were stored; else storing it never pays."""
-    return bool(search.users[value] - {home})
-
-
 def _finish(search: _Search, group: Group) -> Layer:
     index = group.index
     reads = {value for value in search.counts[index] if index in search.readers.get(value, ())}
@@ -266,7 +228,7 @@ def _finish(search: _Search, group: Group) -> Layer:
     partial = search.grouping.partial
     computed = (search.maker[value] for value in search.counts[index] if index in search.users.get(value, ()))
     found = {cell.node.name: cell for cell in (*group.anchors, *computed)}
-    cells = tuple(sorted(found.values(), key=lambda cell: search.place[cell.node.name]))
+    cells = tuple(sorted(found.values(), key=lambda cell: search.wiring.place[cell.node.name]))
     # A cell with several results makes all of them again, also one that is stored.
     made = {view.value for cell in cells for view in cell.outputs}
     stores: list[str] = []
@@ -285,7 +247,7 @@ def _finish(search: _Search, group: Group) -> Layer:
                 or search.grouping.layer_of.get(view.value) == index
             ):
                 stores.append(view.value)
-    title = next((c.node.name for c in group.anchors if c.node.name in search.grouping.heavy), None)
+    title = next((c.node.name for c in group.anchors if c.node.name in search.wiring.heavy), None)
     title = title or (group.anchors[0].node.name if group.anchors else f"update/{group.finals[0]}")
     return Layer(
         name=title,

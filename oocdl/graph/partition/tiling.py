@@ -32,15 +32,17 @@ from oocdl.graph.ir.index import (
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
 from oocdl.graph.partition.cut_classes import Classes
-from oocdl.graph.partition.operand_regions import Operands, OwnAxis
+from oocdl.graph.partition.operand_regions import OperandRegion, Operands
 from oocdl.graph.partition.shard_grid import ShardGrid, find_shard_grid
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Shard, Unit
 from oocdl.graph.transforms.channels_last import slot_orders
-from oocdl.graph.transforms.factorize import Cell, Factored, View
+from oocdl.graph.transforms.factorize import Cell, View
 
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""
+OwnedLetter = tuple[str, int, tuple[Range, ...]]
+"""A letter that is cut, the place of its class in the grid, and the range of each piece."""
 
 
 def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
@@ -59,13 +61,13 @@ def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
 
 
 class LayerCutter:
-    """Cuts one layer by one grid."""
+    """Cuts one layer by one grid; ``operands`` are those of the graph."""
 
-    def __init__(self, factored: Factored, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
-        self.factored, self.classes, self.rules, self.layer = factored, classes, rules, layer
-        self.made = set(layer.stores) | set(layer.partials)
+    def __init__(self, operands: Operands, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
+        self.operands, self.factored = operands, operands.factored
+        self.classes, self.rules, self.layer = classes, rules, layer
+        self.made = {*layer.stores, *layer.partials}
         self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
-        self.operands = Operands(factored)
         self._units: dict[Shard, Unit] = {}
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
@@ -83,13 +85,16 @@ class LayerCutter:
         """Return all shards, the last cut class varying fastest."""
         return list(product(*(range(count) for count in self.grid.values())))
 
-    def owned(self, cell: Cell, shard: Sequence[int]) -> dict[str, Range]:
-        """Return the letters of ``cell`` that are cut, with the range of each that the shard owns."""
-        found: dict[str, Range] = {}
-        for (cut, count), number in zip(self.grid.items(), shard, strict=True):
-            letter = self.classes.cut_letter(cell, cut)
-            if letter is not None and count > 1:
-                found[letter] = boundaries(cell.extents[letter], self.base[cut], count)[number]
+    @cached_property
+    def _owned(self) -> dict[str, list[OwnedLetter]]:
+        """Node that makes what is stored -> its letters that are cut."""
+        found: dict[str, list[OwnedLetter]] = {}
+        for cell in self.sinks:
+            owned = found[cell.node.name] = []
+            for place, (cut, count) in enumerate(self.grid.items()):
+                letter = self.classes.cut_letter(cell, cut)
+                if letter is not None and count > 1:
+                    owned.append((letter, place, boundaries(cell.extents[letter], self.base[cut], count)))
         return found
 
     def unit(self, shard: Shard) -> Unit:
@@ -128,80 +133,74 @@ class LayerCutter:
     def _unit(self, shard: Shard) -> Unit:
         wanted: dict[str, Region] = {}
         makes: dict[str, Region] = {}
-        ranges: dict[str, dict[str, Range]] = {}
-        operands: dict[str, list[list[OwnAxis]]] = {}
+        ranges: dict[str, Mapping[str, Range]] = {}
+        operands: dict[str, list[OperandRegion]] = {}
         counts: dict[str, int] = {}
         for cell in reversed(self.layer.cells):
-            letters = {letter: (0, extent) for letter, extent in cell.extents.items()}
-            mine = self.owned(cell, shard) if cell in self.sinks else {}
-            for view in cell.outputs:
-                if view.value in self.made:
-                    region = _output_region(view, letters | mine)
-                    makes[view.value] = region
-                    wanted[view.value] = hull(wanted.get(view.value), region)
-            seen = [view for view in cell.outputs if not is_empty(wanted.get(view.value, ((0, 0),)))]
+            name, facts = cell.node.name, self.operands.facts(cell)
+            letters = dict(facts.whole)
+            mine = {letter: marks[shard[place]] for letter, place, marks in self._owned.get(name, ())}
+            for value, stored in facts.outputs:
+                if value in self.made:
+                    region = tuple([mine.get(letter) or letters[letter] for letter in stored])
+                    makes[value] = region
+                    wanted[value] = hull(wanted.get(value), region)
+            seen = [
+                (stored, wanted[value])
+                for value, stored in facts.outputs
+                if value in wanted and not is_empty(wanted[value])
+            ]
             if not seen:
                 continue
-            letters.update(_letters(cell, seen, wanted))
-            partial = any(view.value in self.layer.partials for view in cell.outputs)
-            letters.update({k: v for k, v in mine.items() if partial or k in cell.reduced})
-            ranges[cell.node.name] = letters
-            for view in cell.outputs:
-                wanted[view.value] = _output_region(view, letters)
-                counts[view.value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
-            axes = operands[cell.node.name] = [
-                self.operands.axes(cell, number, letters) for number in range(len(cell.inputs))
-            ]
-            for view, own in zip(cell.inputs, axes, strict=True):
-                if not self._is_left_out(cell, own):
-                    wanted[view.value] = hull(wanted.get(view.value), self._input_region(cell, view, own))
+            letters.update(_letters(cell, seen))
+            partial = [value for value, _ in facts.outputs if value in self._partials]
+            letters.update((k, v) for k, v in mine.items() if partial or k in cell.reduced)
+            ranges[name] = letters
+            for value, stored in facts.outputs:
+                wanted[value] = tuple([letters[letter] for letter in stored])
+            for value in partial:
+                counts[value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
+            needed = operands[name] = [self.operands.region(taken, letters) for taken in facts.inputs]
+            for view, operand in zip(cell.inputs, needed, strict=True):
+                if not self._is_left_out(cell, operand):
+                    wanted[view.value] = hull(wanted.get(view.value), operand.read)
         order = [*self.layer.stores, *self.layer.partials]
         reads = tuple(
             (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
         )
-        program = self._program(reads, wanted, ranges, operands, [(name, makes[name]) for name in order])
-        sizes = tuple(counts[name] if name in self.layer.partials else 1 for name in order)
+        made = tuple((name, makes[name]) for name in order)
+        program = self._program(reads, wanted, ranges, operands, made)
+        sizes = tuple(counts[name] if name in self._partials else 1 for name in order)
         return Unit(
-            layer=self.layer.index,
-            shard=shard,
-            reads=reads,
-            program=program,
-            makes=tuple((name, makes[name]) for name in order),
-            counts=sizes,
+            layer=self.layer.index, shard=shard, reads=reads, program=program, makes=made, counts=sizes
         )
 
-    def _is_left_out(self, cell: Cell, axes: Sequence[OwnAxis]) -> bool:
-        """Whether an operand is a part of a result of which the shard needs other parts only."""
-        return self.rules[cell.node.op].joins and any(axis.nothing for axis in axes)
+    @cached_property
+    def _partials(self) -> frozenset[str]:
+        return frozenset(self.layer.partials)
 
-    def _input_region(self, cell: Cell, view: View, axes: Sequence[OwnAxis]) -> Region:
-        region: list[Range] = [(0, 0)] * len(self.factored.shapes[view.value])
-        for axis in axes:
-            for position, inside in zip(axis.positions, axis.clipped, strict=False):
-                region[position] = inside
-        if is_empty(tuple(region)):
-            # Only padding is wanted; one element is read so that there is an array to pad.
-            return tuple(r if r[0] < r[1] else (0, 1) for r in region)
-        return tuple(region)
+    def _is_left_out(self, cell: Cell, region: OperandRegion) -> bool:
+        """Whether an operand is a part of a result of which the shard needs other parts only."""
+        return region.nothing and self.rules[cell.node.op].joins
 
     def _program(
         self,
         reads: Sequence[tuple[str, Region]],
         regions: Mapping[str, Region],
         ranges: Mapping[str, Mapping[str, Range]],
-        operands: Mapping[str, Sequence[Sequence[OwnAxis]]],
+        operands: Mapping[str, Sequence[OperandRegion]],
         outputs: Sequence[tuple[str, Region]],
     ) -> Program:
         slots: dict[str, int] = {name: number for number, (name, _) in enumerate(reads)}
         values = self.factored.graph.values
         instructions: list[Instruction] = []
         for cell in self.layer.cells:
-            if cell.node.name not in ranges:
+            name = cell.node.name
+            if name not in ranges:
                 continue
             for view in cell.outputs:
                 slots[view.value] = len(slots)
-            axes = operands[cell.node.name]
-            instructions.append(self._instruction(cell, ranges[cell.node.name], axes, regions, slots))
+            instructions.append(self._instruction(cell, ranges[name], operands[name], regions, slots))
         tails = tuple(
             Operand(slots[name], _crop(region, regions[name]), region_shape(region), None)
             for name, region in outputs
@@ -219,92 +218,67 @@ class LayerCutter:
         self,
         cell: Cell,
         letters: Mapping[str, Range],
-        axes: Sequence[Sequence[OwnAxis]],
+        needed: Sequence[OperandRegion],
         regions: Mapping[str, Region],
         slots: Mapping[str, int],
     ) -> Instruction:
-        rule, node = self.rules[cell.node.op], cell.node
-        operands: list[Operand] = []
-        crop = [0] * len(cell.outputs[0].shape)
-        own_ranges: list[Region] = []
-        for view, own in zip(cell.inputs, axes, strict=True):
-            operand = self._operand(cell, view, own, regions, slots)
-            own_ranges.append(tuple(axis.own for axis in own))
-            if operand is not None:
-                operands.append(operand)
-            _find_crop(cell, view, letters, crop)
-        attrs: dict[str, Any] = dict(node.attrs)
-        if any(isinstance(i, (Inverse, Around)) for v in cell.inputs for axis in v.indices for i in axis):
-            attrs["crop"] = tuple(crop)
-        out = _own_ranges(cell.outputs[0], letters)
+        rule, node, facts = self.rules[cell.node.op], cell.node, self.operands.facts(cell)
+        found = [
+            self._operand(cell, view, region, regions[view.value], slots)
+            for view, region in zip(cell.inputs, needed, strict=True)
+            if not self._is_left_out(cell, region)
+        ]
+        further: dict[str, Any] = {}
+        if facts.has_crop:
+            crop = [0] * len(cell.outputs[0].shape)
+            for view in cell.inputs:
+                _find_crop(cell, view, letters, crop)
+            further["crop"] = tuple(crop)
         if rule.localize is not None:
-            attrs |= rule.localize(node, out, own_ranges, [view.shape for view in cell.inputs])
-        shapes = tuple(region_shape(regions[view.value]) for view in cell.outputs)
+            out = _own_ranges(cell.outputs[0], letters)
+            wholes = [view.shape for view in cell.inputs]
+            further |= rule.localize(node, out, [region.own for region in needed], wholes)
+        shapes = [region_shape(regions[view.value]) for view in cell.outputs]
         return Instruction(
             op=node.op,
-            operands=tuple(operands),
-            outputs=tuple(slots[view.value] for view in cell.outputs),
-            kernel_shapes=tuple(
-                _own_shape(view, shape) for view, shape in zip(cell.outputs, shapes, strict=True)
-            ),
-            shapes=shapes,
-            dtypes=tuple(self.factored.graph.values[name].dtype for name in node.outputs),
-            attrs=attrs,
+            operands=tuple(found),
+            outputs=tuple([slots[view.value] for view in cell.outputs]),
+            kernel_shapes=tuple([_own_shape(v, s) for v, s in zip(cell.outputs, shapes, strict=True)]),
+            shapes=tuple(shapes),
+            dtypes=facts.dtypes,
+            attrs={**node.attrs, **further},
             fill=rule.fill,
         )
 
     def _operand(
-        self,
-        cell: Cell,
-        view: View,
-        axes: Sequence[OwnAxis],
-        regions: Mapping[str, Region],
-        slots: Mapping[str, int],
-    ) -> Operand | None:
-        """Return an operand as the kernel gets it; None if the shard needs nothing of it."""
-        if self._is_left_out(cell, axes):
-            return None
-        held = regions[view.value]
-        part: list[Range] = [(0, 0)] * len(held)
-        nothing = False
-        for axis in axes:
-            nothing |= axis.nothing
-            for position, inside in zip(axis.positions, axis.clipped, strict=False):
-                part[position] = inside
-        padded = not self.rules[cell.node.op].joins and any(axis.pads != (0, 0) for axis in axes)
-        if nothing:
+        self, cell: Cell, view: View, needed: OperandRegion, held: Region, slots: Mapping[str, int]
+    ) -> Operand:
+        """Return an operand as the kernel gets it; ``held`` is the region that there is of its value."""
+        part, pads = needed.part, needed.pads
+        if needed.nothing:
             if not part:
                 raise UnsupportedError(
                     f"node '{cell.node.name}' pads a single number; give it an axis larger than one"
                 )
             # Any empty axis makes an array without elements, which then becomes all padding.
-            part = [r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True)]
-            part[0] = (part[0][0], part[0][0])
-        shape = tuple(axis.own[1] - axis.own[0] for axis in axes)
-        pads = tuple(axis.pads for axis in axes) if padded else None
-        return Operand(slots[view.value], _crop(tuple(part), held), shape, pads)
+            part = tuple(r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True))
+            part = ((part[0][0], part[0][0]), *part[1:])
+        if pads is not None and self.rules[cell.node.op].joins:
+            pads = None
+        return Operand(slots[view.value], _crop(part, held), needed.shape, pads)
 
 
-def _letters(cell: Cell, views: Sequence[View], wanted: Mapping[str, Region]) -> dict[str, Range]:
-    """Return the ranges of the letters that results need, all of those that cannot be cut."""
+def _letters(cell: Cell, wanted: Sequence[tuple[tuple[str, ...], Region]]) -> dict[str, Range]:
+    """Return the ranges of the letters that results need, all of those that cannot be cut.
+
+    ``wanted``: the letters of a result's stored axes, and the region of it that is needed.
+    """
     found: dict[str, Range] = {}
-    for view in views:
-        for positions, indices in zip(view.positions, view.indices, strict=True):
-            for position, index in zip(positions, indices, strict=False):
-                if isinstance(index, Plain):
-                    start, stop = wanted[view.value][position]
-                    low, high = found.get(index.letter, (start, stop))
-                    found[index.letter] = min(low, start), max(high, stop)
+    for letters, region in wanted:
+        for letter, (start, stop) in zip(letters, region, strict=True):
+            low, high = found.get(letter, (start, stop))
+            found[letter] = min(low, start), max(high, stop)
     return {k: (0, cell.extents[k]) if k in cell.uncut else found[k] for k in found}
-
-
-def _output_region(view: View, letters: Mapping[str, Range]) -> Region:
-    found: list[Range] = []
-    for positions, indices in zip(view.positions, view.indices, strict=True):
-        for _, index in zip(positions, indices, strict=False):
-            assert isinstance(index, Plain)
-            found.append(letters[index.letter])
-    return tuple(found)
 
 
 def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:

@@ -13,8 +13,9 @@ import pytest
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition.cut_classes import find_classes
-from oocdl.graph.partition.layers import Grouping, final_values, group, heavy_nodes
-from oocdl.graph.partition.storage_cut import DATASET_READ_COST, choose_stored
+from oocdl.graph.partition.layers import Grouping, group, heavy_nodes
+from oocdl.graph.partition.storage_cut import choose_stored
+from oocdl.graph.partition.wiring import DATASET_READ_COST, final_values, wire
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops import RULES
 
@@ -167,8 +168,9 @@ def choices(factored: Factored, grouping: Grouping) -> Iterator[dict[str, int]]:
 def test_no_other_choice_moves_fewer_bytes(draw: Callable[[Drawing], Factored]) -> None:
     factored = draw(Drawing())
     classes = find_classes(factored)
-    grouping = group(factored, classes, heavy_nodes(factored, RULES), ())
-    layers = choose_stored(factored, grouping, classes, ())
+    wiring = wire(factored, heavy_nodes(factored, RULES))
+    grouping = group(wiring, classes, ())
+    layers = choose_stored(wiring, grouping)
     nbytes = costs(factored)
     moved = sum(nbytes[name] for layer in layers for name in (*layer.reads, *layer.stores))
     assert moved == min(traffic(factored, grouping, home) for home in choices(factored, grouping))
