@@ -1,0 +1,86 @@
+"""What makes planning quick makes no other plan: neither the cache, nor that equal layers are cut once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from oocdl.graph.partition.layer_kinds import LayerKind, LayerKinds
+from oocdl.graph.partition.storage_cut import Layer
+from oocdl.graph.partition.tiling import LayerCutter
+from oocdl.graph.partition.unit import Shard, Unit
+from oocdl.planning import passes, tile_search
+from oocdl.training import plan_cache
+from tests.kit import nets
+from tests.kit.machine import Small
+from tests.kit.plan_digest import plan_digest
+from tests.kit.settings import QUICK
+
+CONV = {"loss": "cross_entropy", "optimizer": "adam"}
+MLP = {"loss": "cross_entropy", "accumulate": 2}
+
+
+def _conv(place: Path) -> tuple[Path, Path]:
+    model = nets.write_conv(place / "net.onnx", channels=4, layers=4)
+    return model, nets.write_data(place / "data.zarr", nets.volumes(samples=5, extent=24))
+
+
+def _mlp(place: Path) -> tuple[Path, Path]:
+    model = nets.write_mlp(place / "net.onnx", sizes=(6, 6, 6))
+    return model, nets.write_data(place / "data.zarr", nets.vectors(samples=5))
+
+
+CASES = {
+    "convolutions with room": (_conv, CONV, 1 << 30),
+    "convolutions that are cut": (_conv, CONV, 6 << 20),
+    "products": (_mlp, MLP, 1 << 30),
+}
+
+
+@pytest.fixture(params=CASES)
+def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], dict[str, str]]:
+    """Plans a network, and returns the digest of the plan."""
+    make, options, capacity_bytes = CASES[request.param]
+    files = make(tmp_path)
+    return lambda: plan_digest(
+        Small(capacity_bytes, 300 << 20).job(*files, **QUICK, batch_size=2, steps=3, **options).plan()
+    )
+
+
+def test_the_plan_of_the_cache_is_the_one_that_was_found(
+    planned: Callable[[], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planned()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(plan_cache.VARIABLE)
+    assert planned() == found
+    monkeypatch.setattr(passes, "draft_pass", lambda *given: pytest.fail("it is not from the cache"))
+    assert planned() == found
+
+
+@pytest.mark.parametrize("planned", [name for name in CASES if name != "products"], indirect=True)
+def test_layers_that_are_equal_but_for_names_are_cut_as_each_would_be(
+    planned: Callable[[], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    derived: list[Shard] = []
+    derive = LayerCutter._unit
+
+    def noted(cutter: LayerCutter, shard: Shard) -> Unit:
+        derived.append(shard)
+        return derive(cutter, shard)
+
+    monkeypatch.setattr(LayerCutter, "_unit", noted)
+    found, shared = planned(), len(derived)
+    numbers, find = count(), LayerKinds._find
+
+    def unlike(kinds: LayerKinds, layer: Layer) -> LayerKind:
+        return replace(find(kinds, layer), number=next(numbers))
+
+    monkeypatch.setattr(LayerKinds, "_find", unlike)
+    monkeypatch.setattr(tile_search, "renamed", lambda *given: pytest.fail("no two layers are equal"))
+    assert planned() == found
+    assert len(derived) - shared > shared
