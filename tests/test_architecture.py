@@ -45,6 +45,7 @@ INNER = {
     "engines": (
         "registry",
         "engine",
+        "blas",
         "convolution",
         "indices",
         "recurrent",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oocdl.engines.blas import limit_blas_threads
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.ort.chain import ChainStep, crop
@@ -213,5 +214,6 @@ class OnnxRuntimeEngine:
 
 
 def make_engine(threads_per_kernel: int) -> OnnxRuntimeEngine:
-    """Make the engine for ``get_engine``."""
+    """Make the engine for ``get_engine``; products of NumPy then take as many threads, in all the process."""
+    limit_blas_threads(threads_per_kernel)
     return OnnxRuntimeEngine(threads_per_kernel)
