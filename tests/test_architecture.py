@@ -45,7 +45,6 @@ INNER = {
     "engines": (
         "registry",
         "engine",
-        "blas",
         "convolution",
         "indices",
         "recurrent",

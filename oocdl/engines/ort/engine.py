@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
-from oocdl.engines.blas import limit_blas_threads
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.ort.chain import ChainStep, crop
@@ -214,6 +214,9 @@ class OnnxRuntimeEngine:
 
 
 def make_engine(threads_per_kernel: int) -> OnnxRuntimeEngine:
-    """Make the engine for ``get_engine``; products of NumPy then take as many threads, in all the process."""
-    limit_blas_threads(threads_per_kernel)
+    """Make the engine for ``get_engine``; products of NumPy then take as many threads, in all the process.
+
+    Several programs run at once. Products with all cores each wait for each other: forty times as long.
+    """
+    threadpool_limits(threads_per_kernel, user_api="blas")
     return OnnxRuntimeEngine(threads_per_kernel)
