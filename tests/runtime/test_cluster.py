@@ -12,6 +12,7 @@ from typing import Any
 
 import dask.threaded
 import numpy as np
+import onnx
 import pytest
 from distributed import Client, LocalCluster
 
@@ -288,6 +289,30 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
     assert oocdl.open(tmp_path / "wild").steps == 0
     # And the client is as good as before.
     assert oocdl.fit(*job, workdir=tmp_path / "good", client=client, **{**QUICK, "steps": 1}).steps == 1
+
+
+def snake(build: oocdl.ops.Builder, x: str) -> str:
+    """x + sin(x)²."""
+    wave = build("Sin", x)
+    return build("Add", x, build("Mul", wave, wave))
+
+
+@pytest.mark.usefixtures("own_operators")
+def test_an_own_operator_runs_on_workers_that_do_not_know_it(client: Client, tmp_path: Path) -> None:
+    oocdl.ops.register("audio::Snake")(snake)
+    text = """<ir_version: 8, opset_import: ["" : 18, "audio" : 1]>
+        g (float[N,4] x) => (float[N,3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}>
+        { a = audio.Snake(x)  y = MatMul(a, w) }"""
+    onnx.save(onnx.parser.parse_model(text), str(tmp_path / "own.onnx"))
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(8, 4)).astype("f4"), "y": random.normal(size=(8, 3)).astype("f4")}
+    data = nets.write_data(tmp_path / "data.zarr", arrays)
+    options = {**QUICK, "loss": "mse", "batch_size": 4, "parallel": {"batch": 2}}
+    runs = [
+        oocdl.fit(tmp_path / "own.onnx", data, workdir=tmp_path / name, client=found, **options)
+        for name, found in (("here", None), ("there", client))
+    ]
+    assert nets.files_of(runs[0]) == nets.files_of(runs[1])
 
 
 @pytest.fixture(scope="module")
