@@ -191,7 +191,8 @@ TIMM = {
 
 SMP = {
     **{name: smp(name) for name in (
-        "Unet", "UnetPlusPlus", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "MAnet", "PAN")},
+        "Unet", "UnetPlusPlus", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "MAnet")},
+    "PAN": smp("PAN", size=128),  # it pools its last level thrice
     "Unet-mobilenet": smp("Unet", "mobilenet_v2"),
     "Unet-efficientnet": smp("Unet", "timm-efficientnet-b0"),
 }  # fmt: skip
