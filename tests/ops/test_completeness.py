@@ -62,7 +62,7 @@ def test_engines_know_convolutions_as_rules_do(engine: str) -> None:
 NAME_OPERATORS = {
     "graph.transforms.canonicalize": "merges Reshapes, drops Identities and products with one",
     "graph.transforms.factorize": "turns Reshapes into factors",
-    "graph.partition.storage_cut": "looks through the Casts that ``transforms.bfloat16`` writes",
+    "graph.partition.wiring": "looks through the Casts that ``transforms.bfloat16`` writes",
     "planning.probes": "puts a Neg behind what it measures",
     "engines.torch.split_concat": "takes Concats apart, and Slices together with what they are parts of",
 }
