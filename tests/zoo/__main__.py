@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.kit.code import ROOT
 from tests.zoo.networks import NETWORKS
-from tests.zoo.trial import FLOOR32, FLOOR64, MOVED_BY, MOVES, NOISE, WAYS
+from tests.zoo.trial import FLOOR32, FLOOR64, MOVES, NOISE, WAYS
 
 PAGE = ROOT / "docs" / "networks.md"
 HEAD = f"""# Networks
@@ -29,8 +29,8 @@ exported in four ways, trained by oocdl for three steps in float64, and in float
 the batch, beside PyTorch in float64.
 
 - **equal**: losses are PyTorch's, in float64 within {FLOOR64:g}, in float32 within {NOISE} times
-  what PyTorch's own losses of float32 are off (or {FLOOR32:g}); where that is not so, the most that they
-  are off at each step in {MOVES} repetitions counts, with weights moved by {MOVED_BY:g} of themselves.
+  what PyTorch's own losses of float32 are off (or {FLOOR32:g}); where that is not so, the most that PyTorch's
+  are off at each step in {MOVES} repetitions counts, with weights moved by some bits.
 - **announced**: oocdl said before the first step that the file trains another network, with the cure.
 - **not exported**: the exporter of PyTorch fails.
 
@@ -79,11 +79,14 @@ def page(rows: Iterable[Row]) -> str:
         why = {reason(row): way for way, row in reversed(each.items()) if reason(row)}
         reasons += [f"- {name}, {way}: {text}" for text, way in why.items()]
     lines += ["", "Why not:", "", *reasons] if reasons else []
+    kinds = {"float64": ("noise64", "errors64"), "float32": ("noise", "errors32")}
     amplified = [
-        f"- {name}, {way}: PyTorch's are off by {_steps(row['noise'])}, oocdl's by {_steps(row['errors32'])}"
+        f"- {name}, {way}, {dtype}: PyTorch's are off by {_steps(row[noise])}, "
+        f"oocdl's by {_steps(row[errors])}"
         for name, each in sorted(found.items())
         for way, row in each.items()
-        if "noise" in row
+        for dtype, (noise, errors) in kinds.items()
+        if noise in row
     ]
     lines += ["", "Losses of each step where weights were moved:", "", *amplified] if amplified else []
     return "\n".join(lines) + "\n"

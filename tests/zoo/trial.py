@@ -41,8 +41,9 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 NOISE = 20
 """How many times PyTorch's own error of float32 a loss may be off."""
-MOVES, MOVED_BY = 8, 1e-7
-"""Repetitions of PyTorch's training in float32, with weights moved by as much of themselves: about a bit."""
+MOVES = 8
+MOVED_BY = {torch.float32: 1e-7, torch.float64: 1e-15}
+"""Repetitions of PyTorch's training, with weights moved by as much of themselves: some bits."""
 FLOOR64, FLOOR32 = 1e-7, 1e-5
 """What is off by less is equal: PyTorch's own error may happen to be none."""
 
@@ -73,18 +74,23 @@ def off(found: Sequence[float], wanted: Sequence[float]) -> float:
 
 
 def noise(module: nn.Module, inputs: Sequence[Tensor], target: Tensor, exact: Sequence[float]) -> list[float]:
-    """By step, the most that PyTorch's losses of float32 are off when weights are moved by about a bit.
+    """By step, the most that PyTorch's losses are off in the dtype of ``target`` if weights move by bits.
 
     Some networks amplify rounding by orders of magnitude a step, at kinks of Relu and in norms of few
     elements: what they lose to it once is by chance.
     """
     found = []
     for seed in range(MOVES):
-        moved, random = copy.deepcopy(module), torch.Generator().manual_seed(seed)
+        moved, random = copy.deepcopy(module).to(target.dtype), torch.Generator().manual_seed(seed)
         for weight in moved.parameters():
-            weight.data *= 1 + MOVED_BY * torch.randn(weight.shape, generator=random)
+            weight.data *= 1 + MOVED_BY[target.dtype] * torch.randn(weight.shape, generator=random)
         found.append(off_by_step(reference(moved, inputs, target), exact))
     return [max(step) for step in zip(*found, strict=True)]
+
+
+def within_noise(errors: Sequence[float], moved: Sequence[float], floor: float) -> bool:
+    """Whether the losses of all steps are off by no more than noise explains."""
+    return all(error <= max(floor, NOISE * most) for error, most in zip(errors, moved, strict=True))
 
 
 def save(folder: Path, arrays: dict[str, Tensor]) -> Path:
@@ -122,14 +128,19 @@ def attempt(
     oocdl.plan(model, folder / "data.zarr", inputs=names, **OPTIONS)
     found["plan_seconds"] = time.process_time() - begun
     found["stage"] = "train"
-    found["error64"] = off(fit(model, folder, names, "exact.run", precision="float64"), exact)
+    errors = off_by_step(fit(model, folder, names, "exact.run", precision="float64"), exact)
+    found["error64"], equal = max(errors), True
+    if found["error64"] > max(FLOOR64, 1e-6 * NOISE * found["own_error"]):
+        moved = noise(module, inputs, target.double(), exact)
+        found |= {"errors64": errors, "noise64": moved}
+        equal = within_noise(errors, moved, FLOOR64)
     cut = {"parallel": {"batch": BATCH}}
     errors = off_by_step(fit(model, folder, names, "cut.run", **cut), exact)
     found["error32"] = max(errors)
-    equal = found["error64"] <= max(FLOOR64, 1e-6 * NOISE * found["own_error"])
     if equal and found["error32"] > max(FLOOR32, NOISE * found["own_error"]):
-        found |= {"errors32": errors, "noise": noise(module, inputs, target, exact)}
-        equal = all(a <= max(FLOOR32, NOISE * b) for a, b in zip(errors, found["noise"], strict=True))
+        moved = noise(module, inputs, target, exact)
+        found |= {"errors32": errors, "noise": moved}
+        equal = within_noise(errors, moved, FLOOR32)
     found["stage"] = "equal" if equal else "different"
 
 
