@@ -167,3 +167,18 @@ def test_a_plan_may_be_made_for_a_larger_machine(tmp_path: Path) -> None:
     oocdl.fit(model, data, memory="4GiB", steps=1, progress=False)
     with pytest.raises(BudgetError, match="more than the .* MiB that this process may use"):
         oocdl.open(tmp_path / "mlp.run").evaluate(data, memory="1000TiB")
+
+
+FORKED = """
+import os
+from oocdl.host.limits import anonymous_bytes
+before = anonymous_bytes()
+if not (child := os.fork()):
+    held = b"x" * (64 << 20)
+    os._exit(anonymous_bytes() - before < len(held) // 2)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_measures_itself() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
