@@ -56,5 +56,23 @@ class RunStopped:
     """Steps that are committed."""
 
 
-Event = RunStarted | StepDone | Committed | RunFinished | RunStopped
+@dataclass(frozen=True)
+class Notice:
+    """A line for the user: workers are awaited, one is silent, some are lost."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class WorkersChanged:
+    """Workers of a cluster were lost, or have come: the run goes on with others, from its last commit."""
+
+    reason: str
+    members: int
+    """Workers that take part from now on."""
+    done: int
+    """Steps that are committed; ``StepDone`` of later ones comes again."""
+
+
+Event = RunStarted | StepDone | Committed | RunFinished | RunStopped | Notice | WorkersChanged
 Listener = Callable[[Event], None]

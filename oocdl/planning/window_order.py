@@ -16,7 +16,8 @@ class WindowOrder:
     """Starts tasks by number, none further than a window beyond the oldest that is unfinished.
 
     ``dependencies[number]`` are the distinct tasks whose results a task needs. Results of ``wanted`` are
-    needed by the caller, too.
+    needed by the caller, too. Those of ``arriving`` come from elsewhere: they never start, and the caller
+    tells when they are there (``finish``).
 
     >>> order = WindowOrder([[], [0], [], [1]], wanted=[3], window_tasks=2)
     >>> order.next(), order.next()
@@ -32,9 +33,10 @@ class WindowOrder:
         dependencies: Sequence[Collection[int]],
         wanted: Collection[int],
         window_tasks: int = WINDOW_TASKS,
+        arriving: Collection[int] = (),
     ) -> None:
         self.dependencies, self.window_tasks = dependencies, window_tasks
-        self.finished = self.running = 0
+        self.finished, self.running = 0, len(arriving)
         self._missing = [len(needed) for needed in dependencies]
         self._dependents: list[list[int]] = [[] for _ in dependencies]
         self._readers = [0] * len(dependencies)
@@ -44,7 +46,8 @@ class WindowOrder:
                 self._readers[dependency] += 1
         for number in set(wanted):
             self._readers[number] += 1  # the caller, who never finishes
-        self._ready = [number for number, missing in enumerate(self._missing) if not missing]
+        elsewhere = set(arriving)
+        self._ready = [n for n, missing in enumerate(self._missing) if not missing and n not in elsewhere]
         heapify(self._ready)
         self._done = [False] * len(dependencies)
         self._oldest = 0

@@ -28,7 +28,7 @@ from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of
 from oocdl.report.trained_view import trained_text
-from oocdl.runtime.session import Session, step_delayed
+from oocdl.runtime.session import Held, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
 FILE_BLOCK_BYTES = 4096
@@ -241,9 +241,9 @@ class Plan:
         others = ", ".join(name for name in self.kinds if name != kind)
         return f"pass of kind '{kind}'; other kinds: {others}\n\n{text}" if others else text
 
-    def report(self, session: Session) -> Report | None:
+    def report(self, session: Held) -> Report | None:
         """Return what a session has measured beside what was predicted; None before its first whole step."""
-        measured, peak_bytes = session.context.measured, session.moved().peak_bytes
+        measured, peak_bytes = session.measured(), session.moved().peak_bytes
         return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes)
 
     def _title(self) -> str:

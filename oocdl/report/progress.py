@@ -25,7 +25,16 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from oocdl.errors import printable
-from oocdl.events import Committed, Event, RunFinished, RunStarted, RunStopped, StepDone
+from oocdl.events import (
+    Committed,
+    Event,
+    Notice,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    WorkersChanged,
+)
 from oocdl.report.trained_view import trained_text
 
 LEAST_LINE_SECONDS = 1.0
@@ -73,6 +82,10 @@ class Progress:
                 self.close()
                 steps = counted(event.done, "step")
                 self._print(f"stopped by {event.reason}: {steps} committed in {event.workdir}, to go on from")
+            case Notice():
+                self._print(event.text)
+            case WorkersChanged():
+                self._print(f"goes on with {counted(event.members, 'worker')} from step {event.done}")
             case Committed():
                 pass  # every few seconds, and no news to anyone who watches
 
@@ -85,6 +98,8 @@ class Progress:
     def _start(self, event: RunStarted) -> None:
         self.close()
         self.steps, self.done, self.last_row = event.steps, event.done, None
+        if event.plan is not None:
+            self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
         self.written_at = float("-inf")
         so_far = f", {event.done} of them done" if event.done else ""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -75,3 +77,27 @@ class Measured:
         sums.spill_written_bytes += spill_written_bytes
         for layer, spent in now.items():
             sums.layers.setdefault(layer, Spent()).add(spent)
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+
+def merged(several: Iterable[Measured]) -> Measured:
+    """What several processes have measured of the same passes: a pass takes as long as the slowest."""
+    found = Measured()
+    for one in several:
+        found.read_bytes += one.read_bytes
+        found.made_bytes += one.made_bytes
+        for kind, totals in one.kinds.items():
+            sums = found.kinds.setdefault(kind, KindTotals())
+            sums.passes = max(sums.passes, totals.passes)
+            sums.seconds = max(sums.seconds, totals.seconds)
+            sums.spill_read_bytes += totals.spill_read_bytes
+            sums.spill_written_bytes += totals.spill_written_bytes
+            for layer, spent in totals.layers.items():
+                sums.layers.setdefault(layer, Spent()).add(spent)
+    return found

@@ -10,7 +10,7 @@ never more than ``window`` ahead of the oldest unfinished one, each on one of
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,15 +19,32 @@ from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
 from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder
 
 
-class _Run:
-    """One graph being executed."""
+class Running:
+    """One graph that is being executed, by the threads that call ``work``.
 
-    def __init__(self, graph: Mapping[Hashable, Any], wanted: set[Hashable], window: int) -> None:
+    Results of ``arriving`` keys come from elsewhere, by ``arrive``; their tasks only say where in the order
+    they are awaited. ``finished`` is called with the key of each task that is done, under the lock.
+    """
+
+    def __init__(
+        self,
+        graph: Mapping[Hashable, Any],
+        wanted: Collection[Hashable],
+        window: int = WINDOW_TASKS,
+        arriving: Collection[Hashable] = (),
+        finished: Callable[[Any], None] | None = None,
+    ) -> None:
         tasks: dict[Hashable, GraphNode] = convert_legacy_graph(dict(graph))
         self.numbers = {key: number for number, key in enumerate(tasks)}
         self.tasks = list(tasks.values())
+        self.finished = finished
         dependencies = [[self.numbers[key] for key in task.dependencies] for task in self.tasks]
-        self.order = WindowOrder(dependencies, [self.numbers[key] for key in wanted], window)
+        self.order = WindowOrder(
+            dependencies,
+            [self.numbers[key] for key in wanted],
+            window,
+            [self.numbers[key] for key in arriving],
+        )
         self.results: dict[Hashable, Any] = {}
         self.error: BaseException | None = None
         self.change = threading.Condition()
@@ -52,8 +69,14 @@ class _Run:
             self.results[task.key] = result
             useless = self.order.finish(self.numbers[task.key])
             dropped = [self.results.pop(self.tasks[number].key) for number in useless]
+            if self.finished is not None:
+                self.finished(task.key)
             self.change.notify_all()
         del dropped
+
+    def arrive(self, key: Hashable, result: Any) -> None:
+        """Take the result of an arriving key."""
+        self.finish(self.tasks[self.numbers[key]], result)
 
     def fail(self, error: BaseException) -> None:
         with self.change:
@@ -93,7 +116,7 @@ def get(graph: Any, keys: Any, *, workers: int = 2, window: int = WINDOW_TASKS, 
     """
     wanted = set(_flatten(keys))
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
-    run = _Run(tasks, wanted, window)
+    run = Running(tasks, wanted, window)
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
         futures = [pool.submit(run.work) for _ in range(workers)]
         try:

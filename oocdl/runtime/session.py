@@ -10,12 +10,12 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 from dask.delayed import Delayed
@@ -31,6 +31,8 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.inputs import Kept, Sources, feeds_of
+from oocdl.runtime.measured import Measured
+from oocdl.runtime.moved import Moved
 from oocdl.runtime.scheduler import get
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
@@ -41,32 +43,11 @@ from oocdl.storage.run.run_store import RunStore
 
 Deliver = Callable[[str, str, Region, Array, PassInfo], None]
 Scheduler = Callable[..., Any]
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Moved:
-    """What a step moved, in bytes."""
+class Held(ABC):
+    """Runs steps, and holds the chunks of weights and state between passes, here or elsewhere."""
 
-    unit_read_bytes: int
-    """Read by units, as the plan counts."""
-    unit_written_bytes: int
-    """Made by units, as the plan counts."""
-    read_bytes: int
-    """Read from the spill."""
-    written_bytes: int
-    """Written to the spill."""
-    peak_bytes: int
-    """Counted peak of the process so far: base, running programs and tier."""
-
-
-class Held(ABC, Generic[T]):
-    """Runs steps, and holds the chunks of weights and state between passes, or whatever stands for them."""
-
-    held: dict[TaskKey, T]
-
-    started: dict[TaskKey, T] | None = None
-    """What was held when the step began that is under way."""
     spent: bool = False
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
     told: bool = False
@@ -78,21 +59,12 @@ class Held(ABC, Generic[T]):
             self.told = True
             warnings.warn(notice, RuntimeWarning, stacklevel=3)
 
-    @contextmanager
-    def whole_step(self) -> Iterator[None]:
+    @abstractmethod
+    def whole_step(self) -> AbstractContextManager[None]:
         """All passes of a step or none: if one fails, what is held is as it was before the first."""
-        before, pieces = self.held, len(self.held)
-        self.started = before
-        try:
-            yield
-        except BaseException:
-            self.held, self.spent = before, len(before) < pieces
-            raise
-        finally:
-            self.started = None
 
     @abstractmethod
-    def __enter__(self) -> Held[T]: ...
+    def __enter__(self) -> Held: ...
 
     @abstractmethod
     def __exit__(self, *_: object) -> None: ...
@@ -113,6 +85,18 @@ class Held(ABC, Generic[T]):
     def moved(self) -> Moved:
         """Since the session began."""
 
+    def newcomers(self) -> int:
+        """How many workers have come, and are to take part from now on; of a process alone none."""
+        return 0
+
+    def gather_again(self) -> int:
+        """Begin anew with the workers that there are; returns how many. Of a process alone never called."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def measured(self) -> Measured:
+        """What its tasks took."""
+
     @abstractmethod
     def start_recording(self) -> None:
         """From now on, record what tasks do in each process, for a trace."""
@@ -123,7 +107,7 @@ class Held(ABC, Generic[T]):
 
 
 @dataclass(eq=False)
-class Session(Held[Chunk]):
+class Session(Held):
     """Runs steps of one run in this process. Use as a context manager."""
 
     compiled: Mapping[str, CompiledPass]
@@ -140,6 +124,8 @@ class Session(Held[Chunk]):
     """Of memory that is worth taking; None: all that the machine gives."""
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    started: dict[TaskKey, Chunk] | None = None
+    """What was held when the step began that is under way."""
 
     def __enter__(self) -> Session:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
@@ -175,13 +161,27 @@ class Session(Held[Chunk]):
         self.tier.close()
         give_back_freed_memory()
 
+    @contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """All passes of a step or none: if one fails, what is held is as it was before the first."""
+        before, pieces = self.held, len(self.held)
+        self.started = before
+        try:
+            yield
+        except BaseException:
+            self.held, self.spent = before, len(before) < pieces
+            raise
+        finally:
+            self.started = None
+
     def _sources(self, compiled: CompiledPass, kept: Kept) -> Sources:
         feeds = feeds_of(compiled.feeds, compiled.labels, self.dataset, self.scale)
         return Sources(compiled.plan.factored, feeds, kept)
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
         """Take weights and state from ``read``."""
-        self.held = weight_io.load(self.compiled[plan_id], read, self.tier)
+        compiled = self.compiled[plan_id]
+        self.held = weight_io.load(compiled.pieces, compiled.plan.factored, read, self.tier)
         trim()  # what was read from files went through the heap
 
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
@@ -230,6 +230,10 @@ class Session(Held[Chunk]):
             stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
         )
+
+    def measured(self) -> Measured:
+        """What tasks of this process took."""
+        return self.context.measured
 
     def start_recording(self) -> None:
         """Record this process."""
@@ -299,12 +303,16 @@ def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
     return value
 
 
-def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
-    """The graph's outputs of shape (), as numbers."""
+def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:
+    """The keys of the graph's outputs of shape (), by value name."""
     factored = compiled.plan.factored
-    found: dict[str, float] = {}
+    found: dict[str, TaskKey] = {}
     for name in factored.graph.outputs:
         if factored.graph.values[name].shape == ():
-            ((_, key),) = compiled.graph.pieces[factored.stored(name)]
-            found[name] = float(made[key].copy())
+            ((_, found[name]),) = compiled.graph.pieces[factored.stored(name)]
     return found
+
+
+def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
+    """The graph's outputs of shape (), as numbers."""
+    return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
@@ -20,8 +20,9 @@ from oocdl.graph.ir.index import (
     region_size,
     whole,
 )
-from oocdl.graph.transforms.factorize import Factors
+from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.hosts.exchange import renewed
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk
@@ -33,6 +34,8 @@ from oocdl.storage.run.run_store import RunStore
 T = TypeVar("T")
 Read = Callable[[str, Region, Array], object]
 """(name, region of its own axes, array to fill): takes at most ``READ_COPIES`` blocks beside the array."""
+Pieces = Mapping[str, Sequence[Region]]
+"""Weight or state -> the regions that it is stored in."""
 READ_COPIES = 3
 """A block of a model's file while it is read: as it is stored, which of it is finite, and converted."""
 
@@ -51,19 +54,9 @@ def initial(compiled: CompiledPass) -> Read:
     return read
 
 
-def pieces(compiled: CompiledPass, read: Read) -> Iterator[tuple[TaskKey, Array, Region]]:
-    """All pieces of weights and state, one at a time: (key, array, region)."""
-    values = compiled.plan.factored.graph.values
-    for name, regions in compiled.pieces.items():
-        for number, region in enumerate(regions):
-            array: Array = np.empty(region_shape(region), values[name].dtype)
-            _read_piece(compiled, read, name, region, array)
-            yield stored_key(name, number), array, region
-
-
-def _read_piece(compiled: CompiledPass, read: Read, name: str, region: Region, array: Array) -> None:
+def _read_piece(factors: Factors, read: Read, name: str, region: Region, array: Array) -> None:
     """Fill ``array`` with a piece, box by box, where each belongs."""
-    for box, place in own_regions(compiled.plan.factored.factors[name], region):
+    for box, place in own_regions(factors, region):
         view: tuple[Any, ...] = (..., *place)  # also of a scalar
         part = array[view]
         target = part.reshape(region_shape(box))
@@ -72,29 +65,55 @@ def _read_piece(compiled: CompiledPass, read: Read, name: str, region: Region, a
             part[...] = target.reshape(part.shape)
 
 
-def _beside_bytes(compiled: CompiledPass, name: str, region: Region, nbytes: int) -> int:
+def _beside_bytes(factors: Factors, region: Region, nbytes: int) -> int:
     """What filling a piece of ``nbytes`` takes: blocks that are read, a box whose axes lie apart."""
-    boxes = own_regions(compiled.plan.factored.factors[name], region)
+    boxes = own_regions(factors, region)
     largest = max(region_size(box) for box, _ in boxes) / max(region_size(region), 1)
     return READ_COPIES * min(nbytes, BLOCK_BYTES) + (ceil(largest * nbytes) if len(boxes) > 1 else 0)
 
 
-def load(compiled: CompiledPass, read: Read, tier: Tier) -> dict[TaskKey, Chunk]:
-    """Chunks of all weights and state that a step starts from, never more in RAM than the tier has.
+def load(
+    pieces: Pieces, factored: Factored, read: Read, tier: Tier, wanted: Collection[TaskKey] | None = None
+) -> dict[TaskKey, Chunk]:
+    """Chunks of weights and state that a step starts from, never more in RAM than the tier has.
 
-    Each is read to where it stays: there is never a second copy of a piece.
+    Each is read to where it stays: there is never a second copy of a piece. ``wanted`` are the keys of
+    those to read; None: all.
     """
     held: dict[TaskKey, Chunk] = {}
-    for name, regions in compiled.pieces.items():
-        dtype = compiled.plan.factored.graph.values[name].dtype
+    for name, regions in pieces.items():
+        dtype, factors = factored.graph.values[name].dtype, factored.factors[name]
         for number, region in enumerate(regions):
+            key = stored_key(name, number)
+            if wanted is not None and key not in wanted:
+                continue
             nbytes = region_size(region) * itemsize(dtype)
-            beside = _beside_bytes(compiled, name, region, nbytes)
+            beside = _beside_bytes(factors, region, nbytes)
             with tier.reserve(footprint(nbytes), [], beside) as reserved:
                 array = reserved.empty(region_shape(region), dtype)
-                _read_piece(compiled, read, name, region, array)
-                held[stored_key(name, number)] = reserved.put(array, region, ())
+                _read_piece(factors, read, name, region, array)
+                held[key] = reserved.put(array, region, ())
     return held
+
+
+def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> None:
+    """Write the contents of the model file as the first version of a run, a piece at a time."""
+    factored, read = compiled.plan.factored, initial(compiled)
+    step = meta["step"]
+    assert isinstance(step, int)
+    writing = store.begin(step, specs(compiled))
+    try:
+        for spec in specs(compiled):
+            regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
+            boxes = [box for region in regions for box, _ in own_regions(factors, region)]
+            for box in boxes if by_piece(spec, regions) else [whole(spec.shape)]:
+                array: Array = np.empty(region_shape(box), spec.dtype)
+                read(spec.name, box, array)
+                writing.write(spec.name, box, array)
+    except BaseException:
+        writing.abort()
+        raise
+    writing.finish(meta)
 
 
 def after_pass(
@@ -104,15 +123,9 @@ def after_pass(
 
     Sums of gradients that this pass did not make anew are used up.
     """
-    factored = compiled.plan.factored
-    stored = {**compiled.pieces, **compiled.sums}
-    sums = {value.name for value in factored.graph.of_role(Role.SUM)}
+    sums = {value.name for value in compiled.plan.factored.graph.of_role(Role.SUM)}
     new = {key: chunk for key, chunk in held.items() if key.value not in sums}
-    for name, update in factored.graph.updates.items():
-        pieces = dict(compiled.graph.pieces[factored.stored(update)])
-        for number, region in enumerate(stored[name]):
-            new[stored_key(name, number)] = made[pieces[region]]
-    return new
+    return new | {stored: made[key] for stored, key in renewed(compiled).items()}
 
 
 def specs(compiled: CompiledPass) -> list[TensorSpec]:

@@ -12,18 +12,16 @@ from oocdl.host.paths import path_of
 
 
 def check_call(
-    workdir: Any, client: Any, scheduler: Any, callbacks: Any, *, resume: Any, replan: Any, progress: Any
+    workdir: Any, scheduler: Any, callbacks: Any, *, resume: Any, replan: Any, progress: Any
 ) -> Path | None:
     """Return the run directory, if one is given.
 
-    Raises InputError for what is no path, no Dask client, no ``get``, no series of callables, or no flag.
+    Raises InputError for what is no path, no ``get``, no series of callables, or no flag.
     """
     if not isinstance(resume, bool) and resume != "restart":  # 0 and 1 are no flags either
         raise InputError(f"resume must be True, False or 'restart', got {_short(resume)}")
     flag("replan", replan)
     flag("progress", progress)
-    if client is not None and not callable(getattr(client, "scheduler_info", None)):
-        raise InputError(f"client takes a distributed.Client or None, got {_short(client)}")
     if scheduler is not None and not callable(scheduler):
         raise InputError(f"scheduler takes a Dask 'get', such as dask.threaded.get, got {_short(scheduler)}")
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):

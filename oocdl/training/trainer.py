@@ -1,50 +1,42 @@
-"""``fit``, ``plan`` and ``open``; ``Trainer`` walks through the steps of a run, with events and commits."""
+"""``fit``, ``plan`` and ``open``: checks what is given, opens the run directory and trains."""
 
 from __future__ import annotations
 
-import importlib
-import math
-import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import zarr
-
-from oocdl.errors import InputError, ModelWarning, NonFiniteError, StoreError
-from oocdl.events import Committed, Event, Listener, RunFinished, RunStarted, RunStopped, StepDone
-from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, as_slices, region_shape
-from oocdl.host.heap import lasting
+from oocdl.errors import ModelWarning, StoreError
+from oocdl.events import Listener, Notice
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
-from oocdl.planning.passes import MAIN, PassInfo, Step
-from oocdl.report.disk_check import check_commit, check_start
+from oocdl.report.disk_check import check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import Progress, show_progress
-from oocdl.report.run_report import write_report
-from oocdl.runtime import weight_io
-from oocdl.runtime.inputs import own_regions
-from oocdl.runtime.session import Held, Moved, Session
-from oocdl.runtime.trace import StepTrace, checked_path
-from oocdl.storage.files import reporting
+from oocdl.runtime.trace import checked_path
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
 from oocdl.training.arguments import check_call
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
+from oocdl.training.loop import Trainer
 from oocdl.training.run import Run
-from oocdl.training.signals import Signals, reason_of
+from oocdl.training.workers import WAIT_SECONDS, Workers, workers_of
 
-
-def _cluster() -> Any:
-    # distributed takes 16 MiB, which a run in one process can use better.
-    return importlib.import_module("oocdl.runtime.cluster")
+ONLY_FIT = (
+    "workdir",
+    "resume",
+    "callbacks",
+    "progress",
+    "client",
+    "wait_seconds",
+    "scheduler",
+    "replan",
+    "trace",
+)
+"""Options of ``fit`` that do not change a plan."""
 
 
 def plan(model: Any, dataset: Any, **options: Any) -> Plan:
@@ -55,7 +47,7 @@ def plan(model: Any, dataset: Any, **options: Any) -> Plan:
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
     """
-    for name in ("workdir", "resume", "callbacks", "progress", "client", "scheduler", "replan", "trace"):
+    for name in ONLY_FIT:
         options.pop(name, None)
     with planned_file(model, dataset, options) as path:
         return job_of(path, dataset, options).plan()
@@ -74,6 +66,7 @@ def fit(
     resume: bool | str = True,
     replan: bool = False,
     client: Any = None,
+    wait_seconds: float = WAIT_SECONDS,
     scheduler: Callable[..., Any] | None = None,
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
@@ -99,9 +92,14 @@ def fit(
         ``resume=True`` goes on with the run that is there (or returns it if it is finished), False refuses
         if there is one, ``"restart"`` starts anew. ``replan=True`` plans anew, although it changes rounding.
         A run of a module goes on with the weights of the run, whatever those of the module are now.
-    client, scheduler
-        A ``distributed.Client`` whose workers train; None: this process does, with ``scheduler``, a Dask
-        ``get`` such as ``dask.threaded.get``; None: oocdl's own.
+    client, wait_seconds
+        A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler
+        (``"tcp://.."``) or the path of a scheduler file; None: this process trains. ``memory`` is then the
+        budget of each worker process, by default what the workers may use. ``fit`` waits so many seconds for
+        the first worker. Workers may come and go: where some are lost, the run goes on from its last commit,
+        with the same bits; where all are, it waits as long again, then ends with ResourceError, resumable.
+    scheduler
+        A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own.
     callbacks, progress
         Callables that take one event (``oocdl.events``). Progress is a live line on a terminal, else text.
     trace
@@ -142,12 +140,24 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    place = check_call(workdir, client, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
+    place = check_call(workdir, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
     target = None if trace is None else checked_path(trace)
-    crew = () if client is None else _cluster().crew(client)
-    with trained_file(model, dataset, options, place, resume) as (path, folder):
-        job = job_of(path, dataset, options, crew)
-        return train(job, folder, resume, replan, client, scheduler, callbacks, progress, target)
+    listeners = list(callbacks)
+    with ExitStack() as stack:
+        if progress:
+            listeners.append(stack.enter_context(show_progress(0)))
+
+        def say(text: str) -> None:
+            for listener in listeners:
+                listener(Notice(text))
+
+        workers = stack.enter_context(workers_of(client, wait_seconds, say))
+        crew: list[int] = []
+        if workers is not None:
+            *crew, options["memory"] = workers.muster(options.get("memory"))
+        path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
+        job = job_of(path, dataset, options, tuple(crew))
+        return train(job, folder, resume, replan, workers, scheduler, listeners, False, target)
 
 
 def train(
@@ -155,23 +165,23 @@ def train(
     workdir: str | Path | None = None,
     resume: bool | str = True,
     replan: bool = False,
-    client: Any = None,
+    workers: Workers | None = None,
     scheduler: Callable[..., Any] | None = None,
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: Path | None = None,
 ) -> Run:
     """What ``fit`` does once it knows the job; tests give theirs another ``machine``."""
-    if client is None:  # else it is what each worker may use that counts
+    if workers is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
-        store, made = _open_store(stack, folder, job, resume, replan, spills=client is None)
+        store, made = _open_store(stack, folder, job, resume, replan, spills=workers is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
             _warn(made)
-        Trainer(job, store, made, callbacks, client, scheduler, trace).run()
+        Trainer(job, store, made, callbacks, workers, scheduler, trace).run()
     return Run(folder.absolute(), made)
 
 
@@ -214,178 +224,3 @@ def _warn(plan: Plan) -> None:
     """Warn of what looks wrong in the model, where no progress is shown that would say it."""
     for remark in plan.trained.remarks:
         warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=4)
-
-
-@dataclass(eq=False)
-class Trainer:
-    """Runs the steps of one ``fit``."""
-
-    job: Job
-    store: RunStore
-    plan: Plan
-    listeners: Sequence[Listener]
-    client: Any
-    scheduler: Callable[..., Any] | None
-    trace: Path | None = None
-    """File for the trace of a step; None: no step is traced."""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """History rows of steps that are done and not committed yet."""
-    kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
-    """Arrays of this step for what ``keep`` names."""
-
-    def __post_init__(self) -> None:
-        self.compiled = self.plan.kinds
-        self.course = self.job.course
-        self.writing = threading.Lock()
-        self.signals = Signals()
-
-    def emit(self, event: Event) -> None:
-        """Tell all listeners."""
-        for listener in self.listeners:
-            listener(event)
-
-    def run(self) -> None:
-        """Run all steps that are left."""
-        started = time.monotonic()
-        manifest = self.store.current()
-        done = int(manifest.meta["step"]) if manifest else 0
-        self.committed = done
-        total = max(done, self.course.total_steps)
-        trace = StepTrace(self.trace, done, total)
-        notes = tuple(self.job.dataset.notes())
-        self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
-        if done < total or manifest is None:
-            with self.signals, self._session() as session:
-                main = self.compiled[MAIN]
-                with self.signals.allowed():
-                    session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
-                if manifest is None:
-                    self._commit(session, 0)
-                try:
-                    with lasting():
-                        self._steps(session, done, trace)
-                except (KeyboardInterrupt, SystemExit) as stop:
-                    self._commit_done(session)
-                    self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
-                    raise
-        self.emit(RunFinished(total, time.monotonic() - started))
-
-    def _session(self) -> Held[Any]:
-        settings = self.job.settings
-        if self.client is not None:
-            if settings.keep:
-                raise InputError("keep is not available with a client; train in one process to keep values")
-            made: Held[Any] = _cluster().ClusterSession(
-                self.client, self.compiled, self.job.dataset, settings, self.job.machine.threads
-            )
-            return made
-        spill = settings.spill_folder(self.store.path / "spill")
-        watched = frozenset(
-            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
-        )
-        return Session(
-            self.compiled,
-            self.job.dataset,
-            settings.scale or {},
-            self.job.machine,
-            spill,
-            self._keep if watched else None,
-            watched,
-            self.scheduler,
-            self.plan.most_bytes,
-        )
-
-    def _steps(self, session: Held[Any], done: int, trace: StepTrace) -> None:
-        course, last_commit = self.course, time.monotonic()
-        moved = session.moved()
-        for step in course.steps_from(done):
-            trace.begin(step.number, session)
-            with session.whole_step():
-                with self.signals.allowed():
-                    row, moved = self._step(session, step, moved)
-                self.rows.append(row)
-            try:
-                trace.end(step.number, session, row)
-                with self.signals.allowed():
-                    self.emit(StepDone(row))
-            except BaseException:  # how a callback stops a run: what is done is kept
-                self._commit_done(session)
-                raise
-            done = step.number + 1
-            last = done == course.total_steps
-            epoch_ends = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
-            if last or epoch_ends or time.monotonic() - last_commit > self.job.settings.commit_seconds:
-                self._commit(session, done)
-                last_commit = time.monotonic()
-                self.signals.check()
-
-    def _step(self, session: Held[Any], step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
-        """Run one step; returns its row of the history, and what has been moved since the session began."""
-        begun = time.monotonic()
-        passes = self.course.passes_of(step)
-        losses: list[dict[str, float]] = []
-        for number, (plan_id, info) in enumerate(passes, 1):
-            if number == len(passes):
-                self._prepare_kept(plan_id, step.number)
-            losses.append(self._losses(plan_id, session.run_pass(plan_id, info)))
-            _check_loss(losses[-1]["loss"], step.number, info.indices)
-        after = session.moved()
-        row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
-        row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
-        row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
-        for name, value in asdict(after).items():
-            row[name] = value if name == "peak_bytes" else value - getattr(before, name)
-        return row, after
-
-    def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:
-        """Return the loss of a pass, and its parts if there are several, as the history names them."""
-        compiled = self.compiled[plan_id]
-        assert compiled.loss is not None
-        losses = {"loss": found[compiled.loss]}
-        if len(compiled.output_losses) > 1:
-            losses |= {f"loss/{name}": found[value] for name, value in compiled.output_losses.items()}
-        return losses
-
-    def _commit_done(self, session: Held[Any]) -> None:
-        if self.rows and not session.spent:
-            self._commit(session, self.rows[-1]["step"])
-
-    def _commit(self, session: Held[Any], step: int) -> None:
-        check_commit(self.plan, self.store.path)
-        self.store.append_history(self.rows)
-        session.commit(self.store, MAIN, {"step": step, "steps": self.course.total_steps})
-        self.rows, self.committed = [], step
-        report = self.plan.report(session) if isinstance(session, Session) else None
-        if report is not None:
-            write_report(self.store.path, report)
-        self.emit(Committed(step))
-
-    def _prepare_kept(self, plan_id: str, step: int) -> None:
-        """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
-        compiled = self.compiled[plan_id]
-        factored = compiled.plan.factored
-        for title, name in compiled.kept_values.items():
-            value = factored.graph.values[name]
-            regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
-            chunks = weight_io.chunks_of(compiled, name, regions)
-            with reporting(self.store.path / "kept"):
-                self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
-
-    def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
-        compiled = self.compiled[plan_id]
-        factored = compiled.plan.factored
-        for title, name in compiled.kept_values.items():
-            if factored.stored(name) == value:
-                for box, place in own_regions(factored.factors[name], region):
-                    with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
-                        self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
-
-
-def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
-    """Raise NonFiniteError, which names the rows of the dataset, if a loss is NaN or infinite."""
-    if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
-            "stays at its last commit; lower the learning rate, or look in these rows for extreme numbers "
-            "and for samples all of whose labels are ignored"
-        )

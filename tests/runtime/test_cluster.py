@@ -18,18 +18,18 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import InputError
 from oocdl.events import Event, StepDone
 from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
 from oocdl.losses import CrossEntropy
 from oocdl.optim import Adam
 from oocdl.planning.calls import UnitCall
+from oocdl.planning.hosts.placement import largest_crossing, place
 from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
-from oocdl.planning.placement import largest_crossing, place
-from oocdl.planning.task_key import TaskKey, dask_key
-from oocdl.runtime import dask_records, execute
-from oocdl.runtime.cluster import ClusterSession
+from oocdl.planning.task_key import TaskKey
+from oocdl.runtime import execute
+from oocdl.runtime.cluster import dask_records
 from tests.kit import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -88,8 +88,7 @@ def test_two_processes_make_the_same_bits(
     # What units read and made is the plan's doing, wherever they ran.
     for name in ("unit_read_bytes", "unit_written_bytes"):
         assert [row[name] for row in run.history] == [row[name] for row in local.history]
-    with pytest.raises(StoreError, match="not by a Dask client's workers"):
-        run.report()
+    assert "measured" in str(run.report())
 
 
 def test_a_run_may_move_between_process_and_client(
@@ -212,8 +211,7 @@ def books(client: Client) -> Books:
 def test_records_of_the_cluster_do_not_grow_with_steps(
     client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_records, "TASKS_BETWEEN_RENEWALS", 1)
-    monkeypatch.setattr(dask_records, "TASKS_PER_RENEWED_CHUNK", 1)  # every two passes or so
+    monkeypatch.setattr(dask_records, "TASKS_BETWEEN_FORGETTING", 1)
     found: list[Books] = []
 
     def listen(event: Event) -> None:
@@ -223,7 +221,7 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
     run = oocdl.fit(
         *job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **{**QUICK, "steps": 12}
     )
-    layers = {key.layer for key in place(run.plan.compiled.graph, 2).worker_of}
+    layers = {call.key.layer for call in run.plan.compiled.graph.calls}
     early, late = found[1], found[-1]
     assert layers | {"weights"} <= late.groups and late.groups <= late.prefixes
     for name in ("prefixes", "groups", "spans", "spans_groups", "worker_prefixes"):
@@ -231,41 +229,6 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
     calls = len(run.plan.compiled.graph.calls)  # all tasks of a step are known for a while after it
     assert max(one.tasks for one in found) < 4 * calls
     assert max(one.worker_tasks for one in found) < 4 * calls
-
-
-def test_renewed_chunks_are_the_same_bits_where_they_were(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {**CUTS, **QUICK, "accumulate": 2, "optimizer": Adam(), "steps": 4}
-    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
-    renewals: list[int] = []
-    renew = dask_records.renew
-
-    def counted(given: Client, run_id: str, held: Any, name: str) -> Any:
-        before = given.who_has(list(held.values()))
-        made = renew(given, run_id, held, name)
-        after = given.who_has(list(made.values()))
-        assert list(made) == list(held)
-        for key, future in made.items():
-            assert set(after[future.key]) <= set(before[held[key].key])
-        renewals.append(len(made))
-        return made
-
-    monkeypatch.setattr(dask_records, "renew", counted)
-    monkeypatch.setattr(dask_records, "is_due", lambda tasks, held: True)
-    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
-    assert len(renewals) == 6  # of three rows, two a step, an epoch has two steps: one pass is alone
-    assert nets.files_of(there) == nets.files_of(here)
-    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
-
-
-def test_no_two_passes_of_any_runs_share_a_key(client: Client, local: oocdl.Run) -> None:
-    """Even of one plan, and if a pass has failed and is tried again."""
-    plan = local.plan
-    sessions = [ClusterSession(client, plan.kinds, plan.dataset, plan.settings, 1) for _ in range(2)]
-    names = [session.next_name() for session in sessions for _ in range(3)]
-    keys = place(plan.compiled.graph, 2).worker_of
-    assert len({dask_key(key, name) for name in names for key in keys}) == len(names) * len(keys)
 
 
 def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 CALLS: list[tuple[dict[str, Any], str]] = [
     ({"workdir": 3}, "workdir takes a path, got 3"),
     ({"workdir": LONG}, "workdir 'xxx.* cannot be reached"),
-    ({"client": "x"}, "client takes a distributed.Client or None, got 'x'"),
+    ({"client": "x"}, "client takes a distributed.Client, a Dask cluster, the address"),
     ({"scheduler": 3}, "scheduler takes a Dask 'get'.* got 3"),
     *(({"resume": bad}, "resume must be True, False or 'restart', got") for bad in ("x", 0, 1, None, [1])),
     *(({"replan": bad}, "replan must be True or False, got") for bad in ("x", 0, None, [])),

@@ -212,8 +212,12 @@ class Ledger(Generic[E]):
         """Begin a new pass, in which these chunks are read at these positions."""
         self._order.position = -1
         for entry, uses in plans:
-            entry.uses = uses
-            self._order.offer(entry)
+            self.foresee(entry, uses)
+
+    def foresee(self, entry: E, uses: tuple[int, ...]) -> None:
+        """Note at which positions of the pass that runs a chunk is read."""
+        entry.uses = uses
+        self._order.offer(entry)
 
     def hold(self, entry: E) -> None:
         """Keep a chunk in RAM while a thread copies it."""

@@ -233,6 +233,11 @@ class Tier:
         with self._changed:
             self._ledger.renew((chunk.slot, uses) for chunk, uses in plans)
 
+    def foresee(self, chunk: Chunk, uses: Uses) -> None:
+        """Tell at which plan positions a chunk that has arrived will be read in the pass that runs."""
+        with self._changed:
+            self._ledger.foresee(chunk.slot, uses)
+
     def watch(
         self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
     ) -> None:

@@ -242,6 +242,12 @@ class RunStore:
         check_owner(self.path, self.epoch)
         self._history.append(rows)
 
+    def forget_uncommitted(self) -> None:
+        """Leave out the rows of steps that are not committed: these steps are done again."""
+        self._check_writable()
+        self._history = self._history_of(self._manifest)
+        self._history.start()
+
     def history(self) -> list[dict[str, Any]]:
         """Return all rows. Only the writer sees those that are not committed yet: they may still be lost.
 

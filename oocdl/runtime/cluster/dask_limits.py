@@ -1,0 +1,108 @@
+"""Switches off what a Dask worker does about memory by itself, while a run owns it, and on again.
+
+A member counts its memory and keeps its budget. Dask would spill chunks that have left RAM already, pause
+the worker at 80 % of its limit for good, and kill it at 95 %.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Nanny, Worker
+from distributed.core import Status
+
+from oocdl.runtime.cluster import dask_records
+
+LEAST_ARRIVING_BYTES = 1 << 20
+"""So much may arrive at a time in any case."""
+MOST_WAITING = 1 << 20
+"""Tasks that a worker may run at once: they do nothing but wait for what our own threads do."""
+MONITOR = "memory_monitor"
+
+
+class _Ours(logging.Filter):
+    """Drops a worker's tracebacks of tasks of a run: the driver tells the user, in one line."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self._run_id = run_id
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        return not (isinstance(key, tuple) and len(key) > 1 and str(key[1]).startswith(self._run_id))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker had before."""
+
+    threads: int
+    arriving_bytes: float
+    outgoing: int
+    data_bytes: float | None
+    """Of results in memory, beyond which Dask spills; None: it never does."""
+    hush: logging.Filter
+
+
+def lift_limits(worker: Worker, run_id: str, arriving_bytes: int) -> Limits:
+    """Have a worker run any number of tasks, and leave memory alone.
+
+    Of bundles it fetches no more at a time than there is room for.
+    """
+    state = worker.state
+    data: Any = worker.data  # a SpillBuffer where the worker has a limit, else a dict
+    before = Limits(
+        state.nthreads,
+        state.transfer_incoming_bytes_limit,
+        worker.transfer_outgoing_count_limit,
+        getattr(data, "n", None),
+        _Ours(run_id),
+    )
+    logging.getLogger("distributed.worker").addFilter(before.hush)
+    state.nthreads = MOST_WAITING
+    state.transfer_incoming_bytes_limit = max(arriving_bytes, LEAST_ARRIVING_BYTES)
+    worker.transfer_outgoing_count_limit = 1
+    if before.data_bytes is not None:
+        data.n = math.inf
+    _stop(worker)
+    if worker.status == Status.paused:
+        worker.status = Status.running
+    dask_records.shorten_worker_logs(worker)
+    return before
+
+
+def restore_limits(worker: Worker, before: Limits) -> None:
+    """Undo ``lift_limits``."""
+    logging.getLogger("distributed.worker").removeFilter(before.hush)
+    worker.state.nthreads = before.threads
+    worker.state.transfer_incoming_bytes_limit = before.arriving_bytes
+    worker.transfer_outgoing_count_limit = before.outgoing
+    data: Any = worker.data
+    if before.data_bytes is not None:
+        data.n = before.data_bytes
+    _start(worker)
+    dask_records.lengthen_worker_logs(worker)
+
+
+async def hold_nanny(dask_worker: Nanny) -> None:
+    """Keep a nanny from killing its worker at 95 % of its limit."""
+    _stop(dask_worker)
+
+
+async def release_nanny(dask_worker: Nanny) -> None:
+    """Undo ``hold_nanny``."""
+    _start(dask_worker)
+
+
+def _stop(server: Any) -> None:
+    if MONITOR in server.periodic_callbacks:
+        server.periodic_callbacks[MONITOR].stop()
+
+
+def _start(server: Any) -> None:
+    callback = server.periodic_callbacks.get(MONITOR)
+    if callback is not None and not callback.is_running():
+        callback.start()

@@ -1,0 +1,86 @@
+"""What keeps Dask's own records of a run short, however many passes it has.
+
+Scheduler and workers keep records of tasks that are done, for three reasons. A group of tasks (here, a layer)
+that loses its last task is made anew by the next pass, while the old one stays in the scheduler's spans: so
+each group has a task that lasts as long as the run. ``dask.utils.key_split`` remembers the last 100,000 keys,
+in each process: it is told to forget them from time to time. And logs for developers, of the last thousand
+entries each, take tens of MiB until they are full: they are short while a run lasts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+import dask
+from dask._task_spec import Task
+from dask.utils import key_split
+from distributed import Future, Scheduler, Worker
+
+from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
+
+TASKS_BETWEEN_FORGETTING = 20_000
+"""``key_split`` takes 200 bytes for each."""
+LOG_LENGTH = 20
+"""Entries of Dask's logs for developers during a run."""
+LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"
+SENT = ("recent_message_log",)
+"""A log of batches of messages: they take up to 50 KiB each on the scheduler, and Dask keeps a thousand."""
+PROFILES = ("profile_history", "profile_keys_history")
+"""Logs of a worker's profile: a second of it takes a quarter of a MiB, and Dask keeps a thousand."""
+
+
+def hold_groups(client: Any, run_id: str, layers: Collection[str]) -> list[Future[None]]:
+    """Start a task in the group of each layer; the groups last as long as the futures are kept."""
+    keys = [dask_key(TaskKey(TaskKind.GROUP, layer, "", 0), run_id) for layer in layers]
+    futures: list[Future[None]] = client.get({key: Task(key, _nothing) for key in keys}, keys, sync=False)
+    return futures
+
+
+async def forget_keys() -> None:
+    """Forget the names of keys that this worker has seen."""
+    key_split.cache_clear()
+
+
+def forget_keys_of_scheduler(dask_scheduler: Scheduler) -> None:
+    """The same on the scheduler."""
+    key_split.cache_clear()
+
+
+def usual_length() -> int | None:
+    """Return how long Dask's logs are where nobody has made them shorter."""
+    length: int | None = dask.config.get(LOG_LENGTH_SETTING)
+    return length
+
+
+def shorten_client_log(client: Any, length: int | None = LOG_LENGTH) -> None:
+    """Have a client keep fewer of the messages that it has sent."""
+    if client.scheduler_comm is not None:
+        client.loop.add_callback(_resize, client.scheduler_comm, SENT, length)
+
+
+def resize_sent_by_scheduler(length: int | None, dask_scheduler: Scheduler) -> None:
+    """Have a scheduler keep so many of the messages that it has sent."""
+    for comm in (*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values()):
+        _resize(comm, SENT, length)
+
+
+def shorten_worker_logs(worker: Worker) -> None:
+    """Have a worker keep less of its profile. Called in the worker's event loop."""
+    _resize(worker, PROFILES, LOG_LENGTH)
+
+
+def lengthen_worker_logs(worker: Worker) -> None:
+    """Undo ``shorten_worker_logs``."""
+    _resize(worker, PROFILES, usual_length())
+
+
+def _resize(holder: object, names: Collection[str], length: int | None) -> None:
+    """Give logs another length; their last entries stay. In the event loop, where entries are added."""
+    for name in names:
+        setattr(holder, name, deque(getattr(holder, name), length))
+
+
+def _nothing() -> None:
+    """The task that stands for a group."""

@@ -1,0 +1,219 @@
+"""One pass on one member of a crew: all its calls, in plan order, by our own scheduler.
+
+Bundles for other members are handed out as soon as they are made; those of others come in while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+from dask._task_spec import DataNode, GraphNode, Task, TaskRef
+
+from oocdl.errors import StoreError
+from oocdl.graph.ir.index import Region
+from oocdl.planning.calls import Call, CombineCall, PickCall
+from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.task_key import TaskKey
+from oocdl.runtime import execute
+from oocdl.runtime.scheduler import Running
+from oocdl.storage.cache.chunk import Chunk
+
+
+class Superseded(StoreError):
+    """What a task asks for belongs to a pass, or a crew, that was given up."""
+
+
+END = (1 << 62,)
+"""The place of what is awaited for the pass's end only."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalOrder:
+    """What one member does in every pass of a kind, in order."""
+
+    stored: tuple[TaskKey, ...]
+    """Pieces that it holds, and that it or others read."""
+    steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
+    """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
+    uses: Mapping[TaskKey, tuple[int, ...]]
+    """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
+    calls_of_group: tuple[int, ...]
+    """How many calls of each group of layers it has."""
+    group_of: Mapping[TaskKey, int]
+    """The group of each of these calls."""
+
+
+def local_order(exchange: Exchange, member: int) -> LocalOrder:
+    """What ``member`` does of a pass."""
+    placed = exchange.placed
+    places: list[tuple[tuple[int, ...], Any]] = []
+    after: dict[TaskKey, tuple[int, ...]] = {}
+    """Where a chunk is there, in the order."""
+    counts = [0] * len(exchange.groups)
+    group_of: dict[TaskKey, int] = {}
+    uses: dict[TaskKey, list[int]] = {}
+    for (number, call), group in zip(placed.calls, exchange.group_of, strict=True):
+        if placed.worker_of[call.key] != member:
+            continue
+        if isinstance(call, PickCall):
+            place: tuple[int, ...] = (*after[call.source], 1)
+        else:
+            place = (call.position,)
+            for argument in dict.fromkeys(call.arguments):
+                uses.setdefault(argument, []).append(call.position)
+        after[call.key] = place
+        places.append((place, (number, call)))
+        counts[group] += 1
+        group_of[call.key] = group
+    for strip in placed.strips:
+        if placed.worker_of[strip.source] == member:
+            after[strip.key] = (*after[strip.source], 2)
+            places.append((after[strip.key], strip))
+    stored = {key for key in exchange.graph.inputs if exchange.homes[key] == member}
+    needed = stored & uses.keys()
+    arriving: dict[TaskKey, tuple[int, ...]] = {}
+    for bundle in exchange.bundles:
+        if bundle.sender == member:
+            needed |= stored.intersection(bundle.items)
+            place = max((after.get(item, (-1,)) for item in bundle.items), default=(-1,))
+            places.append(((*place, 3), bundle))
+        elif bundle.receiver == member:
+            arriving |= {item: (uses[item][0] - 1, 9) if item in uses else END for item in bundle.items}
+    places += [(place, key) for key, place in arriving.items()]
+    places.sort(key=lambda one: one[0])
+    return LocalOrder(
+        stored=tuple(key for key in exchange.graph.inputs if key in needed),
+        steps=tuple(step for _, step in places),
+        uses={key: tuple(uses.get(key, ())) for key in [*needed, *arriving]},
+        calls_of_group=tuple(counts),
+        group_of=group_of,
+    )
+
+
+class LocalPass:
+    """A pass that runs on this member. ``take`` gives a stored piece; ``wanted`` are kept for ``results``."""
+
+    def __init__(
+        self,
+        order: LocalOrder,
+        exchange: Exchange,
+        take: Callable[[TaskKey], Chunk],
+        wanted: Sequence[TaskKey],
+        facts: tuple[str, str, PassInfo],
+    ) -> None:
+        self._order, self._exchange, self._facts = order, exchange, facts
+        sent = [step for step in order.steps if isinstance(step, Bundle)]
+        self._sends: dict[TaskKey, Future[tuple[Chunk, ...]]] = {one.key: Future() for one in sent}
+        self.groups: list[Future[None]] = [Future() for _ in order.calls_of_group]
+        self.done: Future[dict[TaskKey, Chunk]] = Future()
+        self._left = list(order.calls_of_group)
+        for group, left in zip(self.groups, self._left, strict=True):
+            if not left:
+                group.set_result(None)
+        tasks, arriving = self._tasks(take)
+        self._running = Running(tasks, wanted, arriving=arriving, finished=self._count)
+        self._wanted = tuple(wanted)
+
+    def start(self, pool: Executor, threads: int) -> None:
+        """Run it on so many threads of a pool."""
+        workers = [pool.submit(self._running.work) for _ in range(threads)]
+        left = [len(workers)]
+
+        def over(worker: Future[None]) -> None:
+            error = worker.exception()
+            if error is not None:
+                self._running.fail(error)
+            with self._running.change:
+                left[0] -= 1
+                last = not left[0]
+            if last:
+                self._finish()
+
+        for worker in workers:
+            worker.add_done_callback(over)
+
+    def arrive(self, keys: Sequence[TaskKey], chunks: Sequence[Chunk]) -> None:
+        """Take chunks that have come from another member."""
+        for key, chunk in zip(keys, chunks, strict=True):
+            self._running.arrive(key, chunk)
+
+    def fail(self, error: BaseException) -> None:
+        """Start nothing more; whoever waits for anything of this pass gets the error."""
+        self._running.fail(error)
+
+    def bundle(self, key: TaskKey) -> Future[tuple[Chunk, ...]]:
+        """The chunks of a bundle, once they are made.
+
+        Raises Superseded if they were handed out: a task of Dask's that runs again cannot have them again.
+        """
+        try:
+            return self._sends[key]
+        except KeyError:
+            raise Superseded(f"what layer {key.layer!r} sends was handed out before") from None
+
+    def uses(self, key: TaskKey) -> tuple[int, ...]:
+        """The plan positions at which this member reads a chunk that arrives."""
+        return self._order.uses[key]
+
+    def handed_out(self, key: TaskKey) -> None:
+        """From now on the cluster holds the chunks of a bundle, not this."""
+        self._sends.pop(key, None)
+
+    def _finish(self) -> None:
+        """The last thread is done: tell everybody."""
+        error = self._running.error
+        if error is None:
+            self.done.set_result({key: self._running.results[key] for key in self._wanted})
+            self._running.results.clear()
+            return
+        waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self.done]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    def _count(self, key: Any) -> None:
+        """A call is done: perhaps the last one of its group."""
+        group = self._order.group_of.get(key)
+        if group is not None:
+            self._left[group] -= 1
+            if not self._left[group]:
+                self.groups[group].set_result(None)
+
+    def _hand_out(self, key: TaskKey, *chunks: Chunk) -> None:
+        """The task that a bundle is."""
+        self._sends[key].set_result(chunks)
+
+    def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
+        """All tasks in order, and the keys of those that arrive."""
+        run_id, plan_id, info = self._facts
+        tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
+        arriving: list[TaskKey] = []
+        for step in self._order.steps:
+            if isinstance(step, TaskKey):
+                arriving.append(step)
+                tasks[step] = DataNode(step, None)
+            elif isinstance(step, Strip):
+                tasks[step.key] = _strip_task(step.key, step.region, step.source, run_id)
+            elif isinstance(step, Bundle):
+                items = [TaskRef(item) for item in step.items]
+                tasks[step.key] = Task(step.key, self._hand_out, step.key, *items)
+            else:
+                tasks[step[1].key] = _call_task(*step, run_id, plan_id, info)
+        return tasks, arriving
+
+
+def _strip_task(key: TaskKey, region: Region, source: TaskKey, run_id: str) -> Task:
+    return Task(key, execute.run_strip, run_id, region, TaskRef(source))
+
+
+def _call_task(number: int, call: Call, run_id: str, plan_id: str, info: PassInfo) -> Task:
+    if isinstance(call, PickCall):
+        return Task(call.key, execute.pick, TaskRef(call.source), call.number)
+    run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
+    references = [TaskRef(argument) for argument in call.arguments]
+    return Task(call.key, run, run_id, plan_id, number, info, *references)

@@ -1,0 +1,228 @@
+"""What one worker does for a run: it holds its share of the weights, and runs its part of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from oocdl.config import Settings
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import Region, region_shape
+from oocdl.graph.transforms.factorize import Factored
+from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.host.limits import check_budget
+from oocdl.ops.gather import Rows
+from oocdl.ops.losses import Labels
+from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.machine import discards_old_weights, machine_for
+from oocdl.planning.pass_plan import PassPlan
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.task_key import TaskKey, stored_key
+from oocdl.runtime import execute, weight_io
+from oocdl.runtime.cluster.local_pass import LocalOrder, LocalPass, Superseded, local_order
+from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
+from oocdl.runtime.moved import Moved
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.memory_tier import Tier, use
+from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.dataset.dataset import DatasetSpec, open_dataset
+from oocdl.storage.dataset.identity import check_same
+from oocdl.storage.run.commit import Writer
+
+TRAVELLING = 3
+"""Times the largest bundle: one arrives, and two at most are on their way to others."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassSetup:
+    """What a member knows of one kind of pass."""
+
+    exchange: Exchange
+    plan: PassPlan
+    feeds: Mapping[str, str]
+    labels: Mapping[str, Labels | Rows]
+    pieces: Mapping[str, tuple[Region, ...]]
+    scalars: Mapping[str, TaskKey]
+    """Outputs of shape (), by name."""
+
+    @property
+    def factored(self) -> Factored:
+        """The graph that the pass runs."""
+        return self.plan.factored
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Setup:
+    """All that a worker needs to know of a run; travels once."""
+
+    run_id: str
+    owner: str
+    """Tells drivers apart: what one of them has left on a worker makes room for what comes next of it."""
+    numbers: Mapping[str, int]
+    """Address of a worker -> its number as a member."""
+    passes: Mapping[str, PassSetup]
+    dataset: DatasetSpec
+    identities: Mapping[str, Mapping[str, Any]]
+    """What the driver has found the arrays of the dataset to be."""
+    settings: Settings
+    threads: int
+    """Programs that a member runs at once."""
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Bytes of the largest bundle."""
+        return max(one.exchange.crossing_bytes for one in self.passes.values())
+
+
+@dataclass(frozen=True)
+class PassEnd:
+    """What a member tells at the end of its part of a pass."""
+
+    scalars: Mapping[str, float]
+    moved: Moved
+    """Since it was set up."""
+    notice: str | None
+    """What its guard has noticed."""
+
+
+@dataclass(eq=False)
+class Member:
+    """The part of a run that this process has."""
+
+    setup: Setup
+    number: int
+    spill: Path
+    pool: ThreadPoolExecutor
+    held: dict[TaskKey, Chunk] = field(default_factory=dict)
+    before: dict[TaskKey, Chunk] = field(default_factory=dict)
+    """What was held when the last step began that has not been committed."""
+    began: int | None = None
+    """Number of the first pass of that step."""
+    running: LocalPass | None = None
+
+    def open(self) -> None:
+        """Get tier, engine and orders ready. Takes seconds: called by a thread of ``pool``."""
+        known = self.setup
+        dataset = open_dataset(known.dataset)
+        check_same(dataset, known.identities)
+        engine = get_engine(known.settings.engine)
+        check_budget(known.settings.memory_bytes)
+        machine = self.machine = machine_for(known.settings, dataset, known.threads)
+        room = machine.room_bytes(
+            (one.plan for one in known.passes.values()), TRAVELLING * known.crossing_bytes
+        )
+        keep_freed_memory()
+        heap = Heap(known.threads, room, lambda: self.tier, machine.guard())
+        self.tier = Tier(
+            room,
+            SpillStore(self.spill),
+            before_mapping=heap.before_mapping,
+            withheld_bytes=heap.withheld_bytes,
+            check_alone=heap.check_alone,
+        )
+        use(self.tier)
+        scale, kept = known.settings.scale or {}, Kept()
+        sources = {
+            name: Sources(one.factored, feeds_of(one.feeds, one.labels, dataset, scale), kept)
+            for name, one in known.passes.items()
+        }
+        graphs = {name: one.exchange.graph for name, one in known.passes.items()}
+        self.context = execute.Context(graphs, sources, engine, self.tier, heap)
+        execute.register(known.run_id, self.context)
+        self.orders: dict[str, LocalOrder] = {
+            name: local_order(one.exchange, self.number) for name, one in known.passes.items()
+        }
+
+    def close(self) -> None:
+        """Stop what runs, and let go of everything. Waits for units that run."""
+        if self.running is not None:
+            self.running.fail(Superseded("the run has left this worker"))
+        self.pool.shutdown()
+        self.held.clear()
+        self.before.clear()
+        execute.forget(self.setup.run_id)
+        use(None)
+        if hasattr(self, "tier"):
+            self.tier.close()
+        give_back_freed_memory()
+
+    def begin(self, plan_id: str, info: PassInfo, starts_step: bool) -> None:
+        """Start this member's part of a pass, which may be the first of a step."""
+        known = self.setup.passes[plan_id]
+        order, exchange, mine = self.orders[plan_id], known.exchange, self.number
+        if starts_step:
+            self.before, self.began = dict(self.held), info.number
+        graph = known.factored.graph
+        large = discards_old_weights(known.plan, self.machine)
+
+        def take(key: TaskKey) -> Chunk:
+            if not (large and key.value in graph.updates):
+                return self.held[key]
+            self.before.pop(key, None)  # gone with its last reader: the beginning of the step included
+            return self.held.pop(key)
+
+        self.tier.renew((chunk, order.uses.get(key, ())) for key, chunk in self.held.items())
+        wanted = [made for stored, made in exchange.renewed.items() if exchange.homes[stored] == mine]
+        placed = exchange.placed.worker_of
+        wanted += [key for key in known.scalars.values() if placed[key] == mine]
+        facts = (self.setup.run_id, plan_id, info)
+        stats = self.tier.stats
+        self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
+        self.running = LocalPass(order, exchange, take, list(dict.fromkeys(wanted)), facts)
+        self.running.start(self.pool, self.setup.threads + 1)
+
+    def end(self, plan_id: str, results: Mapping[TaskKey, Chunk]) -> PassEnd:
+        """The pass is over: hold what the next one starts from."""
+        known = self.setup.passes[plan_id]
+        exchange = known.exchange
+        sums = {value.name for value in known.factored.graph.of_role(Role.SUM)}
+        held = {key: chunk for key, chunk in self.held.items() if key.value not in sums}
+        for stored, made in exchange.renewed.items():
+            if exchange.homes[stored] == self.number:
+                held[stored] = results[made]
+        self.held, self.running = held, None
+        scalars = {name: float(results[key].copy()) for name, key in known.scalars.items() if key in results}
+        stats, measured = self.tier.stats, self.context.measured
+        begun, read, written = self.begun
+        measured.end(plan_id, perf_counter() - begun, stats.read_bytes - read, stats.written_bytes - written)
+        moved = Moved(
+            measured.read_bytes,
+            measured.made_bytes,
+            stats.read_bytes,
+            stats.written_bytes,
+            self.machine.base_bytes + stats.peak_bytes,
+        )
+        return PassEnd(scalars, moved, self.context.heap.notice)
+
+    def load(self, plan_id: str, read: weight_io.Read) -> None:
+        """Load the pieces that this member holds."""
+        known = self.setup.passes[plan_id]
+        mine = {key for key, home in known.exchange.homes.items() if home == self.number}
+        self.held = weight_io.load(known.pieces, known.factored, read, self.tier, mine)
+        self.pieces, self.began = len(self.held), None
+        trim()
+
+    def write(self, plan_id: str, writer: Writer, names: Sequence[str]) -> dict[str, Any]:
+        """Write the pieces of a commit that this member holds; returns the records of each array."""
+        known = self.setup.passes[plan_id]
+        self.before, self.began = {}, None
+        records: dict[str, Any] = {}
+        for name in names:
+            factors, trained = known.factored.factors[name], name in known.factored.graph.updates
+            for number, region in enumerate(known.pieces[name]):
+                chunk = self.held.get(stored_key(name, number))
+                if chunk is None:
+                    continue
+                ((box, part),) = own_regions(factors, region)
+                with self.tier.reserve(0, [chunk]):
+                    array = chunk.array()[part].reshape(region_shape(box))
+                    if trained:
+                        weight_io.check_finite(name, array)
+                    records.setdefault(name, {}).update(writer.write(name, box, array))
+                    del array
+        return records

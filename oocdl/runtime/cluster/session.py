@@ -1,0 +1,346 @@
+"""The same steps over the workers of a Dask client.
+
+Members of a crew hold the weights and run the calls; the driver holds nothing but futures of the pass that
+runs. What a task computes is fixed by the plan, so the bits are those of a run in one process, whoever is in
+the crew.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
+from itertools import count
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+from dask import annotate  # type: ignore[attr-defined]
+from dask._expr import LLGExpr
+from distributed import Client, Future
+
+from oocdl.config import Settings
+from oocdl.errors import ResourceError
+from oocdl.graph.ir.index import whole
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.placement import place
+from oocdl.planning.passes import MAIN, PassInfo
+from oocdl.planning.task_key import dask_key, stored_key
+from oocdl.runtime import weight_io
+from oocdl.runtime.cluster import crew, dask_limits, dask_records, worker_tasks
+from oocdl.runtime.cluster.cleanup import Cleanup
+from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
+from oocdl.runtime.cluster.pass_tasks import (
+    Step,
+    end_key,
+    member_of_key,
+    priority_of_key,
+    steps_of,
+    tasks_of,
+)
+from oocdl.runtime.cluster.watch import Watch, failed, in_loop, roll
+from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.measured import Measured, merged
+from oocdl.runtime.moved import Moved
+from oocdl.runtime.session import Held, scalar_keys
+from oocdl.runtime.trace import Recording
+from oocdl.storage.dataset.dataset import Dataset
+from oocdl.storage.dataset.identity import identity
+from oocdl.storage.run.run_store import RunStore
+
+GROW_SECONDS = 5.0
+"""Workers that come while a run goes on join it when no further one has come for so long."""
+PAUSE_SECONDS = 1.0
+"""Between two attempts to gather a crew."""
+FAREWELL_SECONDS = 20.0
+"""Members that are given up have so long to clear up."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ClusterSession(Held):
+    """Runs steps of one run on a client's workers. The face of ``Session``."""
+
+    client: Client
+    compiled: Mapping[str, CompiledPass]
+    dataset: Dataset
+    settings: Settings
+    threads: int
+    """Programs that a member runs at once."""
+    store: RunStore
+    wait_seconds: float
+    """How long it waits for workers where there are none."""
+    say: Callable[[str], None]
+    """Called with lines for the user."""
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of passes: no two of a session have the same keys, even if one has failed."""
+    watch: Watch | None = None
+    first_pass: int | None = None
+    """Number of the first pass of the step that runs, once it runs."""
+    tasks_since_forgetting: int = 0
+
+    def __enter__(self) -> ClusterSession:
+        self.before_crew = Moved(0, 0, 0, 0, 0)
+        """What crews before this one have moved."""
+        self.gather()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dissolve()
+
+    # --- the crew --------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Gather a crew of whoever is there, and set it up; waits ``wait_seconds`` for the first worker.
+
+        Raises ResourceError if nobody comes, and what setting up raises on a member.
+        """
+        deadline = monotonic() + self.wait_seconds
+        while True:
+            try:
+                self._gather(max(deadline - monotonic(), 1.0))
+                return
+            except WorkersLost as lost:
+                self.dissolve()
+                if self.client.status == "closed" or monotonic() > deadline:
+                    raise ResourceError(
+                        f"the workers are gone ({lost}), and none has come in "
+                        f"{self.wait_seconds:.0f} s; the run is committed up to its last commit: start it "
+                        "again to go on"
+                    ) from lost
+                sleep(PAUSE_SECONDS)
+            except BaseException:
+                self.dissolve()
+                raise
+
+    def _gather(self, timeout_seconds: float) -> None:
+        recruits = crew.gather(self.client, timeout_seconds, self.say)
+        recruits = crew.check_limits(recruits, self.settings.memory_bytes)
+        self.addresses = [one.address for one in recruits]
+        self.known = set(roll(self.client))
+        """Workers that were there when the crew was gathered, members or not."""
+        self.seen: dict[str, float] = {}
+        self.run_id = uuid.uuid4().hex[:12]
+        kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
+        placed = {name: place(one.graph, len(self.addresses)) for name, one in kinds.items()}
+        homes = homes_of(kinds, placed)
+        passes = {
+            name: PassSetup(
+                exchange=exchange(one, placed[name], homes, len(self.addresses)),
+                plan=one.plan,
+                feeds=dict(one.feeds),
+                labels=dict(one.labels),
+                pieces=one.pieces,
+                scalars=scalar_keys(one),
+            )
+            for name, one in kinds.items()
+        }
+        self.steps: dict[str, list[Step]] = {
+            name: steps_of(one.exchange, name, len(self.addresses)) for name, one in passes.items()
+        }
+        self.positions = {name: [b.position for b in one.exchange.bundles] for name, one in passes.items()}
+        self.ends: dict[str, PassEnd] = {}
+        layers = dict.fromkeys(layer for one in passes.values() for layer in one.exchange.groups)
+        self.watch = Watch(self.client, self.addresses, self.say)
+        setup = Setup(
+            run_id=self.run_id,
+            owner=self.owner,
+            numbers={address: number for number, address in enumerate(self.addresses)},
+            passes=passes,
+            dataset=self.dataset.spec(),
+            identities={name: identity(array) for name, array in self.dataset.arrays.items()},
+            settings=self.settings,
+            threads=self.threads,
+        )
+        self._set_up(setup, list(layers))
+
+    def _set_up(self, setup: Setup, layers: Sequence[str]) -> None:
+        assert self.watch is not None
+        # Should this process end now, the scheduler clears up.
+        cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
+        self.watch.wait([in_loop(self.client, self._registered(cleanup))])
+        self.watch.ask(dask_limits.hold_nanny, nanny=True)
+        self.watch.ask(worker_tasks.set_up, setup)
+        self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
+        dask_records.shorten_client_log(self.client)
+        self._on_scheduler(dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
+
+    async def _registered(self, cleanup: Cleanup) -> None:
+        await self.client._register_scheduler_plugin(cleanup, cleanup.name, idempotent=True)
+
+    def dissolve(self) -> None:
+        """Have all members that are left clear up. Never waits long, and never fails."""
+        watch, self.watch = self.watch, None
+        if watch is None:
+            return
+        self.groups = []
+        self.before_crew = self.moved()
+        self.ends = {}
+        with suppress(WorkersLost, Exception):
+            there = [address for address in watch.members if address in roll(self.client)]
+            calls = [
+                self.client._run(worker_tasks.tear_down, self.run_id, workers=there, on_error="return"),
+                self.client._run(dask_limits.release_nanny, workers=there, nanny=True, on_error="return"),
+            ]
+            for call in calls:
+                in_loop(self.client, call).result(FAREWELL_SECONDS)
+            self._on_scheduler(_forget_plugin, f"oocdl-{self.run_id}")
+            self._on_scheduler(dask_records.resize_sent_by_scheduler, dask_records.usual_length())
+        dask_records.shorten_client_log(self.client, dask_records.usual_length())
+
+    def gather_again(self) -> int:
+        """Gather a crew anew, after workers were lost or have come; returns how many members it has."""
+        self.dissolve()
+        self.gather()
+        return len(self.addresses)
+
+    def newcomers(self) -> int:
+        """How many workers have come since the crew was gathered, and are to join it now."""
+        assert self.watch is not None
+        now, there = monotonic(), roll(self.client)
+        self.seen = {address: self.seen.get(address, now) for address in there if address not in self.known}
+        settled = all(now - came > GROW_SECONDS for came in self.seen.values())
+        return len(self.seen) if settled else 0
+
+    # --- passes ----------------------------------------------------------------------------
+
+    def load(self, plan_id: str, read: weight_io.Read) -> None:
+        """Have each member load its share from the run."""
+        assert self.watch is not None
+        self.watch.ask(worker_tasks.load, self.run_id, plan_id, str(self.store.path))
+
+    @contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """All passes of a step or none: if one fails, members hold what they held before the first."""
+        self.first_pass = None
+        try:
+            yield
+        except WorkersLost:
+            raise
+        except BaseException:
+            self.spent = not self._roll_back()
+            raise
+        finally:
+            self.first_pass = None
+
+    def _roll_back(self) -> bool:
+        """Whether all members hold again what the step began with."""
+        if self.first_pass is None:
+            return True
+        try:
+            assert self.watch is not None
+            return all(self.watch.ask(worker_tasks.roll_back, self.run_id, self.first_pass).values())
+        except WorkersLost:
+            return False
+
+    def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
+        """Run one pass; returns its scalar outputs by value name. Raises WorkersLost."""
+        assert self.watch is not None
+        starts, count_ = self.first_pass is None, len(self.addresses)
+        self.first_pass = info.number if starts else self.first_pass
+        name = f"{self.run_id}/{next(self.numbers)}"
+        tasks = tasks_of(self.steps[plan_id], count_, name, self.run_id, (plan_id, info, starts))
+        ends = [dask_key(end_key(number), name) for number in range(count_)]
+        where = partial(member_of_key, self.addresses)
+        priority = partial(priority_of_key, self.positions[plan_id])
+        with annotate(workers=where, priority=priority, retries=0):
+            # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
+            graph = LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
+            futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]
+        found = self._results(futures)
+        self.ends = dict(zip(self.addresses, found, strict=True))
+        for address, one in self.ends.items():
+            self.tell(None if one.notice is None else f"worker {address}: {one.notice}")
+        self.tasks_since_forgetting += len(tasks)
+        if self.tasks_since_forgetting > dask_records.TASKS_BETWEEN_FORGETTING:
+            self.tasks_since_forgetting = 0
+            self.watch.ask(dask_records.forget_keys)
+            self._on_scheduler(dask_records.forget_keys_of_scheduler)
+        return {value: number for one in found for value, number in one.scalars.items()}
+
+    def _results(self, futures: Sequence[Future[PassEnd]]) -> list[PassEnd]:
+        """What the tasks give that end a pass; raises what one of them has raised."""
+        assert self.watch is not None
+        self.watch.wait(futures)
+        for future in futures:
+            if failed(future):
+                error: Exception | None = None if future._state is None else future._state.exception
+                self.watch.raise_of(error or OSError(f"a task was {future.status}"))
+        gathered = in_loop(self.client, self.client._gather(list(futures)))  # type: ignore[no-untyped-call]
+        self.watch.wait([gathered])
+        try:
+            return list(gathered.result())
+        except Exception as error:
+            raise WorkersLost(" ".join(str(error).split())) from error
+
+    def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
+        """Write all weights and state as a new version: each member what it holds. Raises WorkersLost."""
+        assert self.watch is not None
+        compiled, step = self.compiled[plan_id], meta["step"]
+        assert isinstance(step, int)
+        tensors = weight_io.specs(compiled)
+        writing = store.begin(step, tensors)
+        try:
+            apart = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
+            names = [one.name for one in apart]
+            for found in self.watch.ask(
+                worker_tasks.write, self.run_id, plan_id, writing.writer(), names
+            ).values():
+                for name, records in found.items():
+                    writing.record(name, records)
+            for spec in tensors:
+                if spec not in apart:
+                    self._write_whole(writing, compiled, spec)
+        except BaseException:
+            writing.abort()
+            raise
+        writing.finish(meta)
+
+    def _write_whole(self, writing: Any, compiled: CompiledPass, spec: Any) -> None:
+        """Put the pieces of an array together here, whose chunks they do not make up."""
+        assert self.watch is not None
+        regions, factored = compiled.pieces[spec.name], compiled.plan.factored
+        keys = [stored_key(spec.name, number) for number in range(len(regions))]
+        found = self.watch.ask(worker_tasks.held, self.run_id, keys).values()
+        chunks = {key: chunk for one in found for key, chunk in one.items()}
+        full = np.empty(spec.shape, spec.dtype)
+        for key, region in zip(keys, regions, strict=True):
+            weight_io.fill(full, factored.factors[spec.name], region, chunks[key].copy())
+        if spec.name in factored.graph.updates:
+            weight_io.check_finite(spec.name, full)
+        writing.write(spec.name, whole(spec.shape), full)
+
+    # --- what is measured ------------------------------------------------------------------
+
+    def moved(self) -> Moved:
+        """Totals over all members since the session began; the peak is the largest member's."""
+        each = [self.before_crew, *(one.moved for one in self.ends.values())]
+        totals = [sum(numbers) for numbers in zip(*map(astuple, each), strict=True)]
+        return replace(Moved(*totals), peak_bytes=max(one.peak_bytes for one in each))
+
+    def measured(self) -> Measured:
+        """What tasks took on all members of this crew."""
+        assert self.watch is not None
+        return merged(list(self.watch.ask(worker_tasks.measured, self.run_id).values()))
+
+    def start_recording(self) -> None:
+        """Record all members."""
+        assert self.watch is not None
+        self.watch.ask(worker_tasks.start_recording, self.run_id)
+
+    def stop_recording(self) -> list[Recording]:
+        """What each member has done."""
+        assert self.watch is not None
+        return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
+
+    def _on_scheduler(self, function: Callable[..., Any], *arguments: Any) -> None:
+        called = self.client._run_on_scheduler(function, *arguments)  # type: ignore[no-untyped-call]
+        in_loop(self.client, called).result(FAREWELL_SECONDS)
+
+
+def _forget_plugin(name: str, dask_scheduler: Any) -> None:
+    if name in dask_scheduler.plugins:
+        dask_scheduler.remove_plugin(name)

@@ -1,0 +1,166 @@
+"""Waits for a crew without ever waiting for ever: whoever is lost is noticed within seconds.
+
+Dask tells of a worker whose connection breaks. It does not tell of one that is stopped or cut off until much
+later, so the driver looks how long each has been silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future as LocalFuture
+from time import monotonic
+from typing import Any, NoReturn
+
+from distributed import Future, KilledWorker, Scheduler
+from distributed.metrics import time as scheduler_time
+
+from oocdl.runtime.cluster.local_pass import Superseded
+from oocdl.runtime.lost import WorkersLost
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the crew, while something is awaited."""
+TELL_SECONDS = 8.0
+"""A member that has been silent for so long is named to the user."""
+DROP_SECONDS = 20.0
+"""A member that has been silent for so long is given up."""
+ANSWER_SECONDS = 15.0
+"""The scheduler answers within this time, or is taken for dead."""
+
+
+class Watch:
+    """Watches the members of a crew, given by their addresses. ``tell`` is called with lines for the user."""
+
+    def __init__(self, client: Any, members: Collection[str], tell: Callable[[str], None]) -> None:
+        self.client, self.members, self._tell = client, tuple(members), tell
+        self._silent: set[str] = set()
+        self._looked = float("-inf")
+
+    def look(self) -> None:
+        """Look whether all members are there and well; raise WorkersLost if not.
+
+        Looks at most once in ``LOOK_SECONDS``.
+        """
+        if monotonic() - self._looked < LOOK_SECONDS:
+            return
+        silent = roll(self.client)
+        self._looked = monotonic()
+        gone = [address for address in self.members if address not in silent]
+        if gone:
+            raise WorkersLost(f"{_named(gone)} gone")
+        for address in self.members:
+            seconds = silent[address]
+            if seconds < TELL_SECONDS:
+                if address in self._silent:
+                    self._silent.remove(address)
+                    self._tell(f"worker {address} is back")
+            elif seconds >= DROP_SECONDS:
+                drop(self.client, address)
+                raise WorkersLost(f"worker {address} has been silent for {seconds:.0f} s")
+            elif address not in self._silent:
+                self._silent.add(address)
+                self._tell(
+                    f"worker {address} has been silent for {seconds:.0f} s; it is given up after "
+                    f"{DROP_SECONDS:.0f} s"
+                )
+
+    def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]]) -> None:
+        """Wait until all are done, or one has failed. Raises WorkersLost."""
+        change = threading.Event()
+
+        def done(_: object) -> None:
+            change.set()
+
+        for future in futures:
+            future.add_done_callback(done)
+        left = list(futures)
+        while left:
+            change.clear()
+            if any(failed(future) for future in left):
+                return
+            left = [future for future in left if not future.done()]
+            if left:
+                change.wait(LOOK_SECONDS)
+                self.look()
+
+    def ask(self, function: Callable[..., Any], *arguments: Any, nanny: bool = False) -> dict[str, Any]:
+        """Call a function on all members, or on their nannies; returns what each of them answers.
+
+        Raises what it raises on one of them, WorkersLost if one is lost meanwhile.
+        """
+        asked = self.client._run(
+            function, *arguments, workers=list(self.members), nanny=nanny, on_error="return"
+        )
+        answer = in_loop(self.client, asked)
+        self.wait([answer])
+        try:
+            found: Mapping[str, Any] = answer.result()
+        except Exception as error:
+            self.raise_of(error)
+        for given in found.values():
+            if isinstance(given, BaseException):
+                self.raise_of(given)
+        return dict(found)
+
+    def raise_of(self, error: BaseException) -> NoReturn:
+        """Raise an error of a member; WorkersLost for one that only tells of lost members."""
+        if isinstance(error, OSError | KilledWorker | Superseded | asyncio.CancelledError):
+            self._looked = float("-inf")
+            self.look()  # which names who is lost
+            raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
+        raise error
+
+
+def failed(future: Future[Any] | LocalFuture[Any]) -> bool:
+    """Whether a future is done, and has no result."""
+    if isinstance(future, LocalFuture):
+        return future.done() and (future.cancelled() or future.exception() is not None)
+    return future.status in ("error", "cancelled", "lost")
+
+
+def in_loop(client: Any, call: Coroutine[Any, Any, Any]) -> LocalFuture[Any]:
+    """Run a coroutine in the event loop of a client."""
+    return asyncio.run_coroutine_threadsafe(call, client.loop.asyncio_loop)
+
+
+def roll(client: Any) -> dict[str, float]:
+    """Return the workers that there are, and for how many seconds each has been silent.
+
+    Raises WorkersLost if the scheduler does not answer.
+    """
+    found: dict[str, float] = _on_scheduler(client, _silent_seconds)
+    return found
+
+
+def drop(client: Any, address: str) -> None:
+    """Have the scheduler forget a worker; if that is alive after all, it is told and starts anew."""
+    _on_scheduler(client, _forget, address)
+
+
+def _on_scheduler(client: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    if client.status != "running":
+        raise WorkersLost("the connection to the scheduler is broken")
+    answer = in_loop(client, client._run_on_scheduler(function, *arguments))
+    try:
+        return answer.result(ANSWER_SECONDS)
+    except TimeoutError:
+        answer.cancel()
+        raise WorkersLost(f"the scheduler has not answered for {ANSWER_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise WorkersLost(f"the scheduler is gone ({error})") from error
+
+
+def _silent_seconds(dask_scheduler: Scheduler) -> dict[str, float]:
+    now = scheduler_time()
+    return {address: now - state.last_seen for address, state in dask_scheduler.workers.items()}
+
+
+async def _forget(address: str, dask_scheduler: Scheduler) -> None:
+    await dask_scheduler.remove_worker(address, stimulus_id=f"oocdl-silent-{scheduler_time()}")
+
+
+def _named(addresses: Sequence[str]) -> str:
+    if len(addresses) == 1:
+        return f"worker {addresses[0]} is"
+    return f"{len(addresses)} workers ({', '.join(addresses[:3])}{', ..' if len(addresses) > 3 else ''}) are"

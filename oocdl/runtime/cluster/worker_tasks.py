@@ -1,0 +1,195 @@
+"""What the driver has workers do: functions that it calls on members, and coroutines that are Dask's tasks.
+
+They run in a worker's event loop; what takes long goes to the member's own threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dask.sizeof import sizeof
+from distributed import Worker, WorkerPlugin
+
+from oocdl.errors import ResourceError
+from oocdl.host.heap import use_one_heap
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.task_key import TaskKey
+from oocdl.runtime import execute
+from oocdl.runtime.cluster.dask_limits import lift_limits, restore_limits
+from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
+from oocdl.runtime.cluster.member import Member, PassEnd, Setup
+from oocdl.runtime.measured import Measured
+from oocdl.runtime.trace import Recording
+from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.run.commit import Writer
+from oocdl.storage.run.run_store import RunStore
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The chunks of a bundle on their way."""
+
+    chunks: tuple[Chunk, ...]
+
+
+@sizeof.register(Parcel)  # type: ignore[no-untyped-call, untyped-decorator]
+def _size_of(parcel: Parcel) -> int:
+    """Workers fetch no more at a time than they have room for, if they know how large parcels are."""
+    return sum(chunk.nbytes for chunk in parcel.chunks)
+
+
+_members: dict[str, Member] = {}
+
+
+def member_of(run_id: str) -> Member:
+    """This process's part of a run; Superseded if it has none, or none any more."""
+    try:
+        return _members[run_id]
+    except KeyError:
+        raise Superseded("this worker is no member of the run, or was given up") from None
+
+
+class MemberPlugin(WorkerPlugin):
+    """Closes a member when its worker closes, whatever the reason."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.name = f"oocdl-{member.setup.run_id}"
+
+    def setup(self, worker: Worker) -> None:
+        self.limits = lift_limits(worker, self.member.setup.run_id, self.member.setup.crossing_bytes)
+
+    async def teardown(self, worker: Worker) -> None:
+        _members.pop(self.member.setup.run_id, None)
+        restore_limits(worker, self.limits)
+        await asyncio.get_running_loop().run_in_executor(None, self.member.close)
+
+
+async def set_up(setup: Setup, dask_worker: Worker) -> None:
+    """Make this worker a member; it has nothing of the run if that fails."""
+    for other in list(_members.values()):
+        if other.setup.owner != setup.owner:
+            raise ResourceError("a worker process takes part in one run at a time; this one has another")
+        await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
+    folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
+    use_one_heap()
+    # Threads of its own start now, so they share the main heap: the worker's may have started before.
+    pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
+    member = _members[setup.run_id] = Member(setup, setup.numbers[dask_worker.address], folder, pool)
+    plugin = MemberPlugin(member)
+    await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
+    try:
+        await _in_pool(member, member.open)
+    except BaseException:
+        await dask_worker.plugin_remove(plugin.name)
+        raise
+
+
+async def tear_down(run_id: str, dask_worker: Worker) -> None:
+    """End this worker's part of a run, if it has one."""
+    if run_id in _members:
+        await dask_worker.plugin_remove(f"oocdl-{run_id}")
+
+
+async def load(run_id: str, plan_id: str, path: str) -> None:
+    """Load this member's weights and state from the run."""
+    member = member_of(run_id)
+    await _in_pool(member, lambda: member.load(plan_id, RunStore.open(path).read))
+
+
+async def write(run_id: str, plan_id: str, writer: Writer, names: Sequence[str]) -> dict[str, Any]:
+    """Write this member's part of a commit."""
+    member = member_of(run_id)
+    records: dict[str, Any] = await _in_pool(member, lambda: member.write(plan_id, writer, names))
+    return records
+
+
+async def held(run_id: str, keys: Collection[TaskKey]) -> dict[TaskKey, Chunk]:
+    """Those of the pieces that this member holds."""
+    mine = member_of(run_id).held
+    return {key: mine[key] for key in keys if key in mine}
+
+
+async def roll_back(run_id: str, number: int) -> bool:
+    """Go back to what was held when the step began whose first pass has this number.
+
+    Returns whether all of it is still there.
+    """
+    member = member_of(run_id)
+    if member.running is not None:
+        member.running.fail(Superseded("the step was broken off"))
+    if member.began == number:
+        member.held = member.before
+    return len(member.held) >= member.pieces
+
+
+async def measured(run_id: str) -> Measured:
+    """What this member's tasks took so far."""
+    return member_of(run_id).context.measured
+
+
+async def start_recording(run_id: str) -> None:
+    """Record what this member does, for a trace."""
+    execute.start_recording(run_id)
+
+
+async def stop_recording(run_id: str) -> Recording:
+    """What has been recorded."""
+    return execute.stop_recording(run_id)
+
+
+async def begin(run_id: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
+    """The task that begins a pass."""
+    member = member_of(run_id)
+    if member.running is not None:  # the one before was broken off
+        member.running.fail(Superseded("the pass was broken off"))
+        await asyncio.wait([asyncio.wrap_future(member.running.done)])
+    member.begin(plan_id, info, starts_step)
+
+
+async def send(run_id: str, key: TaskKey, *_: None) -> Parcel:
+    """The task that hands a bundle out."""
+    running = _running(run_id)
+    parcel = Parcel(await _result(running.bundle(key)))
+    running.handed_out(key)
+    return parcel
+
+
+async def take(run_id: str, keys: Sequence[TaskKey], parcel: Parcel, *_: None) -> None:
+    """The task that takes a bundle in."""
+    member, running = member_of(run_id), _running(run_id)
+    for key, chunk in zip(keys, parcel.chunks, strict=True):
+        member.tier.foresee(chunk, running.uses(key))
+    running.arrive(keys, parcel.chunks)
+
+
+async def layers(run_id: str, group: int, *_: None) -> None:
+    """The task that lasts as long as this member works at a group of layers."""
+    await _result(_running(run_id).groups[group])
+
+
+async def end(run_id: str, plan_id: str, *_: None) -> PassEnd:
+    """The task that ends a pass."""
+    results = await _result(_running(run_id).done)
+    return member_of(run_id).end(plan_id, results)
+
+
+def _running(run_id: str) -> LocalPass:
+    running = member_of(run_id).running
+    if running is None:
+        raise Superseded("the pass is over on this worker")
+    return running
+
+
+async def _result(future: Future[Any]) -> Any:
+    """The result of a future that others wait for as well."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def _in_pool(member: Member, call: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(member.pool, call)

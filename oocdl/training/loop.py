@@ -1,0 +1,255 @@
+"""The loop over the steps of a run, with events, history and commits.
+
+Where workers of a cluster are lost, it goes on from the last commit with those that are left, or that come.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from oocdl.errors import InputError, NonFiniteError
+from oocdl.events import (
+    Committed,
+    Event,
+    Listener,
+    Notice,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    WorkersChanged,
+)
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.host.heap import lasting
+from oocdl.planning.passes import MAIN, PassInfo, Step
+from oocdl.report.disk_check import check_commit
+from oocdl.report.plan_view import Plan
+from oocdl.report.run_report import write_report
+from oocdl.runtime import weight_io
+from oocdl.runtime.inputs import own_regions
+from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.moved import Moved
+from oocdl.runtime.session import Held, Session
+from oocdl.runtime.trace import StepTrace
+from oocdl.storage.files import reporting
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.job import Job
+from oocdl.training.signals import Signals, reason_of
+from oocdl.training.workers import Workers
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Runs the steps of one ``fit``."""
+
+    job: Job
+    store: RunStore
+    plan: Plan
+    listeners: Sequence[Listener]
+    workers: Workers | None
+    """Those of a cluster; None: this process does the work."""
+    scheduler: Callable[..., Any] | None
+    trace: Path | None = None
+    """File for the trace of a step; None: no step is traced."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """History rows of steps that are done and not committed yet."""
+    kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
+    """Arrays of this step for what ``keep`` names."""
+
+    def __post_init__(self) -> None:
+        self.compiled = self.plan.kinds
+        self.course = self.job.course
+        self.writing = threading.Lock()
+        self.signals = Signals()
+
+    def emit(self, event: Event) -> None:
+        """Tell all listeners."""
+        for listener in self.listeners:
+            listener(event)
+
+    def run(self) -> None:
+        """Run all steps that are left."""
+        started = time.monotonic()
+        manifest = self.store.current()
+        done = int(manifest.meta["step"]) if manifest else 0
+        self.committed = done
+        total = max(done, self.course.total_steps)
+        trace = StepTrace(self.trace, done, total)
+        notes = tuple(self.job.dataset.notes())
+        self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
+        if done < total or manifest is None:
+            if manifest is None and self.workers is not None:
+                # Members of a crew load their shares from the run.
+                weight_io.write_initial(self.store, self.compiled[MAIN], self._meta(0))
+                self.emit(Committed(0))
+            with self.signals, self._session() as session:
+                self._run_in(session, trace)
+        self.emit(RunFinished(total, time.monotonic() - started))
+
+    def _run_in(self, session: Held, trace: StepTrace) -> None:
+        """Run all steps that are left in a session; go on where workers were lost, or have come."""
+        try:
+            while True:
+                try:
+                    self._load(session)
+                    with lasting():
+                        self._steps(session, self.committed, trace)
+                    return
+                except WorkersLost as lost:
+                    self.rows = []
+                    self.store.forget_uncommitted()
+                    with self.signals.allowed():
+                        self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
+                        members = session.gather_again()
+                    self.emit(WorkersChanged(str(lost), members, self.committed))
+        except (KeyboardInterrupt, SystemExit) as stop:
+            self._commit_done(session)
+            self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
+            raise
+
+    def _load(self, session: Held) -> None:
+        """Load the last commit, or the model file."""
+        main, manifest = self.compiled[MAIN], self.store.current()
+        with self.signals.allowed():
+            session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
+        if manifest is None:
+            self._commit(session, 0)
+
+    def _session(self) -> Held:
+        settings = self.job.settings
+        if self.workers is not None:
+            if settings.keep:
+                raise InputError("keep is not available with a client; train in one process to keep values")
+            return self.workers.session(
+                self.compiled, self.job.dataset, settings, self.job.machine.threads, self.store
+            )
+        spill = settings.spill_folder(self.store.path / "spill")
+        watched = frozenset(
+            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
+        )
+        return Session(
+            self.compiled,
+            self.job.dataset,
+            settings.scale or {},
+            self.job.machine,
+            spill,
+            self._keep if watched else None,
+            watched,
+            self.scheduler,
+            self.plan.most_bytes,
+        )
+
+    def _steps(self, session: Held, done: int, trace: StepTrace) -> None:
+        course, last_commit = self.course, time.monotonic()
+        moved = session.moved()
+        for step in course.steps_from(done):
+            trace.begin(step.number, session)
+            with session.whole_step():
+                with self.signals.allowed():
+                    row, moved = self._step(session, step, moved)
+                self.rows.append(row)
+            try:
+                trace.end(step.number, session, row)
+                with self.signals.allowed():
+                    self.emit(StepDone(row))
+            except BaseException:  # how a callback stops a run: what is done is kept
+                self._commit_done(session)
+                raise
+            done = step.number + 1
+            last = done == course.total_steps
+            epoch_ends = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
+            if last or epoch_ends or time.monotonic() - last_commit > self.job.settings.commit_seconds:
+                self._commit(session, done)
+                last_commit = time.monotonic()
+                self.signals.check()
+            elif session.newcomers():
+                self._commit(session, done)
+                raise WorkersLost("workers have come")
+
+    def _step(self, session: Held, step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
+        """Run one step; returns its row of the history, and what has been moved since the session began."""
+        begun = time.monotonic()
+        passes = self.course.passes_of(step)
+        losses: list[dict[str, float]] = []
+        for number, (plan_id, info) in enumerate(passes, 1):
+            if number == len(passes):
+                self._prepare_kept(plan_id, step.number)
+            losses.append(self._losses(plan_id, session.run_pass(plan_id, info)))
+            _check_loss(losses[-1]["loss"], step.number, info.indices)
+        after = session.moved()
+        row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
+        row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
+        row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
+        for name, value in asdict(after).items():
+            row[name] = value if name == "peak_bytes" else value - getattr(before, name)
+        return row, after
+
+    def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the loss of a pass, and its parts if there are several, as the history names them."""
+        compiled = self.compiled[plan_id]
+        assert compiled.loss is not None
+        losses = {"loss": found[compiled.loss]}
+        if len(compiled.output_losses) > 1:
+            losses |= {f"loss/{name}": found[value] for name, value in compiled.output_losses.items()}
+        return losses
+
+    def _meta(self, step: int) -> dict[str, int]:
+        """What a commit says of the run."""
+        return {"step": step, "steps": self.course.total_steps}
+
+    def _commit_done(self, session: Held) -> None:
+        if self.rows and not session.spent:
+            try:
+                self._commit(session, self.rows[-1]["step"])
+            except WorkersLost as lost:
+                self.emit(Notice(f"{lost}: steps after {self.committed} could not be committed"))
+
+    def _commit(self, session: Held, step: int) -> None:
+        check_commit(self.plan, self.store.path)
+        self.store.append_history(self.rows)
+        session.commit(self.store, MAIN, self._meta(step))
+        self.rows, self.committed = [], step
+        report = self.plan.report(session)
+        if report is not None:
+            write_report(self.store.path, report)
+        self.emit(Committed(step))
+
+    def _prepare_kept(self, plan_id: str, step: int) -> None:
+        """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
+        compiled = self.compiled[plan_id]
+        factored = compiled.plan.factored
+        for title, name in compiled.kept_values.items():
+            value = factored.graph.values[name]
+            regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
+            chunks = weight_io.chunks_of(compiled, name, regions)
+            with reporting(self.store.path / "kept"):
+                self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
+
+    def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
+        compiled = self.compiled[plan_id]
+        factored = compiled.plan.factored
+        for title, name in compiled.kept_values.items():
+            if factored.stored(name) == value:
+                for box, place in own_regions(factored.factors[name], region):
+                    with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
+                        self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
+
+
+def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
+    """Raise NonFiniteError, which names the rows of the dataset, if a loss is NaN or infinite."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
+            "stays at its last commit; lower the learning rate, or look in these rows for extreme numbers "
+            "and for samples all of whose labels are ignored"
+        )

@@ -1,0 +1,76 @@
+"""The workers of a cluster that a run was given, before and while they take part in it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from oocdl.config import Settings, parse_bytes
+from oocdl.planning.compiler import CompiledPass
+from oocdl.runtime.session import Held
+from oocdl.storage.dataset.dataset import Dataset
+from oocdl.storage.run.run_store import RunStore
+
+WAIT_SECONDS = 300.0
+"""How long ``fit`` waits for workers by default."""
+
+
+def _cluster(module: str) -> Any:
+    # distributed takes 16 MiB, which a run in one process can use better.
+    return importlib.import_module(f"oocdl.runtime.cluster.{module}")
+
+
+@dataclass(frozen=True, eq=False)
+class Workers:
+    """Workers of a Dask client."""
+
+    client: Any
+    wait_seconds: float
+    say: Callable[[str], None]
+    """Called with lines for the user."""
+
+    def muster(self, memory: Any) -> tuple[int, int, int]:
+        """Wait for workers; returns threads of each process, processes, and the budget of each in bytes.
+
+        ``memory`` is what the user gives. Processes are those that are there, or that are expected.
+        """
+        crew = _cluster("crew")
+        recruits = crew.gather(self.client, self.wait_seconds, self.say)
+        budget_bytes = crew.budget_bytes(recruits) if memory is None else parse_bytes(memory)
+        recruits = crew.check_limits(recruits, budget_bytes)
+        count = max(len(recruits), crew.expected(self.client))
+        return min(recruit.threads for recruit in recruits), count, budget_bytes
+
+    def session(
+        self,
+        compiled: Mapping[str, CompiledPass],
+        dataset: Dataset,
+        settings: Settings,
+        threads: int,
+        store: RunStore,
+    ) -> Held:
+        """A session on these workers."""
+        made: Held = _cluster("session").ClusterSession(
+            client=self.client,
+            compiled=compiled,
+            dataset=dataset,
+            settings=settings,
+            threads=threads,
+            store=store,
+            wait_seconds=self.wait_seconds,
+            say=self.say,
+        )
+        return made
+
+
+@contextmanager
+def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> Iterator[Workers | None]:
+    """Connect to what ``fit`` was given as ``client``; None for None."""
+    if client is None:
+        yield None
+        return
+    with _cluster("crew").connected(client) as found:
+        yield Workers(found, wait_seconds, say)
