@@ -205,10 +205,8 @@ def _bundles(crossings: Iterator[_Crossing]) -> Iterator[Bundle]:
             total += item[1]
             if total < LARGEST_BUNDLE_BYTES and place + 1 < len(crossing.items):
                 continue
-            # Dask shows a bundle with the layer that made it, weights with their own group.
-            layer = items[0][0].layer
             yield Bundle(
-                TaskKey(TaskKind.BUNDLE, layer, str(crossing.sender), count),
+                TaskKey(TaskKind.BUNDLE, items[0][0].layer, "", count),
                 crossing.sender,
                 crossing.receiver,
                 tuple(key for key, _, _ in items),

@@ -40,6 +40,8 @@ class LocalOrder:
     """Pieces that it holds, and that it or others read."""
     steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
     """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
+    arriving: tuple[Bundle, ...]
+    """Bundles of other members, in the order in which this one reads them."""
     uses: Mapping[TaskKey, tuple[int, ...]]
     """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
     calls_of_group: tuple[int, ...]
@@ -89,6 +91,12 @@ def local_order(exchange: Exchange, member: int) -> LocalOrder:
     return LocalOrder(
         stored=tuple(key for key in exchange.graph.inputs if key in needed),
         steps=tuple(step for _, step in places),
+        arriving=tuple(
+            sorted(
+                (one for one in exchange.bundles if one.receiver == member),
+                key=lambda one: (one.reader, one.position),
+            )
+        ),
         uses={key: tuple(uses.get(key, ())) for key in [*needed, *arriving]},
         calls_of_group=tuple(counts),
         group_of=group_of,
@@ -101,12 +109,11 @@ class LocalPass:
     def __init__(
         self,
         order: LocalOrder,
-        exchange: Exchange,
         take: Callable[[TaskKey], Chunk],
         wanted: Sequence[TaskKey],
-        facts: tuple[str, str, PassInfo],
+        facts: tuple[str, str, str, PassInfo],
     ) -> None:
-        self._order, self._exchange, self._facts = order, exchange, facts
+        self._order, self._facts = order, facts
         sent = [step for step in order.steps if isinstance(step, Bundle)]
         self._sends: dict[TaskKey, Future[tuple[Chunk, ...]]] = {one.key: Future() for one in sent}
         self.groups: list[Future[None]] = [Future() for _ in order.calls_of_group]
@@ -118,6 +125,16 @@ class LocalPass:
         tasks, arriving = self._tasks(take)
         self._running = Running(tasks, wanted, arriving=arriving, finished=self._count)
         self._wanted = tuple(wanted)
+
+    @property
+    def name(self) -> str:
+        """The name of the pass, which no other of the run has."""
+        return self._facts[1]
+
+    @property
+    def plan_id(self) -> str:
+        """What kind of pass it is."""
+        return self._facts[2]
 
     def start(self, pool: Executor, threads: int) -> None:
         """Run it on so many threads of a pool."""
@@ -190,7 +207,7 @@ class LocalPass:
 
     def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
         """All tasks in order, and the keys of those that arrive."""
-        run_id, plan_id, info = self._facts
+        run_id, _, plan_id, info = self._facts
         tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
         arriving: list[TaskKey] = []
         for step in self._order.steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -104,6 +106,12 @@ class Member:
     began: int | None = None
     """Number of the first pass of that step."""
     running: LocalPass | None = None
+    ended: LocalPass | None = None
+    """The last pass: others may still ask for bundles of it."""
+    awaited: dict[str, asyncio.Future[LocalPass]] = field(default_factory=dict)
+    """Passes that others ask for before they have begun here, by name."""
+    begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    """Names of the last passes."""
 
     def open(self) -> None:
         """Get tier, engine and orders ready. Takes seconds: called by a thread of ``pool``."""
@@ -151,7 +159,18 @@ class Member:
             self.tier.close()
         give_back_freed_memory()
 
-    def begin(self, plan_id: str, info: PassInfo, starts_step: bool) -> None:
+    async def pass_named(self, name: str) -> LocalPass:
+        """The pass of this name, once it has begun here; Superseded if it is over."""
+        for known in (self.running, self.ended):
+            if known is not None and known.name == name:
+                return known
+        if name in self.begun_before:
+            raise Superseded("the pass is over on this worker")
+        future = self.awaited.setdefault(name, asyncio.get_running_loop().create_future())
+        found: LocalPass = await asyncio.shield(future)
+        return found
+
+    def begin(self, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> LocalPass:
         """Start this member's part of a pass, which may be the first of a step."""
         known = self.setup.passes[plan_id]
         order, exchange, mine = self.orders[plan_id], known.exchange, self.number
@@ -170,11 +189,17 @@ class Member:
         wanted = [made for stored, made in exchange.renewed.items() if exchange.homes[stored] == mine]
         placed = exchange.placed.worker_of
         wanted += [key for key in known.scalars.values() if placed[key] == mine]
-        facts = (self.setup.run_id, plan_id, info)
+        facts = (self.setup.run_id, name, plan_id, info)
+        self.ended = None
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
-        self.running = LocalPass(order, exchange, take, list(dict.fromkeys(wanted)), facts)
+        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts)
         self.running.start(self.pool, self.setup.threads + 1)
+        self.begun_before.append(name)
+        waiting = self.awaited.pop(name, None)
+        if waiting is not None:
+            waiting.set_result(self.running)
+        return self.running
 
     def end(self, plan_id: str, results: Mapping[TaskKey, Chunk]) -> PassEnd:
         """The pass is over: hold what the next one starts from."""
@@ -185,7 +210,7 @@ class Member:
         for stored, made in exchange.renewed.items():
             if exchange.homes[stored] == self.number:
                 held[stored] = results[made]
-        self.held, self.running = held, None
+        self.held, self.running, self.ended = held, None, self.running
         scalars = {name: float(results[key].copy()) for name, key in known.scalars.items() if key in results}
         stats, measured = self.tier.stats, self.context.measured
         begun, read, written = self.begun
@@ -226,3 +251,15 @@ class Member:
                     records.setdefault(name, {}).update(writer.write(name, box, array))
                     del array
         return records
+
+
+members: dict[str, Member] = {}
+"""Those of this process, by run; more than one only for a moment."""
+
+
+def member_of(run_id: str) -> Member:
+    """This process's part of a run; Superseded if it has none, or none any more."""
+    try:
+        return members[run_id]
+    except KeyError:
+        raise Superseded("this worker is no member of the run, or was given up") from None

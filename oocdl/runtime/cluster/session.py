@@ -36,10 +36,9 @@ from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import (
     Step,
     end_key,
-    member_of_key,
-    priority_of_key,
     steps_of,
     tasks_of,
+    worker_of_key,
 )
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, roll
 from oocdl.runtime.lost import WorkersLost
@@ -141,7 +140,6 @@ class ClusterSession(Held):
         self.steps: dict[str, list[Step]] = {
             name: steps_of(one.exchange, name, len(self.addresses)) for name, one in passes.items()
         }
-        self.positions = {name: [b.position for b in one.exchange.bundles] for name, one in passes.items()}
         self.ends: dict[str, PassEnd] = {}
         layers = dict.fromkeys(layer for one in passes.values() for layer in one.exchange.groups)
         self.watch = Watch(self.client, self.addresses, self.say)
@@ -244,9 +242,7 @@ class ClusterSession(Held):
         name = f"{self.run_id}/{next(self.numbers)}"
         tasks = tasks_of(self.steps[plan_id], count_, name, self.run_id, (plan_id, info, starts))
         ends = [dask_key(end_key(number), name) for number in range(count_)]
-        where = partial(member_of_key, self.addresses)
-        priority = partial(priority_of_key, self.positions[plan_id])
-        with annotate(workers=where, priority=priority, retries=0):
+        with annotate(workers=partial(worker_of_key, self.addresses), retries=0):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
             graph = LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
             futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]

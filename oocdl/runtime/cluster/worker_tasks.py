@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dask.sizeof import sizeof
-from distributed import Worker, WorkerPlugin
+from distributed import Worker, WorkerPlugin, get_worker
 
 from oocdl.errors import ResourceError
 from oocdl.host.heap import use_one_heap
@@ -22,36 +20,13 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
 from oocdl.runtime.cluster.dask_limits import lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
-from oocdl.runtime.cluster.member import Member, PassEnd, Setup
+from oocdl.runtime.cluster.member import Member, PassEnd, Setup, member_of, members
+from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.run.commit import Writer
 from oocdl.storage.run.run_store import RunStore
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """The chunks of a bundle on their way."""
-
-    chunks: tuple[Chunk, ...]
-
-
-@sizeof.register(Parcel)  # type: ignore[no-untyped-call, untyped-decorator]
-def _size_of(parcel: Parcel) -> int:
-    """Workers fetch no more at a time than they have room for, if they know how large parcels are."""
-    return sum(chunk.nbytes for chunk in parcel.chunks)
-
-
-_members: dict[str, Member] = {}
-
-
-def member_of(run_id: str) -> Member:
-    """This process's part of a run; Superseded if it has none, or none any more."""
-    try:
-        return _members[run_id]
-    except KeyError:
-        raise Superseded("this worker is no member of the run, or was given up") from None
 
 
 class MemberPlugin(WorkerPlugin):
@@ -62,17 +37,19 @@ class MemberPlugin(WorkerPlugin):
         self.name = f"oocdl-{member.setup.run_id}"
 
     def setup(self, worker: Worker) -> None:
+        worker.handlers[HANDLER] = hand_out
         self.limits = lift_limits(worker, self.member.setup.run_id, self.member.setup.crossing_bytes)
 
     async def teardown(self, worker: Worker) -> None:
-        _members.pop(self.member.setup.run_id, None)
+        members.pop(self.member.setup.run_id, None)
+        worker.handlers.pop(HANDLER, None)
         restore_limits(worker, self.limits)
         await asyncio.get_running_loop().run_in_executor(None, self.member.close)
 
 
 async def set_up(setup: Setup, dask_worker: Worker) -> None:
     """Make this worker a member; it has nothing of the run if that fails."""
-    for other in list(_members.values()):
+    for other in list(members.values()):
         if other.setup.owner != setup.owner:
             raise ResourceError("a worker process takes part in one run at a time; this one has another")
         await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
@@ -80,7 +57,7 @@ async def set_up(setup: Setup, dask_worker: Worker) -> None:
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
     pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
-    member = _members[setup.run_id] = Member(setup, setup.numbers[dask_worker.address], folder, pool)
+    member = members[setup.run_id] = Member(setup, setup.numbers[dask_worker.address], folder, pool)
     plugin = MemberPlugin(member)
     await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
     try:
@@ -92,7 +69,7 @@ async def set_up(setup: Setup, dask_worker: Worker) -> None:
 
 async def tear_down(run_id: str, dask_worker: Worker) -> None:
     """End this worker's part of a run, if it has one."""
-    if run_id in _members:
+    if run_id in members:
         await dask_worker.plugin_remove(f"oocdl-{run_id}")
 
 
@@ -143,39 +120,27 @@ async def stop_recording(run_id: str) -> Recording:
     return execute.stop_recording(run_id)
 
 
-async def begin(run_id: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
+async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
     """The task that begins a pass."""
     member = member_of(run_id)
     if member.running is not None:  # the one before was broken off
         member.running.fail(Superseded("the pass was broken off"))
         await asyncio.wait([asyncio.wrap_future(member.running.done)])
-    member.begin(plan_id, info, starts_step)
+    running = member.begin(name, plan_id, info, starts_step)
+    worker = get_worker()
+    worker._ongoing_background_tasks.call_soon(fetch_all, worker, member, running)
 
 
-async def send(run_id: str, key: TaskKey, *_: None) -> Parcel:
-    """The task that hands a bundle out."""
+async def layers(run_id: str, groups: Sequence[int], *_: None) -> None:
+    """The task that lasts as long as this member works at some groups of layers."""
     running = _running(run_id)
-    parcel = Parcel(await _result(running.bundle(key)))
-    running.handed_out(key)
-    return parcel
-
-
-async def take(run_id: str, keys: Sequence[TaskKey], parcel: Parcel, *_: None) -> None:
-    """The task that takes a bundle in."""
-    member, running = member_of(run_id), _running(run_id)
-    for key, chunk in zip(keys, parcel.chunks, strict=True):
-        member.tier.foresee(chunk, running.uses(key))
-    running.arrive(keys, parcel.chunks)
-
-
-async def layers(run_id: str, group: int, *_: None) -> None:
-    """The task that lasts as long as this member works at a group of layers."""
-    await _result(_running(run_id).groups[group])
+    for group in groups:
+        await result(running.groups[group])
 
 
 async def end(run_id: str, plan_id: str, *_: None) -> PassEnd:
     """The task that ends a pass."""
-    results = await _result(_running(run_id).done)
+    results = await result(_running(run_id).done)
     return member_of(run_id).end(plan_id, results)
 
 
@@ -184,11 +149,6 @@ def _running(run_id: str) -> LocalPass:
     if running is None:
         raise Superseded("the pass is over on this worker")
     return running
-
-
-async def _result(future: Future[Any]) -> Any:
-    """The result of a future that others wait for as well."""
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 async def _in_pool(member: Member, call: Any) -> Any:

@@ -1,0 +1,104 @@
+"""Bundles on their way: each member asks others for what it will read, and answers as soon as that is made.
+
+They go from worker to worker over Dask's connections (and their TLS), without the scheduler: a normalization
+over a whole volume makes all members wait for each other, several times a layer, and a task of Dask takes
+four messages. A member asks some groups of layers ahead, so an answer is on its way when it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Worker
+from distributed.protocol.serialize import to_serialize
+
+from oocdl.planning.hosts.exchange import Bundle
+from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
+from oocdl.runtime.cluster.member import Member, member_of
+from oocdl.storage.cache.chunk import Chunk
+
+GROUPS_AHEAD = 4
+"""A bundle is asked for when its reader is so many groups of layers behind: earlier it would take room."""
+MOST_ASKED = 64
+"""Bundles that a member asks for at once; the first that it needs is always among them."""
+SMALL_BYTES = 64 << 10
+"""A bundle of at most so much comes as soon as it is made; of larger ones one at a time."""
+HANDLER = "oocdl_bundle"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The chunks of a bundle on their way."""
+
+    chunks: tuple[Chunk, ...]
+
+
+async def hand_out(run_id: str, name: str, number: int, now: bool) -> Any:
+    """Answer another member, once a bundle is made: with the bundle (``now``), or that it is there.
+
+    ``name`` is that of the pass. Runs in the worker's event loop.
+    """
+    member = member_of(run_id)
+    running = await member.pass_named(name)
+    key = member.setup.passes[running.plan_id].exchange.bundles[number].key
+    chunks = await result(running.bundle(key))
+    if not now:
+        return None
+    running.handed_out(key)
+    return to_serialize(Parcel(chunks))  # type: ignore[no-untyped-call]
+
+
+async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
+    """Fetch all bundles of a pass that this member reads, in the order in which it will read them.
+
+    If one cannot be had, the pass fails.
+    """
+    room, one_at_a_time = asyncio.Semaphore(MOST_ASKED), asyncio.Lock()
+    addresses = {number: address for address, number in member.setup.numbers.items()}
+
+    async def fetch(bundle: Bundle) -> None:
+        async def ask(now: bool) -> Any:
+            asked = getattr(worker.rpc(addresses[bundle.sender]), HANDLER)
+            return await asked(
+                run_id=member.setup.run_id, name=running.name, number=bundle.key.number, now=now
+            )
+
+        try:
+            if bundle.nbytes <= SMALL_BYTES:
+                parcel = await ask(True)
+            else:
+                await ask(False)
+                async with one_at_a_time:
+                    parcel = await ask(True)
+            _arrived(member, running, bundle.items, parcel.chunks)
+        except Exception as error:  # told to whoever waits for the end of the pass
+            running.fail(error)
+        finally:
+            room.release()
+
+    asked = set()
+    for bundle in member.orders[running.plan_id].arriving:
+        if bundle.reader >= GROUPS_AHEAD:
+            await result(running.groups[bundle.reader - GROUPS_AHEAD])
+        await room.acquire()
+        task = asyncio.create_task(fetch(bundle))
+        asked.add(task)
+        task.add_done_callback(asked.discard)
+    if asked:
+        await asyncio.wait(asked)
+
+
+def _arrived(member: Member, running: LocalPass, keys: Sequence[Any], chunks: Sequence[Chunk]) -> None:
+    if member.running is not running:
+        raise Superseded("a bundle has come after its pass")
+    for key, chunk in zip(keys, chunks, strict=True):
+        member.tier.foresee(chunk, running.uses(key))
+    running.arrive(keys, chunks)
+
+
+async def result(future: Any) -> Any:
+    """The result of a future that others wait for as well."""
+    return await asyncio.shield(asyncio.wrap_future(future))
