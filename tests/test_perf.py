@@ -50,6 +50,17 @@ def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
+def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
+    words = "--toy", "--slots", "1,2,32", "--json", "rows.json"
+    done = run(str(ROOT / "perf/slots.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["network"], row["slots"]) for row in rows] == [
+        (network, slots) for network in ("unet8", "gpt") for slots in (1, 2, 32)
+    ]
+    assert all(row["ideal_seconds"] > 0 and row["speedup"] > 0 and row["units"] > 0 for row in rows)
+
+
 def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/grouped.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -146,7 +146,8 @@ def _layering(network: Network, request: Request) -> Layering:
     factored = apply(FACTOR_TRANSFORMS, network, request).factored
     assert factored is not None
     engine = resolve(request.settings.engine)
-    return Layering(factored, request.rules, partial(_scratch_of, engine, request.rules, known_rates(engine)))
+    rates = known_rates(engine)
+    return Layering(factored, request.rules, partial(_scratch_of, engine, request.rules, rates), rates)
 
 
 def _scratch_of(engine: str, rules: Rules, rates: Rates, program: Program) -> ProgramScratch:

@@ -26,6 +26,8 @@ from oocdl.ops.registry import RULES
 
 BFLOAT16_SUFFIX = " in bfloat16"
 """What the kind of a product of bfloat16 operands ends with."""
+TASK_SECONDS = 3e-4
+"""Of Python and Dask, for each task."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 

@@ -89,7 +89,8 @@ class Machine:
         """The limits that a plan has to keep where a unit may take ``unit_bytes``."""
         parallel = None if settings.parallel == "auto" else settings.parallel
         most_units = (self.capacity_bytes + PLAN_BYTES - EMPTY_PLAN_BYTES) // TASK_BYTES
-        return Limits(unit_bytes, self.permits, parallel, most_units=most_units)
+        workers = max(self.workers, 1)
+        return Limits(unit_bytes, self.permits, parallel, most_units=most_units, workers=workers)
 
     def room_bytes(self, plans: Iterable[PassPlan], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.

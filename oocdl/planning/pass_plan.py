@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from oocdl.errors import BudgetError, InputError
+from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind
@@ -22,6 +24,7 @@ from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
+from oocdl.planning.parallel.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
 from oocdl.planning.tile_search import Layering, Limits, TileSearch, requested_cuts
 from oocdl.planning.unit_cost import made_bytes, read_bytes
 
@@ -65,6 +68,10 @@ class PassPlan:
     cuts: tuple[int, ...]
     """The classes that are cut, by number, in the order in which they were added."""
     layers: tuple[LayerPlan, ...]
+    slots: int = 1
+    """Threads of all processes that it was cut for, if these are many: each may add to a sum of its own."""
+    workers: int = 1
+    """Processes that it was cut for: each has partial sums of its own."""
 
     @property
     def peak_unit_bytes(self) -> int:
@@ -109,6 +116,8 @@ class PassPlan:
     def numerics(self) -> str:
         """A digest, in hexadecimal, of everything in the plan that the bits of the result depend on."""
         digest = hashlib.blake2b(digest_size=16)
+        if (self.slots, self.workers) != (1, 1):
+            digest.update(repr((self.slots, self.workers)).encode())
         for planned in self.layers:
             for unit in planned.units:
                 digest.update(repr((unit.layer, unit.shard, unit.reads, unit.makes)).encode())
@@ -129,9 +138,11 @@ class PassSize(NamedTuple):
 def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Choose layers and grids such that every unit fits; BudgetError if there are none."""
     cuts, fitted = _grids(layering, limits, every_unit=True)
-    return PassPlan(
-        layering.factored, layering.classes, cuts, _plan_layers([cutter for cutter, _ in fitted], layering)
-    )
+    layers = _plan_layers([cutter for cutter, _ in fitted], layering)
+    plan = PassPlan(layering.factored, layering.classes, cuts, layers)
+    if not any(_shares_sums(plan, planned) for planned in layers):
+        return plan
+    return replace(plan, slots=limits.threads if limits.threads > FEW_SLOTS else 1, workers=limits.workers)
 
 
 def estimate_pass(layering: Layering, limits: Limits) -> PassSize:
@@ -151,11 +162,26 @@ def _grids(
 
     ``every_unit``: whether every unit is made sure to fit, or only the sample units of each layer.
     """
+    slots = limits.threads
+    while True:
+        try:
+            return _grids_for(slots, layering, limits, every_unit)
+        except _TooManyUnits:
+            if slots <= FEW_SLOTS:
+                raise
+            slots = max(slots // 2, FEW_SLOTS)  # slower, but it finds room
+
+
+def _grids_for(
+    slots: int, layering: Layering, limits: Limits, every_unit: bool
+) -> tuple[tuple[int, ...], list[tuple[LayerCutter, int]]]:
+    """The same, cut for so many slots."""
     requested = requested_cuts(layering.classes, limits)
-    cuts = list(requested)
-    if limits.threads > 1 and not cuts:
-        cuts = layering.best_cut(limits.threads)
-    search = TileSearch(layering, limits, requested)
+    cuts, many = list(requested), slots > FEW_SLOTS
+    spread, limits = SlotSearch(layering, slots), replace(limits, threads=slots)
+    if slots > 1 and not cuts:
+        cuts = spread.cuts() if many else layering.best_cut(slots)
+    search = TileSearch(layering, limits, requested, spread.cutter if many else None)
     while True:
         fitted = _fitted(search, layering.layers(cuts), every_unit)
         if not isinstance(fitted, _TooLarge):
@@ -167,6 +193,10 @@ def _grids(
                 f"{fitted.peak_bytes / 2**20:.1f} MiB and may take {limits.unit_bytes / 2**20:.1f} MiB"
             )
         cuts.append(added)
+
+
+class _TooManyUnits(BudgetError):
+    """A plan of so many units finds no room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +223,7 @@ def _fitted(
         found.append((cutter, peak))
         count += cutter.count
         if limits.most_units is not None and count > limits.most_units:
-            raise BudgetError(
+            raise _TooManyUnits(
                 f"a step would be cut into more than {limits.most_units} units of at most "
                 f"{limits.unit_bytes / 2**20:.1f} MiB, and a plan of so many finds no room"
             )
@@ -204,12 +234,28 @@ def _fitted(
     return found
 
 
+def _shares_sums(plan: PassPlan, planned: LayerPlan) -> bool:
+    """Whether it matters to the partial sums of a layer for how many slots and workers it is cut."""
+    values, partials = plan.factored.graph.values, set(planned.layer.partials)
+    shards = Counter(made for unit in planned.units for made in unit.makes if made[0] in partials)
+    return any(
+        count > COMBINED_AT_ONCE
+        or count > 2
+        and count * region_size(region) * itemsize(values[name].dtype) > PARTIAL_SUM_BYTES
+        for (name, region), count in shards.items()
+    )
+
+
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
-    """What ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``."""
-    return {
+    """What ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
+
+    ``slots`` and ``workers`` only where they are not 1.
+    """
+    found: dict[str, object] = {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
     }
+    return found | {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
 
 
 def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
@@ -220,7 +266,14 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
         raise InputError("the stored plan belongs to another model or version; pass replan=True")
     grids = [{int(cut): int(count) for cut, count in grid.items()} for grid in frozen["grids"]]
     cutters = [layering.cutter(layer, grid) for layer, grid in zip(layers, grids, strict=True)]
-    return PassPlan(layering.factored, layering.classes, tuple(cuts), _plan_layers(cutters, layering))
+    return PassPlan(
+        layering.factored,
+        layering.classes,
+        tuple(cuts),
+        _plan_layers(cutters, layering),
+        int(frozen.get("slots", 1)),
+        int(frozen.get("workers", 1)),
+    )
 
 
 def _next_cut(layer: Layer, layering: Layering, cuts: Sequence[int]) -> int | None:

@@ -28,14 +28,12 @@ from oocdl.planning.calls import (
     made_of,
     parts_of,
 )
-from oocdl.planning.cost_model import Rates, program_seconds
+from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.planning.window_order import WindowOrder
 from oocdl.storage.cache.ledger import Claim, Ledger
 
-TASK_SECONDS = 3e-4
-"""Of Python and Dask, for each task."""
 SLOWDOWN_FACTOR = 1.2
 """Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
 for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4)."""

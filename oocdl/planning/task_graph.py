@@ -278,35 +278,64 @@ def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -
 def _combine(
     draft: _Draft, plan: PassPlan, layer: str, cell: Cell, names: Sequence[str], sums: PartialSums
 ) -> None:
-    """One call for each piece of results of a partial node that several units share."""
-    values = plan.factored.graph.values
+    """One call for each piece of results of a partial node that several units share.
+
+    Of many partial sums those of each worker of the plan are combined by a call of their own.
+    """
     regions = [region for name, region in sums.groups if name == names[0]]
+    first = len(regions)  # the number of the next call that combines some of the sums
     for number, region in enumerate(regions):
         if sums.alone(names[0], region):
             continue
-        ends = [[members[-1] for members in sums.groups[name, region]] for name in names]
-        arguments = tuple(ends[index][one][0] for one in range(len(ends[0])) for index in range(len(names)))
+        groups = [sums.ends(name, region) for name in names]
+        ends: list[tuple[tuple[TaskKey, ...], int]] = []
+        for members in zip(*groups, strict=True):
+            found = [(tuple(key for key, _ in each), each[0][1]) for each in zip(*members, strict=True)]
+            if len(groups[0]) > 1 and len(found) > 1:
+                key = TaskKey(TaskKind.COMBINE, layer, names[0], first)
+                first += 1
+                elements = sum(count for _, count in found)
+                found = [(_add_combine(draft, plan, key, cell, names, region, found), elements)]
+            ends += found
         key = TaskKey(TaskKind.COMBINE, layer, names[0], number)
-        sizes = [region_size(region) * itemsize(values[name].dtype) for name in names]
-        assert cell.combine is not None
-        draft.add(
-            CombineCall(
-                key=key,
-                position=draft.position,
-                combine=cell.combine,
-                arguments=arguments,
-                values=tuple(names),
-                counts=tuple(count for _, count in ends[0]),
-                region=region,
-                dtypes=tuple(values[name].dtype for name in names),
-                buffer_bytes=combine_buffer_bytes(sizes, cell.combine),
-            )
+        made = _add_combine(draft, plan, key, cell, names, region, ends)
+        for name, result in zip(names, made, strict=True):
+            draft.pieces.setdefault(name, []).append((region, result))
+
+
+def _add_combine(
+    draft: _Draft,
+    plan: PassPlan,
+    key: TaskKey,
+    cell: Cell,
+    names: Sequence[str],
+    region: Region,
+    ends: Sequence[tuple[tuple[TaskKey, ...], int]],
+) -> tuple[TaskKey, ...]:
+    """Add the call that combines ``ends``, each a partial result of every name and its elements.
+
+    Returns the keys of its results.
+    """
+    dtypes = tuple(plan.factored.graph.values[name].dtype for name in names)
+    assert cell.combine is not None
+    draft.add(
+        CombineCall(
+            key=key,
+            position=draft.position,
+            combine=cell.combine,
+            arguments=tuple(one for keys, _ in ends for one in keys),
+            values=tuple(names),
+            counts=tuple(count for _, count in ends),
+            region=region,
+            dtypes=dtypes,
+            buffer_bytes=combine_buffer_bytes(
+                [region_size(region) * itemsize(dtype) for dtype in dtypes], cell.combine
+            ),
         )
-        for index, name in enumerate(names):
-            made = result_key(key, name, len(names))
-            if made != key:
-                draft.calls.append(PickCall(made, key, index))
-            draft.pieces.setdefault(name, []).append((region, made))
+    )
+    made = tuple(result_key(key, name, len(names)) for name in names)
+    draft.calls += [PickCall(one, key, index) for index, one in enumerate(made) if one != key]
+    return made
 
 
 def _with_uses(call: Call, readers: dict[TaskKey, list[int]]) -> Call:

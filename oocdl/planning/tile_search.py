@@ -8,10 +8,11 @@ come last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
@@ -25,6 +26,7 @@ from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.partition.wiring import wire
 from oocdl.graph.transforms.factorize import Factored
+from oocdl.planning.cost_model import NOMINAL, Rates, program_seconds
 from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, made_bytes, unit_buffer_bytes
 
 MIN_SLAB_POSITIONS = 4
@@ -34,6 +36,8 @@ MIN_PARALLEL_FLOPS = 5e7
 MAX_EVENED_UNITS_PER_THREAD = 4
 """A layer in at most so many pieces a thread is cut until all threads have equally many: three units of
 a large layer take as long as four on two threads."""
+SHARED_CLASSES = ("batch", "space0", "space1", "space2")
+"""The classes that (nearly) all layers of a network have in common, the best to cut first."""
 MAX_LAYER_SHARDS = 1024
 """A layer in more pieces than this spends its time on overhead: the budget is too small."""
 
@@ -45,13 +49,26 @@ class Limits:
     unit_bytes: int
     """Memory that one unit may take: arrays and scratch."""
     threads: int = 1
-    """Heavy layers are cut into at least this many pieces."""
+    """Heavy layers are cut into at least this many pieces: the slots of all processes together."""
     parallel: Mapping[str, int | tuple[int, ...]] | None = None
     """At least these many pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
     cuts: Mapping[int, int] | None = None
     """At least these many pieces along cut classes, which are given by number."""
     most_units: int | None = None
     """More would need more memory for their plan than there is; None: there is enough."""
+    workers: int = 1
+    """Processes that share the units; each has partial sums of its own."""
+
+
+class LayerCost(NamedTuple):
+    """What a cut layer takes on a number of slots."""
+
+    units_seconds: float
+    """Until its units are done, if it begins on idle slots."""
+    combining_seconds: float
+    """Until their partial sums are combined, after that."""
+    work_seconds: float
+    """Of all slots together."""
 
 
 def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
@@ -79,7 +96,7 @@ def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
 
 def cut_preference(classes: Classes) -> list[int]:
     """All classes that can be cut, the best first."""
-    rank = {"batch": 0, "space0": 1, "space1": 2, "space2": 3}
+    rank = {name: place for place, name in enumerate(SHARED_CLASSES)}
     numbers = [number for number in classes.names if classes.extents[number] > 1]
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
 
@@ -108,9 +125,14 @@ class Layering:
     each grid that was tried take, for all layers that are equal but for names.
     """
 
-    def __init__(self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None) -> None:
-        """``scratch`` bounds what a program takes with the engine; None: a bound for any engine."""
-        self.factored, self.rules = factored, rules
+    def __init__(
+        self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None, rates: Rates = NOMINAL
+    ) -> None:
+        """``scratch`` bounds what a program takes with the engine; None: a bound for any engine.
+
+        ``rates`` are asked only where there are many slots.
+        """
+        self.factored, self.rules, self.rates = factored, rules, rates
         self._scratch_of: ScratchOf = scratch or partial(most_scratch, rules=rules)
         self.classes = find_classes(factored)
         self._wiring = wire(factored, heavy_nodes(factored, rules))
@@ -130,6 +152,13 @@ class Layering:
         self._largest: dict[Cut, tuple[int, int]] = {}
         self._scratch: dict[str, ProgramScratch] = {}
         self._flops: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self.slot_cuts: dict[int, list[int]] = {}
+        """Number of slots -> the classes that ``slot_search`` has found for them."""
+        self.slot_grids: dict[object, tuple[int, ...]] = {}
+        """Number of slots, and a layer whatever its names -> the grid that it has found."""
+        self.slot_costs: dict[object, LayerCost] = {}
+        """Number of slots, and a cut layer whatever its names -> what it takes there."""
 
     def layers(self, cuts: Sequence[int]) -> tuple[Layer, ...]:
         """The layers of the pass if the classes ``cuts`` may be cut."""
@@ -168,7 +197,7 @@ class Layering:
 
         The bytes are those of arrays and scratch.
         """
-        key = self._cut_of(cutter)
+        key = self.cut_key(cutter)
         if key not in self._samples:
             shards = cutter.shards()
             units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
@@ -181,7 +210,7 @@ class Layering:
 
     def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:
         """The most bytes of arrays and of scratch of any unit of the layer."""
-        key = self._cut_of(cutter)
+        key = self.cut_key(cutter)
         if key not in self._largest:
             # Units with equal programs take equal memory.
             units = {unit.program.key: unit for unit in cutter.distinct_units()}
@@ -190,7 +219,7 @@ class Layering:
 
     def units(self, cutter: LayerCutter, known: dict[Cut, tuple[LayerKind, Sequence[Unit]]]) -> list[Unit]:
         """All units of a layer; ``known``: those of others, by which equal layers need not be cut again."""
-        kind, key = self._kinds.kind_of(cutter.layer), self._cut_of(cutter)
+        kind, key = self._kinds.kind_of(cutter.layer), self.cut_key(cutter)
         if key in known:
             before, units = known[key]
             return renamed(units, cutter.layer.index, cutter.shards(), before, kind)
@@ -210,7 +239,18 @@ class Layering:
             self._flops[program.key] = program_flops(program, self.rules)
         return self._flops[program.key]
 
-    def _cut_of(self, cutter: LayerCutter) -> Cut:
+    def seconds(self, program: Program) -> float:
+        """Predicted seconds of one run of a program."""
+        if program.key not in self._seconds:
+            self._seconds[program.key] = program_seconds(program, self.rules, self.rates)
+        return self._seconds[program.key]
+
+    def touch_key(self, layer: Layer) -> Cut:
+        """Equal for layers that are equal but for names, and may be cut along the same letters."""
+        return self._kinds.cut_of(layer, dict.fromkeys(sorted(layer.touched), 2))
+
+    def cut_key(self, cutter: LayerCutter) -> Cut:
+        """Equal for layers that are equal but for names, and equally cut."""
         return self._kinds.cut_of(cutter.layer, cutter.grid)
 
 
@@ -222,6 +262,8 @@ class TileSearch:
     limits: Limits
     requested: Mapping[int, int]
     """Cut class -> at least so many pieces."""
+    for_slots: Callable[[Layer, Grid], LayerCutter] | None = None
+    """Cuts a layer for many slots, given the least pieces of each class; None: there are few."""
 
     def fit_samples(self, layer: Layer) -> tuple[LayerCutter, int]:
         """The coarsest grid whose sample units fit, and the bytes of the largest of these.
@@ -238,10 +280,11 @@ class TileSearch:
 
     def _fit_samples_in(self, layer: Layer, order: Sequence[int]) -> tuple[LayerCutter, int]:
         """``fit_samples`` where each class is cut to the end before the next, in the given order."""
-        cutter = self.layering.cutter(layer, {cut: self.requested.get(cut, 1) for cut in layer.touched})
+        least = {cut: self.requested.get(cut, 1) for cut in layer.touched}
+        cutter = (self.for_slots or self.layering.cutter)(layer, least)
         peak, flops = self.layering.sample_units(cutter)
         pieces = cutter.count
-        if pieces < self.limits.threads and flops > MIN_PARALLEL_FLOPS:
+        if self.for_slots is None and pieces < self.limits.threads and flops > MIN_PARALLEL_FLOPS:
             finer = self.finer(cutter, self.limits.threads / pieces, order)
             if finer is not None:
                 cutter = finer

@@ -237,8 +237,9 @@ def _check(body: Any) -> None:
     numerics = plans.pop("numerics", None)
     need(isinstance(numerics, dict) and set(numerics) == set(plans))
     for plan in plans.values():
-        need(isinstance(plan, dict) and set(plan) == {"cuts", "grids", "rounded"})
-        need(all(isinstance(part, list) for part in plan.values()))
+        need(isinstance(plan, dict) and set(plan) - {"slots", "workers"} == {"cuts", "grids", "rounded"})
+        need(all(is_count(plan.get(many, 1), 1) for many in ("slots", "workers")))
+        need(all(isinstance(plan[part], list) for part in ("cuts", "grids", "rounded")))
         need(
             all(is_count(cut, 0) for cut in plan["cuts"]) and all(isinstance(n, str) for n in plan["rounded"])
         )

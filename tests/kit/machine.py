@@ -27,6 +27,9 @@ class Small:
     over_bytes: int | None = None
     """While units run the process is counted as so much larger than the guard lets it be."""
 
+    slots: tuple[int, int] | None = None
+    """Planned for so many threads of a process, and so many processes."""
+
     def job(self, model: str | Path, dataset: Any, **options: Any) -> Job:
         """The job of a call of ``fit``, on this machine."""
         how = {name: value for name, value in options.items() if name not in RUN}
@@ -40,6 +43,8 @@ class Small:
             machine = replace(machine, base_bytes=base, capacity_bytes=left, **sizes)
         if self.capacity_bytes is not None:
             machine = replace(machine, capacity_bytes=self.capacity_bytes)
+        if self.slots is not None:
+            machine = replace(machine, threads=self.slots[0], workers=self.slots[1])
         if self.over_bytes is not None:
             later = machine.guard().most_bytes + self.over_bytes
             machine = replace(machine, running_bytes=lambda: later)

@@ -1,0 +1,57 @@
+"""How far a pass can be faster on more slots: its list schedule, as if memory and moving cost nothing.
+
+Slots are the threads of all processes together. A ready call starts as soon as a slot is free, in the
+plan's order. What comes out is a bound for any placement: a plan that is not cut enough shows here.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.planning.calls import CombineCall, UnitCall, parts_of
+from oocdl.planning.cost_model import Rates, program_seconds
+from oocdl.planning.task_graph import TaskGraph
+
+
+def call_seconds(graph: TaskGraph, rates: Rates, rules: Rules) -> list[float]:
+    """Predicted seconds of every call on one thread, in the order of ``graph.calls``; picks take none."""
+    known: dict[str, float] = {}
+    found = []
+    for call in graph.calls:
+        if isinstance(call, UnitCall):
+            program = call.unit.program
+            if program.key not in known:
+                known[program.key] = program_seconds(program, rules, rates)
+            found.append(known[program.key])
+        elif isinstance(call, CombineCall):
+            found.append(sum(nbytes for _, nbytes in parts_of(call)) / rates.copy_bytes_per_second)
+        else:
+            found.append(0.0)
+    return found
+
+
+def ideal_seconds(graph: TaskGraph, slots: int, rates: Rates, rules: Rules) -> float:
+    """Predicted seconds of a pass on ``slots`` threads, were nothing moved and were there memory for all."""
+    seconds = call_seconds(graph, rates, rules)
+    number = {call.key: place for place, call in enumerate(graph.calls)}
+    missing, readers = [0] * len(seconds), [list[int]() for _ in seconds]
+    for place, call in enumerate(graph.calls):
+        sources = call.arguments if isinstance(call, UnitCall | CombineCall) else (call.source,)
+        for source in {number[key] for key in sources if key in number}:
+            readers[source].append(place)
+            missing[place] += 1
+    ready = [place for place, count in enumerate(missing) if not count]
+    heapify(ready)
+    running: list[tuple[float, int]] = []
+    now = 0.0
+    while ready or running:
+        while ready and len(running) < slots:
+            place = heappop(ready)
+            heappush(running, (now + seconds[place], place))
+        now, done = heappop(running)
+        for reader in readers[done]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, reader)
+    return now
