@@ -42,6 +42,7 @@ FLOORS = (
     (
         Room("report", "the plan as text and picture, progress", PEOPLE, 3),
         Room("testing", "runs any graph, cut", PEOPLE, 1.3),
+        Room("cluster", "jobs of Slurm, PBS, …", PEOPLE, 1.4),
         Room("pytorch", "modules to files, and back", PEOPLE, 1.7),
     ),
     (Room("runtime", "passes: sessions, Dask tasks, our own scheduler", COMPUTE),),

@@ -4,7 +4,7 @@
 >>> run = oocdl.fit("unet.onnx", "brain.zarr", memory="2GiB")  # doctest: +SKIP
 """
 
-from oocdl import errors, events, losses, ops, optim
+from oocdl import cluster, errors, events, losses, ops, optim
 from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.storage.run.repair import repair
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Plan",
     "Run",
+    "cluster",
     "errors",
     "events",
     "fit",

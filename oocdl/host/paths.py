@@ -41,5 +41,11 @@ def cache_folder() -> Path:
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "oocdl"
 
 
+def state_folder() -> Path:
+    """Return oocdl's folder for what outlives a process (``$XDG_STATE_HOME`` or ``~/.local/state``)."""
+    root = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".local" / "state") / "oocdl"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."

@@ -1,0 +1,5 @@
+"""Workers as jobs of a batch system, through dask-jobqueue: ``oocdl.cluster.slurm(nodes=4, ...)``."""
+
+from oocdl.cluster.systems import htcondor, lsf, pbs, sge, slurm
+
+__all__ = ["htcondor", "lsf", "pbs", "sge", "slurm"]

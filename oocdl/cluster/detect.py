@@ -1,0 +1,183 @@
+"""Writes a site file from what this machine tells: the batch system, its queue, nodes, disk and network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oocdl.cluster.options import TAKERS, walltime_text
+from oocdl.cluster.site import SITE_VARIABLE, SYSTEM_SITE, SYSTEMS, user_site
+from oocdl.errors import InputError
+from oocdl.storage.cache.spill_store import MEMORY_FILESYSTEMS
+from oocdl.storage.files import filesystem
+
+ASK_SECONDS = 10.0
+"""So long a command of a batch system may take; what is not known by then is left to the admin."""
+LOCAL_DISKS = ("/localscratch", "/lscratch", "/scratch/local", "/local/scratch", "/local")
+"""Where sites put disks of nodes; this machine is taken to be like them."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What could be found out; a key that is not there is for the admin to fill in."""
+
+    system: str
+    values: Mapping[str, str | int] = field(default_factory=dict)
+
+
+def find_site() -> Found:
+    """Find the batch system whose commands are here; InputError if there is none."""
+    if shutil.which("sbatch"):
+        return Found("slurm", {**_slurm(), **_disk()})
+    if shutil.which("qsub"):
+        # Both have qsub; only SGE has qconf.
+        is_sge = bool(shutil.which("qconf") or os.environ.get("SGE_ROOT"))
+        return Found(
+            "sge" if is_sge else "pbs", {**_first("qconf -sql" if is_sge else "qstat -Q"), **_disk()}
+        )
+    if shutil.which("bsub"):
+        return Found("lsf", {**_first("bqueues -noheader -o queue_name"), **_disk()})
+    if shutil.which("condor_submit"):
+        return Found("htcondor", _disk())
+    raise InputError(
+        "there is no batch system here (none of sbatch, qsub, bsub, condor_submit): run this on a login node"
+    )
+
+
+def site_text(found: Found) -> str:
+    """Write a site file: what was found, and as comments what an admin may add."""
+    examples: dict[str, tuple[str, str | int | bool | list[str]]] = {
+        "queue": ("queue, or partition", "long"),
+        "account": ("who pays; users may give their own", "project"),
+        "cores": ("of a job: one worker with so many threads", 16),
+        "memory": ("of a job", "60GB"),
+        "walltime": ("of a job; a job that has ended is submitted again", "08:00:00"),
+        "spill": ("folder on a disk of the node; default: $TMPDIR of the job, or /tmp", "/lscratch/$USER"),
+        "disk": ("room on that disk that a job asks for", "50GB"),
+        "interface": ("network interface of the nodes; default: workers listen at all", "ib0"),
+        "scheduler_interface": ("network interface of login nodes that nodes reach them by", "eth0"),
+        "resources": ("for -l, instead of what is derived from cores and memory", "mem_free=60G"),
+        "parallel_environment": ("that gives cores of one host", "smp"),
+        "prologue": ("shell lines of each job before its worker", ["module load gcc"]),
+        "directives": ("further directives of each job, without prefix", ["--constraint=skylake"]),
+        "shared": ("folder that all nodes see, for keys and logs; default: ~/.local/state/oocdl", "~/oocdl"),
+        "tls": ("encrypt and authenticate all connections", True),
+    }
+    lines = [
+        "# oocdl's site file: defaults for `oocdl fit --cluster` and `oocdl.cluster` on this machine.",
+        "# What a user gives goes before what stands here. Without # in front: found on this machine.",
+        "",
+        f"[{found.system}]",
+    ]
+    for key, (comment, example) in examples.items():
+        if found.system in TAKERS.get(key, SYSTEMS):
+            known = key in found.values
+            value = found.values[key] if known else example
+            lines.append(f"{'' if known else '# '}{key} = {_toml(value)}  # {comment}")
+    return "\n".join(lines) + "\n"
+
+
+def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Found]:
+    """Find the site, and write its file; returns where, and what was found.
+
+    ``path``: default ``$OOCDL_SITE``, else the system's where this user may write it, else the user's own.
+    Raises InputError if there is no batch system, if there is a file (unless ``force``), or if it cannot be
+    written.
+    """
+    target = path or _default_path()
+    if target.exists() and not force:
+        raise InputError(f"there is a site file {target} already; --force writes another over it")
+    found = find_site()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(site_text(found))
+    except OSError as error:
+        raise InputError(f"the site file {target} cannot be written: {error.strerror}") from None
+    return target, found
+
+
+def _default_path() -> Path:
+    named = os.environ.get(SITE_VARIABLE)
+    if named:
+        return Path(named)
+    there = next(parent for parent in SYSTEM_SITE.parents if parent.exists())
+    return SYSTEM_SITE if os.access(there, os.W_OK) else user_site()
+
+
+def _toml(value: str | int | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _ask(command: str) -> list[str]:
+    """Lines that a command prints; none if it fails, or takes too long."""
+    try:
+        done = subprocess.run(
+            command.split(), capture_output=True, text=True, timeout=ASK_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _first(command: str) -> dict[str, str | int]:
+    """The first queue that a command lists, after a heading if it underlines one."""
+    lines = _ask(command)
+    ruled = [number for number, line in enumerate(lines) if set(line) <= set("- ")]
+    names = [line.split()[0] for line in lines[ruled[0] + 1 if ruled else 0 :]]
+    return {"queue": names[0]} if names else {}
+
+
+def _slurm() -> dict[str, str | int]:
+    """Of the default partition: its name, what its smallest node has, its longest walltime; the network."""
+    rows = [line.split() for line in _ask("sinfo -h -N -o %P@%c@%m@%l@%o")]
+    nodes = [row[0].split("@") for row in rows if len(row) == 1 and row[0].count("@") == 4]
+    chosen = [node for node in nodes if node[0].endswith("*")] or nodes[:1]
+    if not chosen:
+        return {}
+    name, _, _, limit, address = chosen[0]
+    found: dict[str, str | int] = {
+        "queue": name.rstrip("*"),
+        "cores": min(_number(node[1]) for node in chosen),
+        "memory": f"{min(_number(node[2]) for node in chosen)}MiB",
+    }
+    if limit[0].isdigit():
+        found["walltime"] = (
+            limit if limit.count(":") == 2 else walltime_text(_number(limit.split(":")[0]) * 60)
+        )
+    interface = interface_to(address)
+    return found if interface is None else {**found, "scheduler_interface": interface}
+
+
+def _number(text: str) -> int:
+    return int(text.rstrip("+"))
+
+
+def _disk() -> dict[str, str | int]:
+    """A disk of this machine by a name that disks of nodes usually have."""
+    for folder in map(Path, LOCAL_DISKS):
+        if folder.is_dir() and os.access(folder, os.W_OK) and filesystem(folder) not in MEMORY_FILESYSTEMS:
+            return {"spill": f"{folder}/$USER"}
+    return {}
+
+
+def interface_to(host: str) -> str | None:
+    """Name the network interface by which this machine reaches a host; None if it does not."""
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return None
+    match = re.search(r" dev (\S+)", " ".join(_ask(f"ip -o route get {address}")))
+    return match[1] if match and match[1] != "lo" else None

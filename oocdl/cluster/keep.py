@@ -1,0 +1,124 @@
+"""Keeps a cluster at its number of jobs: what is lost is submitted again.
+
+dask-jobqueue does not do that. ``scale`` starts nothing anew, and ``adapt`` notices a lost job only after
+``distributed.deploy.lost-worker-timeout``, when it cancels the job of a worker that its nanny may be
+starting again. Here a job counts as lost when its worker is gone and its nanny does not answer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from distributed import Scheduler
+from distributed.comm.addressing import get_address_host_port
+from distributed.core import Status
+from distributed.deploy.adaptive import Adaptive
+from distributed.deploy.spec import ProcessInterface
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+SHORT_LIFE_SECONDS = 60.0
+"""A job that was lost sooner is likely to be lost again: the next one waits, each time twice as long."""
+LONGEST_PAUSE_SECONDS = 300.0
+LOST_WORKER_SECONDS = 600
+"""A nanny that answers has so long to bring its worker back before the job is given up."""
+
+
+class Watch(SchedulerPlugin):
+    """Notes which workers have come, and undoes what was done for a cluster when its scheduler closes.
+
+    That is after its jobs: keys are deleted, Dask's configuration is as it was.
+    """
+
+    name = "oocdl-jobs"
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+        self.nannies: dict[str, str] = {}
+        """Address of the nanny, by name of the worker."""
+        self.came: dict[str, float] = {}
+        """When a job's worker first came."""
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Note a worker, by its address."""
+        state = scheduler.workers[worker]
+        self.nannies[str(state.name)] = state.nanny or worker
+        self.came.setdefault(str(state.name), time.monotonic())
+
+    def forget(self, name: str) -> float:
+        """Forget the job of a worker that is gone; returns how many seconds its worker was known."""
+        self.nannies.pop(name, None)
+        now = time.monotonic()
+        return now - self.came.pop(name, now)
+
+    async def close(self) -> None:
+        """Undo."""
+        self._undo.close()
+
+
+class KeepJobs(Adaptive):
+    """Dask's ``Adaptive`` with one goal, ``minimum`` jobs, whatever there is to do."""
+
+    cluster: Any
+
+    def __init__(self, *args: Any, watch: Watch, **kwargs: Any) -> None:
+        self._watch = watch
+        self._short_lives = 0
+        self._paused_until = 0.0
+        super().__init__(*args, **kwargs)
+
+    async def target(self) -> int:
+        """Return the number of jobs that there should be."""
+        return self.minimum
+
+    async def recommendations(self, target: int) -> dict[str, Any]:
+        """Give up jobs that are lost, and tell how many there should be."""
+        gone = await self._gone()
+        for name in gone:
+            job = self.cluster.workers[name]
+            if job.job_id is None:
+                forget_refused(job)
+            logger.warning("oocdl: job %s is gone (worker %s); it is submitted again", job.job_id, name)
+            self._pause(self._watch.forget(name))
+        if gone:
+            await self.cluster.scale_down(gone)
+        if time.monotonic() < self._paused_until:
+            return {"status": "same"}
+        found: dict[str, Any] = await super().recommendations(target)
+        return found
+
+    async def _gone(self) -> list[str]:
+        """Names of workers whose jobs have ended, or could not be submitted."""
+        present = {str(worker.name) for worker in self.cluster.scheduler.workers.values()}
+        missing = [name for name in self.cluster.requested if name not in present]
+        refused = [name for name in missing if self.cluster.workers[name].job_id is None]
+        lost = [name for name in missing if name in self._watch.nannies and name not in refused]
+        answers = await asyncio.gather(*(_answers(self._watch.nannies[name]) for name in lost))
+        return [*refused, *(name for name, answered in zip(lost, answers, strict=True) if not answered)]
+
+    def _pause(self, lived_seconds: float) -> None:
+        self._short_lives = self._short_lives + 1 if lived_seconds < SHORT_LIFE_SECONDS else 0
+        if self._short_lives > 1:
+            self._paused_until = time.monotonic() + min(2.0**self._short_lives, LONGEST_PAUSE_SECONDS)
+
+
+def forget_refused(job: ProcessInterface) -> None:
+    """Let a cluster close although the batch system has refused one of its jobs."""
+    job.status = Status.failed
+
+
+async def _answers(address: str) -> bool:
+    """Whether somebody listens at an address of Dask."""
+    host, port = get_address_host_port(address)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

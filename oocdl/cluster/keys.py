@@ -1,0 +1,105 @@
+"""TLS for one cluster: a certificate authority of its own, and keys that it alone has signed.
+
+Dask takes its authority for the only proof of who somebody is, so each cluster has another. The
+authority's key is never written and forgotten at once. The scheduler's and client's keys stay in memory;
+those of workers are in files that their jobs read: folder 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from distributed.security import Security
+
+from oocdl.errors import InputError
+
+VALID_DAYS = 366
+CLOCKS_DAYS = 1
+"""Clocks of nodes may be behind by so much."""
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "worker-cert.pem", "worker-key.pem"
+
+
+class _Pair(NamedTuple):
+    """A private key, and the certificate for its public one."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    def key_text(self) -> str:
+        """The private key, as PEM."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode()
+
+    def certificate_text(self) -> str:
+        """The certificate, as PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def make_keys(shared: Path) -> tuple[Path, Security]:
+    """Make the keys of a cluster; returns the folder of those that are files, and all of them for Dask.
+
+    Raises InputError if the folder cannot be made.
+    """
+    folder = shared / f"keys-{secrets.token_hex(8)}"
+    authority = _pair("oocdl-authority", None)
+    here, worker = _pair("oocdl-client", authority), _pair("oocdl-worker", authority)
+    texts = {
+        CA_FILE: authority.certificate_text(),
+        CERTIFICATE_FILE: worker.certificate_text(),
+        KEY_FILE: worker.key_text(),
+    }
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        for name, text in texts.items():
+            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+    except OSError as error:
+        raise InputError(
+            f"keys cannot be written to {shared} ({error.strerror}); name a folder that all nodes see "
+            "with shared="
+        ) from None
+    return folder, security_of(folder, here.key_text(), here.certificate_text())
+
+
+def security_of(folder: Path | str, key: str = "", certificate: str = "") -> Security:
+    """Return what Dask needs: the files of a folder for workers, a key and certificate for the other two."""
+    return Security(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=f"{folder}/{CA_FILE}",
+        tls_worker_key=f"{folder}/{KEY_FILE}",
+        tls_worker_cert=f"{folder}/{CERTIFICATE_FILE}",
+        tls_scheduler_key=key,
+        tls_scheduler_cert=certificate,
+        tls_client_key=key,
+        tls_client_cert=certificate,
+    )
+
+
+def _pair(name: str, issuer: _Pair | None) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=CLOCKS_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+    )
+    return _Pair(key, builder.sign(key if issuer is None else issuer.key, hashes.SHA256()))

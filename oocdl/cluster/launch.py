@@ -1,0 +1,210 @@
+"""Builds dask-jobqueue's cluster objects from ``JobSettings``, and submits their jobs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from math import ceil
+from typing import Any
+
+import dask
+from dask_jobqueue.htcondor import HTCondorCluster
+from dask_jobqueue.lsf import LSFCluster
+from dask_jobqueue.pbs import PBSCluster
+from dask_jobqueue.sge import SGECluster
+from dask_jobqueue.slurm import SLURMCluster
+from distributed.utils import get_ip, get_ip_interface
+
+from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refused
+from oocdl.cluster.keys import make_keys, security_of
+from oocdl.cluster.options import TUNNEL_PORT, JobSettings, walltime_text
+from oocdl.errors import InputError
+
+CLUSTERS: dict[str, Any] = {
+    "slurm": SLURMCluster,
+    "pbs": PBSCluster,
+    "sge": SGECluster,
+    "lsf": LSFCluster,
+    "htcondor": HTCondorCluster,
+}
+DEATH_TIMEOUT_SECONDS = 180
+"""So long a worker looks for its scheduler, and a nanny waits for its worker, before the job ends."""
+LOOPBACK = "127.0.0.1"
+PROXY_ROUTES = "distributed.http.proxy"
+"""Lets whoever sees the dashboard reach every worker through it."""
+
+
+def script(settings: JobSettings) -> str:
+    """Return the script of the first job, with what is known only at the start in angle brackets."""
+    kind = CLUSTERS[settings.system]
+    protocol = "tls" if settings.tls else "tcp"
+    arguments = job_arguments(settings)
+    if settings.tls:
+        arguments |= {"protocol": "tls://", "security": security_of("<keys>")}
+    text: str = kind.job_cls(f"{protocol}://<scheduler>", name=f"{kind.__name__}-0", **arguments).job_script()
+    return text
+
+
+def start(settings: JobSettings) -> Any:
+    """Start a scheduler here, submit all jobs, and keep their number.
+
+    Raises InputError if the batch system is not here, or refuses a job.
+    """
+    kind = CLUSTERS[settings.system]
+    submit = kind.job_cls.submit_command.split()[0]
+    if shutil.which(submit) is None:
+        raise InputError(
+            f"there is no {submit} here: start where jobs of {settings.system} are submitted (a login node)"
+        )
+    with ExitStack() as undo:
+        security = None
+        if settings.tls:
+            folder, security = make_keys(settings.shared)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        undo.enter_context(
+            dask.config.set({"distributed.deploy.lost-worker-timeout": f"{LOST_WORKER_SECONDS}s"})
+        )
+        host, port = _scheduler_host(settings), free_port()
+        with dask.config.set(dashboard_settings(port)):
+            cluster = kind(
+                security=security,
+                scheduler_options={"host": host, "dashboard_address": f"{LOOPBACK}:{port}"},
+                **job_arguments(settings),
+            )
+        watch = Watch(undo.pop_all())
+        cluster.scheduler.add_plugin(watch)
+    try:
+        submit_all(cluster, settings.nodes)
+    except BaseException:
+        cluster.close()
+        raise
+    jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
+    cluster.adapt(Adaptive=KeepJobs, watch=watch, interval="1s", **jobs)
+    return cluster
+
+
+def submit_all(cluster: Any, nodes: int) -> None:
+    """Submit jobs, one for each node; InputError with the batch system's own words if it refuses one."""
+    for _ in range(nodes):
+        cluster.worker_spec.update(cluster.new_worker_spec())
+
+    async def submitted() -> str | None:
+        try:  # unlike ``scale``, which logs what goes wrong and goes on
+            await cluster
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    refusal = cluster.sync(submitted)
+    for job in cluster.workers.values():
+        if job.job_id is None:
+            forget_refused(job)
+    if refusal is not None:
+        said = refusal.partition("stderr:")[2] or refusal
+        raise InputError(f"{cluster.job_cls.submit_command.split()[0]} refuses the job: {said.strip()}")
+
+
+def job_arguments(settings: JobSettings) -> dict[str, Any]:
+    """What dask-jobqueue is told of a job; what nobody has said is left to its own configuration."""
+    worker = {
+        "--lifetime": f"{settings.lifetime_seconds}s",
+        "--lifetime-stagger": f"{settings.stagger_seconds}s",
+        "--dashboard-address": f"{LOOPBACK}:0",
+    }
+    common = {
+        "job_name": "oocdl",
+        "cores": settings.cores,
+        "memory": memory_bytes(settings.memory_bytes),
+        "processes": 1,
+        "nanny": True,
+        "python": shlex.quote(settings.python or sys.executable),
+        "local_directory": f'"{settings.spill}"',
+        "death_timeout": DEATH_TIMEOUT_SECONDS,
+        "interface": settings.interface,
+        "worker_extra_args": [word for pair in worker.items() for word in pair],
+        "job_script_prologue": list(settings.prologue) or None,
+        "job_extra_directives": list(settings.directives) or None,
+        "log_directory": str(settings.shared / "logs"),
+    }
+    return {name: value for name, value in {**common, **_own(settings)}.items() if value is not None}
+
+
+def _own(settings: JobSettings) -> Mapping[str, Any]:
+    """What only some batch systems are told, or by other names."""
+    walltime = walltime_text(settings.walltime_seconds)
+    extra = list(settings.directives)
+    match settings.system:
+        case "slurm":
+            extra += [] if settings.disk_bytes is None else [f"--tmp={ceil(settings.disk_bytes / 2**20)}M"]
+            own: dict[str, Any] = {"account": settings.account, "job_extra_directives": extra or None}
+        case "pbs":
+            own = {"account": settings.account, "resource_spec": settings.resources}
+        case "sge":
+            extra.insert(0, f"-pe {settings.parallel_environment} {settings.cores}")
+            memory = f"mem_free={settings.memory_bytes >> 20}M"
+            own = {"project": settings.account, "resource_spec": settings.resources or memory}
+            own["job_extra_directives"] = extra
+        case "lsf":
+            walltime = f"{settings.walltime_seconds // 3600:02d}:{settings.walltime_seconds // 60 % 60:02d}"
+            own = {"project": settings.account}
+        case _:
+            directives = dict(line.partition("=")[::2] for line in extra)
+            seconds = settings.walltime_seconds
+            late = f"(JobStatus == 2) && (time() - EnteredCurrentStatus > {seconds})"
+            directives = {"periodic_remove": late, **directives}
+            if settings.account is not None:
+                directives["accounting_group"] = settings.account
+            return {"disk": settings.disk_bytes, "job_extra_directives": directives}
+    return {"queue": settings.queue, "walltime": walltime, **own}
+
+
+def memory_bytes(asked_bytes: int) -> int:
+    """Return at most what is asked, so that dask-jobqueue, which writes two decimals, rounds nothing up.
+
+    >>> memory_bytes(60 * 10**9) / 2**30
+    55.87...
+    """
+    unit = max((1 << shift for shift in (0, 10, 20, 30, 40) if asked_bytes >= 0.9 * (1 << shift)), default=1)
+    return ceil(int(asked_bytes / unit * 100) * unit / 100) if unit > 1 else asked_bytes
+
+
+def _scheduler_host(settings: JobSettings) -> str:
+    """The address that workers reach this machine by, and the only one that the scheduler listens at."""
+    name = settings.scheduler_interface or settings.interface
+    if name is None:
+        address: str = get_ip()  # type: ignore[no-untyped-call]
+        return address
+    try:
+        address = get_ip_interface(name)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise InputError(
+            f"this machine has no network interface '{name}' with an address: {error}; name the one that "
+            "nodes reach it by with scheduler_interface"
+        ) from None
+    return address
+
+
+def dashboard_settings(port: int) -> dict[str, Any]:
+    """Dask's configuration for a dashboard that answers its own page only: here, or through the tunnel."""
+    hosts = (LOOPBACK, "localhost")
+    routes = [
+        route for route in dask.config.get("distributed.scheduler.http.routes") if route != PROXY_ROUTES
+    ]
+    return {
+        "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin": [
+            f"{host}:{number}" for host in hosts for number in dict.fromkeys((port, TUNNEL_PORT))
+        ],
+        "distributed.scheduler.http.routes": routes,
+    }
+
+
+def free_port() -> int:
+    """Return a port of this machine's own address that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port

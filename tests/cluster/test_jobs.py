@@ -1,0 +1,259 @@
+"""Jobs of five batch systems, by commands that look like theirs: scripts, ends, keys, what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import ssl
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import dask
+import pytest
+from distributed import Client
+from distributed.security import Security
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
+
+import oocdl.cluster
+from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
+from oocdl.cluster.launch import memory_bytes
+from oocdl.cluster.options import job_settings
+from oocdl.cluster.systems import dashboard_hint, job_script
+from oocdl.errors import InputError
+from tests.kit.batch import Batch
+
+JOB: dict[str, Any] = {"cores": 1, "memory": "1GiB", "walltime": "00:30:00"}
+OWN: dict[str, dict[str, Any]] = {
+    "slurm": {"queue": "long", "account": "brain", "disk": "50GiB", "directives": ["--constraint=sky"]},
+    "pbs": {"queue": "long", "account": "brain"},
+    "sge": {"queue": "long", "account": "brain"},
+    "lsf": {"queue": "long", "account": "brain"},
+    "htcondor": {"account": "brain", "disk": "50GiB", "directives": ["rank=Memory"]},
+}
+ASKS = {
+    "slurm": [
+        "#SBATCH --cpus-per-task=1", "--mem=1G", "-t 00:30:00", "-p long", "-A brain", "--tmp=51200M",
+        "--constraint=sky",
+    ],
+    "pbs": ["#PBS -l select=1:ncpus=1:mem=1024MB", "-l walltime=00:30:00", "-q long", "-A brain"],
+    "sge": ["#$ -pe smp 1", "-l mem_free=1024M", "-l h_rt=00:30:00", "-q long", "-P brain"],
+    "lsf": ["#BSUB -n 1", "-M 1073742", "-W 00:30", "-q long", '-P "brain"'],
+    "htcondor": [
+        "MY.DaskWorkerCores = 1", "MY.DaskWorkerMemory = 1073741824", "MY.DaskWorkerDisk = 53687091200",
+        "EnteredCurrentStatus > 1800)", "accounting_group = brain", "rank = Memory",
+    ],
+}  # fmt: skip
+
+
+def batch(tmp_path: Path, patch: pytest.MonkeyPatch, system: str = "slurm", runs: bool = False) -> Batch:
+    made = Batch(tmp_path / "batch", system, runs)
+    made.use(patch)
+    return made
+
+
+@pytest.mark.parametrize("system", OWN)
+def test_what_is_shown_is_what_is_submitted_and_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    here = batch(tmp_path, monkeypatch, system)
+    options = {**JOB, **OWN[system], "prologue": ["module load gcc"], "spill": "/scratch/$USER", "nodes": 2}
+    shown = job_script(system, options)
+    assert here.scripts() == [] and here.keys() == []
+    with getattr(oocdl.cluster, system)(**options) as cluster:
+        address, keys = cluster.scheduler_address, here.keys()
+        assert len(keys) == 1 and address.startswith("tls://")
+        submitted = [
+            script.replace(address, "tls://<scheduler>").replace(str(keys[0]), "<keys>")
+            for script in here.scripts()
+        ]
+    assert sorted(submitted) == [shown, shown.replace("Cluster-0", "Cluster-1")]
+    ends = [".0"] if system == "htcondor" else [""]
+    assert here.cancelled() == [f"{number}{end}" for number in (1, 2) for end in ends]
+    assert here.keys() == []
+    for asked in (*ASKS[system], "module load gcc", "--nthreads 1", "--memory-limit 1.00GiB", "--nanny"):
+        assert asked in shown, asked
+    # 1800 s less a tenth, less 3 % by which workers leave earlier or later
+    assert "--lifetime 1566s --lifetime-stagger 54s" in shown and "--death-timeout 180" in shown
+    assert re.search(r'--local-directory "+/scratch/\$USER"', shown)
+    assert "--dashboard-address 127.0.0.1:0" in shown
+
+
+def test_nothing_listens_beyond_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch(tmp_path, monkeypatch)
+    with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
+        scheduler = cluster.scheduler
+        assert scheduler.address.startswith("tls://127.0.0.1:")
+        bound = {kept.getsockname()[0] for kept in scheduler.http_server._sockets.values()}
+        assert bound == {"127.0.0.1"}
+        command, page = dashboard_hint(cluster)
+        assert re.fullmatch(r"ssh -L 8787:127.0.0.1:(\d+) \S+@\S+", command)
+        assert f":{scheduler.http_server.port} " in command and page == "http://127.0.0.1:8787/status"
+        with pytest.raises(HTTPError, match="404"):  # it would reach any worker from here
+            urlopen(f"http://127.0.0.1:{scheduler.http_server.port}/proxy/80/127.0.0.1/status")
+
+        def code(origin: str) -> int:
+            request = HTTPRequest(
+                f"ws://127.0.0.1:{scheduler.http_server.port}/status/ws", headers={"Origin": origin}
+            )
+
+            async def connect() -> int:
+                try:
+                    (await websocket_connect(request, subprotocols=["bokeh", "none"])).close()
+                except HTTPClientError as error:
+                    return error.code
+                return 101
+
+            return int(cluster.sync(connect))
+
+        assert code("http://127.0.0.1:8787") == 101 and code("http://localhost:8787") == 101
+        assert code("http://evil.example") == 403 and code("http://127.0.0.1:8788") == 403
+
+
+def test_configuration_of_dask_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch(tmp_path, monkeypatch)
+    names = (
+        "distributed.deploy.lost-worker-timeout",
+        "distributed.scheduler.http.routes",
+        "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin",
+    )
+    before = [dask.config.get(name) for name in names]
+    with oocdl.cluster.slurm(**JOB):
+        assert dask.config.get(names[0]) == "600s"
+        assert [dask.config.get(name) for name in names[1:]] == before[1:]
+    assert [dask.config.get(name) for name in names] == before
+
+
+def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = batch(tmp_path, monkeypatch)
+    with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
+        with Client(cluster) as client:
+            assert client.scheduler_info()["workers"] == {}
+        _, strangers = make_keys(tmp_path / "strangers")
+        plain = Security()
+        for security, address in (
+            (strangers, cluster.scheduler_address),
+            (plain, cluster.scheduler_address.replace("tls", "tcp")),
+        ):
+            with pytest.raises((OSError, TimeoutError)):
+                Client(address, security=security, timeout=1)
+        folder = here.keys()[0]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == dict.fromkeys(
+            (CA_FILE, CERTIFICATE_FILE, KEY_FILE), 0o600
+        )
+        assert "PRIVATE" not in (folder / CA_FILE).read_text()  # nobody can sign another key
+        context = ssl.create_default_context(cafile=str(folder / CA_FILE))
+        context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+
+
+def test_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = batch(tmp_path, monkeypatch)
+    with oocdl.cluster.slurm(**JOB, tls=False) as cluster:
+        assert cluster.scheduler_address.startswith("tcp://") and here.keys() == []
+        assert "--tls" not in here.scripts()[0]
+
+
+def test_an_error_cancels_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = batch(tmp_path, monkeypatch)
+    with pytest.raises(ZeroDivisionError), oocdl.cluster.slurm(**JOB, nodes=3):
+        raise ZeroDivisionError
+    assert here.cancelled() == ["1", "2", "3"] and here.keys() == []
+
+
+def test_a_job_that_is_refused_is_an_error_with_the_words_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = batch(tmp_path, monkeypatch)
+    here.refuse("sbatch: error: invalid account or account/partition combination specified\n")
+    with pytest.raises(InputError, match=r"^sbatch refuses the job: sbatch: error: invalid account"):
+        oocdl.cluster.slurm(**JOB, nodes=2)
+    assert here.keys() == [] and here.cancelled() == []
+
+
+def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = batch(tmp_path, monkeypatch)
+    with pytest.raises(InputError, match=r"there is no condor_submit here: .* \(a login node\)"):
+        oocdl.cluster.htcondor(**JOB, disk="1GiB")
+    with pytest.raises(InputError, match="no network interface 'ib7' .*scheduler_interface"):
+        oocdl.cluster.slurm(**JOB, interface="ib7")
+    assert here.keys() == []
+    for name in [name for name in sys.modules if name.startswith(("dask_jobqueue", "oocdl.cluster.launch"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    with pytest.raises(InputError, match=r"dask_jobqueue.* pip install 'oocdl\[cluster\]'"):
+        oocdl.cluster.slurm(**JOB)
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "words"),
+    [
+        ("slurm", {"cores": 0}, "cores must be a whole number of at least 1, got 0"),
+        ("slurm", {"nodes": True}, "nodes must be"),
+        ("slurm", {"memory": "much"}, "not a size"),
+        ("slurm", {"walltime": "8h"}, "HH:MM:SS"),
+        ("slurm", {"walltime": "00:00:30"}, "too short"),
+        ("slurm", {"walltime": None}, "needs walltime"),
+        ("slurm", {"queue": "long\n#SBATCH --array=0-999"}, "one line"),
+        ("slurm", {"prologue": "module load gcc"}, "list of lines"),
+        ("slurm", {"ques": "long"}, "did you mean 'queue'"),
+        ("slurm", {"shared": "/my files"}, "shells of jobs"),
+        ("slurm", {"tls": 1}, "tls must be True or False"),
+        ("lsf", {"disk": "1GiB"}, "disk goes with slurm and htcondor, not with lsf"),
+        ("htcondor", {}, "has to ask for disk"),
+        ("htcondor", {"disk": "1GiB", "queue": "long"}, "queue goes with"),
+        ("torque", {}, "no batch system 'torque'"),
+    ],
+)
+def test_options_that_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, options: dict[str, Any], words: str
+) -> None:
+    batch(tmp_path, monkeypatch)
+    with pytest.raises(InputError, match=re.escape(words)):
+        job_script(system, {**JOB, **options})
+
+
+@pytest.mark.parametrize("walltime", ["00:01:00", "00:10:00", "01:00:00", "08:00:00", "2-00:00:00"])
+def test_workers_leave_before_their_job_ends(walltime: str) -> None:
+    settings = job_settings("slurm", {**JOB, "walltime": walltime})
+    last = settings.lifetime_seconds + settings.stagger_seconds
+    assert 15 <= settings.walltime_seconds - last <= 300
+    assert settings.lifetime_seconds - settings.stagger_seconds > settings.walltime_seconds / 2
+
+
+@pytest.mark.parametrize("asked", [5 * 10**8, 10**9, 1999 << 20, 60 * 10**9, 3 << 40])
+def test_the_limit_of_a_worker_is_not_above_its_job(asked: int) -> None:
+    assert asked * 0.98 < dask.utils.parse_bytes(dask.utils.format_bytes(memory_bytes(asked))) <= asked
+
+
+def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = batch(tmp_path, monkeypatch, runs=True)
+    with (
+        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path)) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        before = client.scheduler_info()["workers"]
+        os.kill(client.run(os.getpid).popitem()[1], signal.SIGKILL)
+        wait_for_another(client, before)
+        assert len(here.scripts()) == 1  # its nanny has started it again
+        before = client.scheduler_info()["workers"]
+        here.end(1)
+        wait_for_another(client, before)
+        assert len(here.scripts()) == 2 and "job 1 is gone (worker SLURMCluster-0)" in caplog.text
+    assert here.cancelled() == ["1", "2"]
+
+
+def wait_for_another(client: Client, before: dict[str, Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not client.scheduler_info()["workers"].keys() - before.keys():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
