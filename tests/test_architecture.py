@@ -87,7 +87,7 @@ GATES = {
     "zarr": ("storage.*", "training.*", "cli.demo"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
-    "typer": ("cli.app", "cli.options", "cli.cluster"),
+    "typer": ("cli.app", "cli.options", "cli.cluster", "cli.say"),
     "PIL": ("cli.demo",),
     "matplotlib": ("report.figure",),
 }

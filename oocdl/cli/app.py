@@ -17,6 +17,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from oocdl.cli.cluster import app as cluster_app
+from oocdl.cli.cluster import job_options, worker_options, workers
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.cli.options import (
@@ -37,8 +39,10 @@ from oocdl.cli.options import (
     pairs,
     run_files,
     settings,
-    with_training_options,
+    training_options,
+    with_options,
 )
+from oocdl.cli.say import say
 from oocdl.config import parse_bytes
 from oocdl.errors import CorruptError, InputError, OocdlError, printable
 from oocdl.host.limits import default_budget_bytes
@@ -59,6 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(cluster_app, name="cluster")
 
 
 @app.callback()
@@ -68,7 +73,7 @@ def shared(register: Register = None) -> None:
 
 
 @app.command()
-@with_training_options
+@with_options(training_options, worker_options, job_options)
 def fit(
     commit_seconds: Commit = 30.0,
     workdir: Workdir = None,
@@ -90,13 +95,16 @@ def fit(
         "trace": trace,
     }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
-    with show_progress(budget_bytes) as listener:
-        run = fit_run(**options, progress=False, callbacks=[listener] if progress else [])
+    with workers(given) as client, show_progress(budget_bytes) as listener:
+        if given["cluster"] is not None:
+            options["spill"] = None  # it is the jobs' own: a folder of each node
+        shown = [listener] if progress else []
+        run = fit_run(**options, client=client, progress=False, callbacks=shown)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
 
 @app.command()
-@with_training_options
+@with_options(training_options)
 def plan(
     plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
     show: Annotated[What | None, typer.Option(help="Print this of a pass, not the summary.")] = None,
@@ -218,11 +226,6 @@ def demo(
 ) -> None:
     """Make small volumes, train a 3D U-Net on them cut in space, draw what it found."""
     run_demo(folder, size, steps, memory, engine)
-
-
-def say(text: str) -> None:
-    """Print a result on stdout; names in it come from files that others wrote."""
-    typer.echo("\n".join(printable(line) for line in text.split("\n")))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -101,20 +101,22 @@ def training_options(
     """What ``fit`` and ``plan`` take, in the order of their help; only the signature is used."""
 
 
-def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the parameters of ``training_options``, which stand before its own.
+def with_options(*declared: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the parameters of functions that declare options, which stand before its own.
 
     The command gets their values by name, in its ``**given``.
     """
-    own = inspect.signature(command, eval_str=True)
-    shared = inspect.signature(training_options, eval_str=True)
-    parameters = [
-        *shared.parameters.values(),
-        *(p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD),
-    ]
-    command.__dict__["__signature__"] = own.replace(parameters=parameters)
-    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    return command
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        shared = [p for one in declared for p in inspect.signature(one, eval_str=True).parameters.values()]
+        parameters = sorted([*shared, *kept], key=lambda p: p.default is not inspect.Parameter.empty)
+        command.__dict__["__signature__"] = own.replace(parameters=parameters)
+        command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+        return command
+
+    return give
 
 
 def settings(params: Mapping[str, Any]) -> dict[str, Any]:

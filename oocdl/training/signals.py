@@ -40,6 +40,7 @@ class Signals:
     Only the main thread can have handlers; elsewhere nothing is installed. A handler that the program has
     set itself stays, and so does a signal that it ignores (``nohup``): the program then decides, and stops a
     run by raising ``KeyboardInterrupt`` or ``SystemExit``. What was there before is there again afterwards.
+    One that is opened inside another takes its signals until it is closed.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,8 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
                 handler = signal.getsignal(number)
-                if handler in (signal.SIG_DFL, signal.default_int_handler):
+                outer = getattr(handler, "__func__", None) is Signals._take
+                if outer or handler in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = handler
                     signal.signal(number, self._take)
         return self

@@ -16,6 +16,7 @@ import pytest
 
 import oocdl
 from oocdl.events import Event, RunStopped, StepDone
+from oocdl.training.signals import Signals
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -111,6 +112,21 @@ def test_handlers_of_the_program_stay_its_own(fit: Fit, tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGHUP, ignored)
     assert oocdl.open(tmp_path / "run").steps == AT
+
+
+def test_a_commit_is_whole_also_inside_of_who_watches_signals_already(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = Sender(signal.SIGTERM, "a commit")
+    monkeypatch.setattr(os, "fsync", sender.fsync)
+    with pytest.raises(SystemExit), Signals() as signals, signals.allowed():
+        outer = signal.getsignal(signal.SIGTERM)
+        try:
+            fit(callbacks=[sender], commit_seconds=0)
+        finally:
+            assert signal.getsignal(signal.SIGTERM) == outer
+    assert oocdl.open(tmp_path / "run").steps == AT and oocdl.verify(tmp_path / "run").sound
+    assert sender.events[-1] == RunStopped("SIGTERM", str(tmp_path / "run"), AT)
 
 
 def test_threads_install_no_handlers(fit: Fit) -> None:

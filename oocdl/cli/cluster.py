@@ -1,0 +1,144 @@
+"""``--cluster`` and its kin: options of jobs, workers for ``fit``, and the commands of ``oocdl cluster``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from oocdl.cli.options import Spill, with_options
+from oocdl.cli.say import say
+from oocdl.cluster.detect import write_site
+from oocdl.cluster.options import job_settings, walltime_text
+from oocdl.cluster.site import SYSTEMS, site_path
+from oocdl.cluster.systems import dashboard_hint, job_script, start
+from oocdl.errors import InputError
+from oocdl.report.progress import counted
+from oocdl.training.signals import Signals
+
+JOB_OPTIONS = {
+    "nodes": "nodes",
+    "cores": "cores",
+    "node_memory": "memory",
+    "walltime": "walltime",
+    "queue": "queue",
+    "account": "account",
+    "interface": "interface",
+    "shared": "shared",
+    "tls": "tls",
+}
+"""Options of the command line, and what ``oocdl.cluster`` calls them."""
+
+app = typer.Typer(help="Jobs of a batch system: which are submitted, and with which defaults.")
+
+
+def job_options(
+    nodes: Annotated[int | None, typer.Option(help="Jobs, with one worker each; default 1.")] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores of a job.")] = None,
+    node_memory: Annotated[str | None, typer.Option(help="Memory of a job, such as 60GB.")] = None,
+    walltime: Annotated[str | None, typer.Option(help="Of a job: HH:MM:SS or D-HH:MM:SS.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, or partition of Slurm.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account, or project, that pays.")] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface of the nodes, such as ib0.")
+    ] = None,
+    shared: Annotated[
+        str | None, typer.Option(help="Folder that all nodes see, for keys and logs of jobs.")
+    ] = None,
+    tls: Annotated[bool | None, typer.Option(help="Encrypt all connections, with keys of this run.")] = None,
+) -> None:
+    """What is said of jobs; what is not is taken from the site file; only the signature is used."""
+
+
+def worker_options(
+    cluster: Annotated[
+        str | None, typer.Option(help=f"Train on jobs of a batch system: {', '.join(SYSTEMS)}.")
+    ] = None,
+    scheduler_address: Annotated[
+        str | None, typer.Option(help="Train on workers of this Dask scheduler, such as tcp://host:8786.")
+    ] = None,
+    scheduler_file: Annotated[
+        Path | None, typer.Option(help="Train on workers of the Dask scheduler that has written this file.")
+    ] = None,
+) -> None:
+    """Which workers train; only the signature is used."""
+
+
+@contextmanager
+def workers(given: Mapping[str, Any]) -> Iterator[Any]:
+    """What ``fit`` takes as ``client``, of the values of ``worker_options``, ``job_options`` and ``spill``.
+
+    Jobs are submitted here, and cancelled at the end, whatever it is: an error, Ctrl-C, SIGTERM or SIGHUP.
+    Raises InputError for options that do not go together.
+    """
+    ways = [name for name in ("cluster", "scheduler_address", "scheduler_file") if given[name] is not None]
+    if len(ways) > 1:
+        raise InputError(f"{' and '.join(map(_flag, ways))} name different workers: give one of them")
+    if given["cluster"] is None:
+        for name in JOB_OPTIONS:
+            if given[name] is not None:
+                raise InputError(f"{_flag(name)} goes with --cluster")
+        named = given["scheduler_address"] or given["scheduler_file"]
+        yield None if named is None else str(named)
+        return
+    options = _options(given)
+    with Signals() as signals, signals.allowed(), start(given["cluster"], options) as jobs:
+        _announce(jobs, given["cluster"], options)
+        yield jobs
+
+
+def _announce(jobs: Any, system: str, options: Mapping[str, Any]) -> None:
+    settings = job_settings(system, options)
+    numbers = sorted((job.job_id for job in jobs.workers.values()), key=lambda number: (len(number), number))
+    gigabytes, walltime = settings.memory_bytes / 1e9, walltime_text(settings.walltime_seconds)
+    command, page = dashboard_hint(jobs)
+    say(
+        f"submitted to {system}: {', '.join(numbers)} ({counted(settings.nodes, 'job')}, each of "
+        f"{counted(settings.cores, 'core')}, {gigabytes:.3g} GB, {walltime})\n"
+        f"logs of jobs: {settings.shared / 'logs'}\n"
+        f"dashboard: {command}\n"
+        f"           and open {page}",
+        aside=True,
+    )
+
+
+@app.command()
+def init(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Default: $OOCDL_SITE, /etc/oocdl/site.toml, or ~/.config/oocdl/site.toml."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a site file: defaults of jobs, from what this machine tells; asks nothing."""
+    path, found = write_site(out, force)
+    known = ", ".join(f"{key} {value}" for key, value in found.values.items())
+    say(f"{path}: {found.system}{', ' if known else ''}{known}")
+    say("Look through it: what could not be found stands there as a comment.")
+
+
+@app.command()
+@with_options(job_options)
+def show(
+    system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")], spill: Spill = None, **given: Any
+) -> None:
+    """Print the script of the jobs that fit --cluster would submit; nothing is submitted."""
+    options = _options({**given, "spill": spill})
+    text = job_script(system, options)
+    nodes = job_settings(system, options).nodes
+    many = "the job" if nodes == 1 else f"the first of {nodes} jobs; others differ by --name"
+    say(f"# {many}; <scheduler> and <keys> are known once it starts", aside=True)
+    say(f"# defaults of the site file: {site_path() or 'there is none; see oocdl cluster init'}", aside=True)
+    say(text.rstrip())
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {known: given[name] for name, known in JOB_OPTIONS.items()} | {"spill": given["spill"]}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
