@@ -80,6 +80,9 @@ def fit(
     resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start anew, even if a run is there.")] = False,
     replan: Annotated[bool, typer.Option("--replan", help="Plan anew on resume; changes rounding.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run whose cuts to repeat: the same bits on any number of workers.")
+    ] = None,
     progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace of one step, for ui.perfetto.dev.")
@@ -92,6 +95,7 @@ def fit(
         "workdir": workdir,
         "resume": "restart" if restart else resume,
         "replan": replan,
+        "plan": plan,
         "trace": trace,
     }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])

@@ -17,10 +17,12 @@ from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
+from oocdl.host.paths import path_of
 from oocdl.planning.binding import Binding
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.passes import own_plans
+from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
@@ -133,6 +135,26 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
             stacklevel=2,
         )
     return body
+
+
+def given_plan(given: Any) -> dict[str, Any]:
+    """Return what is needed to make again the plan of a ``Plan``, or of the run in a directory.
+
+    Raises StoreError if there is no run, or it has no plan; InputError for anything else.
+    """
+    if isinstance(given, Plan):
+        return freeze(given.kinds)
+    store = RunStore.open(path_of("plan", given))
+    body = store.read_sealed("plan.json")
+    if body is None:
+        raise StoreError(f"the run in {store.path} has no plan yet")
+    return body
+
+
+def check_plan(given: Mapping[str, Any] | None, found: Mapping[str, Any], way_out: str) -> None:
+    """Raise InputError unless a plan that was found has the cuts of the one that was given, if one was."""
+    if given is not None and given["numerics"] != found["numerics"]:
+        raise InputError(f"the run was planned otherwise than plan= gives; {way_out}")
 
 
 def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from oocdl.errors import ModelWarning, StoreError
+from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
@@ -34,6 +34,7 @@ ONLY_FIT = (
     "wait_seconds",
     "scheduler",
     "replan",
+    "plan",
     "trace",
 )
 """Options of ``fit`` that do not change a plan."""
@@ -65,6 +66,7 @@ def fit(
     workdir: str | Path | None = None,
     resume: bool | str = True,
     replan: bool = False,
+    plan: Any = None,
     client: Any = None,
     wait_seconds: float = WAIT_SECONDS,
     scheduler: Callable[..., Any] | None = None,
@@ -88,9 +90,11 @@ def fit(
     workdir
         The run directory, made if it is not there; default ``<model>.run`` beside the file, or
         ``<Class>.run`` in the current folder for a module.
-    resume, replan
+    resume, replan, plan
         ``resume=True`` goes on with the run that is there (or returns it if it is finished), False refuses
         if there is one, ``"restart"`` starts anew. ``replan=True`` plans anew, although it changes rounding.
+        ``plan``: a ``Plan``, or the directory of another run, whose cuts to repeat: the same bits, on any
+        number of workers.
         A run of a module goes on with the weights of the run, whatever those of the module are now.
     client, wait_seconds
         A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler
@@ -142,6 +146,7 @@ def fit(
     """
     place = check_call(workdir, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
     target = None if trace is None else checked_path(trace)
+    given = None if plan is None else resuming.given_plan(plan)
     listeners = list(callbacks)
     with ExitStack() as stack:
         if progress:
@@ -157,7 +162,7 @@ def fit(
             *crew, options["memory"] = workers.muster(options.get("memory"))
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
         job = job_of(path, dataset, options, tuple(crew))
-        return train(job, folder, resume, replan, workers, scheduler, listeners, False, target)
+        return train(job, folder, resume, replan, given, workers, scheduler, listeners, False, target)
 
 
 def train(
@@ -165,6 +170,7 @@ def train(
     workdir: str | Path | None = None,
     resume: bool | str = True,
     replan: bool = False,
+    given: Mapping[str, Any] | None = None,
     workers: Workers | None = None,
     scheduler: Callable[..., Any] | None = None,
     callbacks: Sequence[Listener] = (),
@@ -176,7 +182,7 @@ def train(
         check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
-        store, made = _open_store(stack, folder, job, resume, replan, spills=workers is None)
+        store, made = _open_store(stack, folder, job, resume, replan, given, spills=workers is None)
         if progress:
             callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
@@ -186,11 +192,18 @@ def train(
 
 
 def _open_store(
-    stack: ExitStack, folder: Path, job: Job, resume: bool | str, replan: bool, spills: bool
+    stack: ExitStack,
+    folder: Path,
+    job: Job,
+    resume: bool | str,
+    replan: bool,
+    given: Mapping[str, Any] | None,
+    spills: bool,
 ) -> tuple[RunStore, Plan]:
     """Lock the run directory, a new one or one that this job may go on with; returns it and its plan.
 
-    A new run is planned first: a refused one leaves nothing behind, and an old run as it was.
+    A new run is planned first: a refused one leaves nothing behind, and an old run as it was. ``given`` is
+    the plan to repeat, if there is one.
     """
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
@@ -199,7 +212,7 @@ def _open_store(
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
     if not exists or resume == "restart":
-        made = job.plan()
+        made = _planned_by(job, given)
         check_start(made, folder, spills)
         meta = {
             "format": resuming.RUN_FORMAT,
@@ -211,13 +224,27 @@ def _open_store(
     else:
         store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays))
         frozen = None if replan else resuming.read_plan(store, facts)
-        made = job.plan(frozen)
+        if frozen is not None:
+            resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
+        made = job.plan(given if frozen is None else frozen)
         check_start(made, folder, spills)
     if frozen is None:
         resuming.write_plan(store, facts, resuming.freeze(made.kinds))
     elif frozen["numerics"] != resuming.numerics_of(made.kinds):
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
+
+
+def _planned_by(job: Job, given: Mapping[str, Any] | None) -> Plan:
+    """The plan of a new run: by the cuts that are given, if there are any."""
+    try:
+        made = job.plan(given)
+        resuming.check_plan(given, resuming.freeze(made.kinds), "leave it out")
+    except InputError as error:
+        if given is None:
+            raise
+        raise InputError("plan= gives the plan of another model, dataset or options; leave it out") from error
+    return made
 
 
 def _warn(plan: Plan) -> None:

@@ -359,3 +359,21 @@ def test_workers_keep_their_budget(
         over.set()
         watcher.join()
     assert 0 < peaks[0] <= budget
+
+
+def test_a_plan_is_repeated_on_any_number_of_workers(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+) -> None:
+    """The cuts of another run, by its directory or its plan; what they do not belong to is refused."""
+    for name, plan in (("run", local.path), ("object", local.plan)):
+        run = oocdl.fit(*job, workdir=tmp_path / name, client=client, plan=plan, **QUICK)
+        assert nets.files_of(run) == nets.files_of(local)
+    again = {**QUICK, "batch_size": 2}
+    with pytest.raises(
+        InputError, match="plan= gives the plan of another model, dataset or options; leave it"
+    ):
+        oocdl.fit(*job, workdir=tmp_path / "other", plan=local.path, **again)
+    assert not (tmp_path / "other").exists()
+    oocdl.fit(*job, workdir=tmp_path / "whole", **QUICK)
+    with pytest.raises(InputError, match="pass replan=True to repeat it"):
+        oocdl.fit(*job, workdir=tmp_path / "whole", plan=local.path, **{**QUICK, "steps": 4})
