@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oocdl.cli.cluster import app as cluster_app
-from oocdl.cli.cluster import job_options, worker_options, workers
+from oocdl.cli.cluster import call_options, job_options, worker_options, workers
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import machine_tables, shape_text, size_text, tables_of
 from oocdl.cli.options import (
@@ -97,11 +97,10 @@ def fit(
         "replan": replan,
         "plan": plan,
         "trace": trace,
+        **call_options(given),
     }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     with workers(given) as client, show_progress(budget_bytes) as listener:
-        if given["cluster"] is not None:
-            options["spill"] = None  # it is the jobs' own: a folder of each node
         shown = [listener] if progress else []
         run = fit_run(**options, client=client, progress=False, callbacks=shown)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")

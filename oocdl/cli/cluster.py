@@ -19,6 +19,8 @@ from oocdl.errors import InputError
 from oocdl.report.progress import counted
 from oocdl.training.signals import Signals
 
+QUEUE_SECONDS = 86400.0
+"""Jobs may stand in a queue for so long."""
 JOB_OPTIONS = {
     "nodes": "nodes",
     "cores": "cores",
@@ -63,6 +65,10 @@ def worker_options(
     scheduler_file: Annotated[
         Path | None, typer.Option(help="Train on workers of the Dask scheduler that has written this file.")
     ] = None,
+    wait_seconds: Annotated[
+        float | None,
+        typer.Option(help="Wait so long for workers; default: 5 minutes, with --cluster a day of queueing."),
+    ] = None,
 ) -> None:
     """Which workers train; only the signature is used."""
 
@@ -88,6 +94,16 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
     with Signals() as signals, signals.allowed(), start(given["cluster"], options) as jobs:
         _announce(jobs, given["cluster"], options)
         yield jobs
+
+
+def call_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What else ``fit`` is told, of the same values: how long it waits, and where the spill is.
+
+    With jobs that is a folder of each node, which they have been given.
+    """
+    on_jobs = given["cluster"] is not None
+    waits = given["wait_seconds"] if given["wait_seconds"] is not None else QUEUE_SECONDS if on_jobs else None
+    return ({} if waits is None else {"wait_seconds": waits}) | ({"spill": None} if on_jobs else {})
 
 
 def _announce(jobs: Any, system: str, options: Mapping[str, Any]) -> None:

@@ -121,7 +121,8 @@ def job_arguments(settings: JobSettings) -> dict[str, Any]:
         "memory": memory_bytes(settings.memory_bytes),
         "processes": 1,
         "nanny": True,
-        "python": shlex.quote(settings.python or sys.executable),
+        # Signals of the batch system then reach the worker, and not a shell that waits for it.
+        "python": f"exec {shlex.quote(settings.python or sys.executable)}",
         "local_directory": f'"{settings.spill}"',
         "death_timeout": DEATH_TIMEOUT_SECONDS,
         "interface": settings.interface,

@@ -88,7 +88,9 @@ def dashboard_hint(cluster: Any) -> tuple[str, str]:
     The dashboard listens at the loopback address of this machine only.
     """
     port = cluster.scheduler.http_server.port
-    command = f"ssh -L {TUNNEL_PORT}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
+    full = socket.getfqdn()
+    host = socket.gethostname() if full.startswith("localhost") else full
+    command = f"ssh -L {TUNNEL_PORT}:127.0.0.1:{port} {getpass.getuser()}@{host}"
     return command, f"http://127.0.0.1:{TUNNEL_PORT}/status"
 
 

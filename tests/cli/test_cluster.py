@@ -101,6 +101,16 @@ def test_a_scheduler_that_runs_is_the_client(
     assert run(capsys, *FIT)[0] == 130 and given[1]["client"] is None
 
 
+def test_how_long_it_waits(
+    here: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = fit_is(monkeypatch, interrupt)
+    for words in ((), ("--cluster", "slurm", *JOB)):
+        for more in ((), ("--wait-seconds", 7)):
+            assert run(capsys, *FIT, *words, *more)[0] == 130
+    assert [one.get("wait_seconds") for one in given] == [None, 7.0, 86400.0, 7.0]
+
+
 def fail() -> None:
     raise InputError("the model is wrong")
 
