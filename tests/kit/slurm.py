@@ -1,4 +1,4 @@
-"""A real Slurm of three nodes on this machine: ``python tests/cluster/slurm.py start``, or ``stop``.
+"""A real Slurm of three nodes on this machine: ``python tests/kit/slurm.py start``, or ``stop``.
 
 munged, slurmctld and three slurmd, each of these in a network namespace of its own, joined by a bridge; jobs
 have the memory that they ask for, and no more (cgroup). All files, keys and sockets are in ``ROOT``; nothing
@@ -43,7 +43,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
-ReturnToService=2
+ReturnToService=1
 SlurmctldPidFile={ROOT}/slurmctld.pid
 SlurmdPidFile={ROOT}/%n.pid
 SlurmdSpoolDir={ROOT}/spool/%n
@@ -142,14 +142,9 @@ def start() -> None:
 
 def stop() -> None:
     """Stop all daemons and jobs, and remove all that there was, in whatever state it is."""
-    if _alive("slurmctld"):
-        run("scancel", "--user=root", "--signal=KILL", "--full", check=False)
-        run("scancel", "--user=root", check=False)
-    for name in (*NODES, "slurmctld", "munged"):
-        _end(_pid(name))
+    _end([pid for name in ("slurmctld", *NODES, "munged") for pid in _pid(name)])
     for name in NODES:
-        for pid in run("ip", "netns", "pids", name, check=False).split():
-            _end(int(pid))
+        _end([int(pid) for pid in run("ip", "netns", "pids", name, check=False).split()])
         run("ip", "netns", "delete", name, check=False)
     run("ip", "link", "delete", BRIDGE, check=False)
     for node in CGROUPS.glob("*/slurm_oocdl-n*"):
@@ -212,36 +207,29 @@ def _network() -> None:
             run("ip", "-n", name, "link", "set", device, "up")
 
 
-def _pid(name: str) -> int | None:
-    """A daemon of ours by its file, and not another process that has its number by now."""
+def _pid(name: str) -> list[int]:
+    """A daemon of ours by its file, if it runs, and not another process that has its number by now."""
     with suppress(FileNotFoundError, ValueError, ProcessLookupError):
         pid = int((ROOT / f"{name}.pid").read_text())
         if str(ROOT) in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid
-    return None
+            return [pid]
+    return []
 
 
-def _alive(name: str) -> bool:
-    return _pid(name) is not None
-
-
-def _end(pid: int | None) -> None:
-    if pid is None:
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + STOP_SECONDS / 2
+def _end(pids: list[int]) -> None:
+    """Kill processes, and wait until they are gone: all that they would tidy up is removed here."""
+    for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
-            while time.monotonic() < deadline:
-                os.kill(pid, 0)
-                time.sleep(0.05)
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + STOP_SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _remove_cgroup(node: Path) -> None:
     for folder, _, _ in os.walk(node, topdown=False):
         tasks = Path(folder) / "cgroup.procs"
-        for pid in tasks.read_text().split() if tasks.exists() else ():
-            _end(int(pid))
+        _end([int(pid) for pid in (tasks.read_text().split() if tasks.exists() else ())])
         with suppress(FileNotFoundError):
             os.rmdir(folder)
 
