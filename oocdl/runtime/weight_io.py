@@ -25,7 +25,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.exchange import renewed
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
-from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.chunk import Chunk, home
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.files import part_of
 from oocdl.storage.run.manifest import Kind, TensorSpec
@@ -94,6 +94,16 @@ def load(
                 _read_piece(factors, read, name, region, array)
                 held[key] = reserved.put(array, region, ())
     return held
+
+
+def read_piece(pieces: Pieces, factored: Factored, read: Read, key: TaskKey) -> Chunk | None:
+    """One piece of weights or state in plain memory; None if the run does not store it (it is a sum)."""
+    if key.value not in pieces:
+        return None
+    region = pieces[key.value][key.number]
+    array: Array = np.empty(region_shape(region), factored.graph.values[key.value].dtype)
+    _read_piece(factored.factors[key.value], read, key.value, region, array)
+    return home().adopt(array, region, ())
 
 
 def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import InputError, NonFiniteError
+from oocdl.errors import NonFiniteError
 from oocdl.events import (
     Committed,
     Event,
@@ -127,23 +127,23 @@ class Trainer:
 
     def _session(self) -> Held:
         settings = self.job.settings
-        if self.workers is not None:
-            if settings.keep:
-                raise InputError("keep is not available with a client; train in one process to keep values")
-            return self.workers.session(
-                self.compiled, self.job.dataset, settings, self.job.machine.threads, self.store
-            )
-        spill = settings.spill_folder(self.store.path / "spill")
         watched = frozenset(
             c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
         )
+        deliver = self._keep if watched else None
+        if self.workers is not None:
+            threads = self.job.machine.threads
+            return self.workers.session(
+                self.compiled, self.job.dataset, settings, threads, self.store, deliver, watched
+            )
+        spill = settings.spill_folder(self.store.path / "spill")
         return Session(
             self.compiled,
             self.job.dataset,
             settings.scale or {},
             self.job.machine,
             spill,
-            self._keep if watched else None,
+            deliver,
             watched,
             self.scheduler,
             self.plan.most_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 
 from oocdl.config import Settings, parse_bytes
 from oocdl.planning.compiler import CompiledPass
-from oocdl.runtime.session import Held
+from oocdl.runtime.session import Deliver, Held
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
 
@@ -51,8 +51,10 @@ class Workers:
         settings: Settings,
         threads: int,
         store: RunStore,
+        deliver: Deliver | None,
+        watched: frozenset[str],
     ) -> Held:
-        """A session on these workers."""
+        """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
         made: Held = _cluster("session").ClusterSession(
             client=self.client,
             compiled=compiled,
@@ -62,6 +64,8 @@ class Workers:
             store=store,
             wait_seconds=self.wait_seconds,
             say=self.say,
+            deliver=deliver,
+            watched=watched,
         )
         return made
 

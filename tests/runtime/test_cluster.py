@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
-from oocdl.events import Event, StepDone
+from oocdl.events import Event, Notice, StepDone
 from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
 from oocdl.losses import CrossEntropy
@@ -29,7 +29,7 @@ from oocdl.planning.hosts.placement import largest_crossing, place
 from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
-from oocdl.runtime.cluster import dask_records
+from oocdl.runtime.cluster import dask_records, member
 from tests.kit import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -232,8 +232,6 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
 
 
 def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="keep is not available with a client"):
-        oocdl.fit(*job, workdir=tmp_path / "kept", client=client, keep="head", **QUICK)
     labels = nets.volumes(3, 16)
     labels["y"][1] = 9
     bad = nets.write_data(tmp_path / "bad.zarr", labels)
@@ -377,3 +375,41 @@ def test_a_plan_is_repeated_on_any_number_of_workers(
     oocdl.fit(*job, workdir=tmp_path / "whole", **QUICK)
     with pytest.raises(InputError, match="pass replan=True to repeat it"):
         oocdl.fit(*job, workdir=tmp_path / "whole", plan=local.path, **{**QUICK, "steps": 4})
+
+
+def test_kept_values_are_those_of_one_process(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+    options = {**CUTS, **QUICK, "keep": ("head", "grad/head.weight"), "accumulate": 3}
+    here, there = (
+        oocdl.fit(*job, workdir=tmp_path / name, client=found, **options)
+        for name, found in (("here", None), ("there", client))
+    )
+    assert sorted(there.kept) == sorted(here.kept) == ["grad/head.weight", "head"]
+    for name, array in here.kept.items():
+        assert there.kept[name][...].tobytes() == array[...].tobytes()
+
+
+def test_workers_that_do_not_see_the_run_are_served(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two sees another folder there; weights go to it, and come from it, through the driver."""
+    blind = sorted(client.scheduler_info(n_workers=-1)["workers"])[1]
+
+    def cover(run: str) -> None:
+        member.mark_of = lambda path: "another run"  # type: ignore[assignment]
+
+    def uncover(real: Any) -> None:
+        member.mark_of = real  # type: ignore[assignment]
+
+    notices: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+
+    client.run(cover, "", workers=[blind])
+    try:
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **QUICK)
+    finally:
+        client.run(uncover, member.mark_of, workers=[blind])
+    assert nets.files_of(run) == nets.files_of(local)
+    assert any(f"1 of 2 workers do not see {run.path}" in text for text in notices)

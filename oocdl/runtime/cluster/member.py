@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from typing import Any
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
@@ -35,6 +37,7 @@ from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import DatasetSpec, open_dataset
 from oocdl.storage.dataset.identity import check_same
 from oocdl.storage.run.commit import Writer
+from oocdl.storage.run.run_store import RunStore
 
 TRAVELLING = 3
 """Times the largest bundle: one arrives, and two at most are on their way to others."""
@@ -72,6 +75,12 @@ class Setup:
     identities: Mapping[str, Mapping[str, Any]]
     """What the driver has found the arrays of the dataset to be."""
     settings: Settings
+    watched: frozenset[str]
+    """Values of which the driver wants what is made."""
+    run: Path
+    """The run directory, where the driver sees it."""
+    mark: str
+    """A digest of its ``run.json``: another folder of that name is another run."""
     threads: int
     """Programs that a member runs at once."""
 
@@ -106,6 +115,9 @@ class Member:
     began: int | None = None
     """Number of the first pass of that step."""
     running: LocalPass | None = None
+    delivered: dict[str, list[Chunk]] = field(default_factory=dict)
+    """What was made of watched values in the last pass."""
+    delivering: threading.Lock = field(default_factory=threading.Lock)
     ended: LocalPass | None = None
     """The last pass: others may still ask for bundles of it."""
     awaited: dict[str, asyncio.Future[LocalPass]] = field(default_factory=dict)
@@ -140,11 +152,21 @@ class Member:
             for name, one in known.passes.items()
         }
         graphs = {name: one.exchange.graph for name, one in known.passes.items()}
-        self.context = execute.Context(graphs, sources, engine, self.tier, heap)
+        self.context = execute.Context(graphs, sources, engine, self.tier, heap, self._deliver, known.watched)
         execute.register(known.run_id, self.context)
         self.orders: dict[str, LocalOrder] = {
             name: local_order(one.exchange, self.number) for name, one in known.passes.items()
         }
+
+    @property
+    def sees_run(self) -> bool:
+        """Whether the run directory is on a disk that this worker shares with the driver."""
+        return mark_of(self.setup.run) == self.setup.mark
+
+    def _deliver(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
+        """Keep what was made of a watched value until the driver asks for it."""
+        with self.delivering:
+            self.delivered.setdefault(value, []).append(self.tier.adopt(array, region))
 
     def close(self) -> None:
         """Stop what runs, and let go of everything. Waits for units that run."""
@@ -153,6 +175,7 @@ class Member:
         self.pool.shutdown()
         self.held.clear()
         self.before.clear()
+        self.delivered.clear()
         execute.forget(self.setup.run_id)
         use(None)
         if hasattr(self, "tier"):
@@ -191,6 +214,7 @@ class Member:
         wanted += [key for key in known.scalars.values() if placed[key] == mine]
         facts = (self.setup.run_id, name, plan_id, info)
         self.ended = None
+        self.delivered.clear()
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
         self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts)
@@ -224,13 +248,17 @@ class Member:
         )
         return PassEnd(scalars, moved, self.context.heap.notice)
 
-    def load(self, plan_id: str, read: weight_io.Read) -> None:
-        """Load the pieces that this member holds."""
-        known = self.setup.passes[plan_id]
+    def load(self, plan_id: str) -> None:
+        """Load the pieces that this member holds from the run."""
+        known, read = self.setup.passes[plan_id], RunStore.open(self.setup.run).read
         mine = {key for key, home in known.exchange.homes.items() if home == self.number}
-        self.held = weight_io.load(known.pieces, known.factored, read, self.tier, mine)
-        self.pieces, self.began = len(self.held), None
+        self.hold(weight_io.load(known.pieces, known.factored, read, self.tier, mine))
         trim()
+
+    def hold(self, pieces: Mapping[TaskKey, Chunk]) -> None:
+        """Hold these pieces, and no others, as those that the next step starts from."""
+        self.held, self.before, self.began = dict(pieces), {}, None
+        self.pieces = len(self.held)
 
     def write(self, plan_id: str, writer: Writer, names: Sequence[str]) -> dict[str, Any]:
         """Write the pieces of a commit that this member holds; returns the records of each array."""
@@ -251,6 +279,14 @@ class Member:
                     records.setdefault(name, {}).update(writer.write(name, box, array))
                     del array
         return records
+
+
+def mark_of(run: Path) -> str:
+    """Return a digest of the ``run.json`` of a run directory; "" where there is none."""
+    try:
+        return hashlib.sha256((run / "run.json").read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 members: dict[str, Member] = {}

@@ -16,21 +16,19 @@ from itertools import count
 from time import monotonic, sleep
 from typing import Any
 
-import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
 from dask._expr import LLGExpr
 from distributed import Client, Future
 
 from oocdl.config import Settings
 from oocdl.errors import ResourceError
-from oocdl.graph.ir.index import whole
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.passes import MAIN, PassInfo
-from oocdl.planning.task_key import dask_key, stored_key
+from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
-from oocdl.runtime.cluster import crew, dask_limits, dask_records, worker_tasks
+from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
 from oocdl.runtime.cluster.cleanup import Cleanup
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import (
@@ -40,11 +38,12 @@ from oocdl.runtime.cluster.pass_tasks import (
     tasks_of,
     worker_of_key,
 )
+from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, roll
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import Moved
-from oocdl.runtime.session import Held, scalar_keys
+from oocdl.runtime.session import Deliver, Held, scalar_keys
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.identity import identity
@@ -73,6 +72,9 @@ class ClusterSession(Held):
     """How long it waits for workers where there are none."""
     say: Callable[[str], None]
     """Called with lines for the user."""
+    deliver: Deliver | None = None
+    watched: frozenset[str] = frozenset()
+    """Values of which ``deliver`` gets what is made."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     numbers: Iterator[int] = field(default_factory=count)
     """Of passes: no two of a session have the same keys, even if one has failed."""
@@ -125,7 +127,7 @@ class ClusterSession(Held):
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         placed = {name: place(one.graph, len(self.addresses)) for name, one in kinds.items()}
-        homes = homes_of(kinds, placed)
+        homes = self.homes = homes_of(kinds, placed)
         passes = {
             name: PassSetup(
                 exchange=exchange(one, placed[name], homes, len(self.addresses)),
@@ -151,6 +153,9 @@ class ClusterSession(Held):
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.arrays.items()},
             settings=self.settings,
+            watched=self.watched,
+            run=self.store.path,
+            mark=member.mark_of(self.store.path),
             threads=self.threads,
         )
         self._set_up(setup, list(layers))
@@ -161,7 +166,20 @@ class ClusterSession(Held):
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
         self.watch.ask(dask_limits.hold_nanny, nanny=True)
-        self.watch.ask(worker_tasks.set_up, setup)
+        sees = self.watch.ask(worker_tasks.set_up, setup)
+        apart = tuple(address for address in self.addresses if not sees[address])
+        self.shares = Shares(
+            watch=self.watch,
+            run_id=self.run_id,
+            addresses=tuple(self.addresses),
+            apart=apart,
+            homes=self.homes,
+        )
+        if apart:
+            self.say(
+                f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}: their weights "
+                "are read and committed through this process"
+            )
         self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         dask_records.shorten_client_log(self.client)
         self._on_scheduler(dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
@@ -206,9 +224,8 @@ class ClusterSession(Held):
     # --- passes ----------------------------------------------------------------------------
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
-        """Have each member load its share from the run."""
-        assert self.watch is not None
-        self.watch.ask(worker_tasks.load, self.run_id, plan_id, str(self.store.path))
+        """Have each member load its share from the run; ``read`` is for those that do not see it."""
+        shares.load(self.shares, self.compiled[plan_id], plan_id, read)
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -255,7 +272,17 @@ class ClusterSession(Held):
             self.tasks_since_forgetting = 0
             self.watch.ask(dask_records.forget_keys)
             self._on_scheduler(dask_records.forget_keys_of_scheduler)
+        for value in sorted(self.watched):
+            self._collect(plan_id, value, info)
         return {value: number for one in found for value, number in one.scalars.items()}
+
+    def _collect(self, plan_id: str, value: str, info: PassInfo) -> None:
+        """Have members send what they have made of a watched value."""
+        assert self.watch is not None and self.deliver is not None
+        for address in self.addresses:  # one at a time: all of it may be more than this process has room for
+            made = self.watch.ask(worker_tasks.delivered, self.run_id, value, only=[address])
+            for chunk in made[address]:
+                self.deliver(plan_id, value, chunk.region, chunk.copy(), info)
 
     def _results(self, futures: Sequence[Future[PassEnd]]) -> list[PassEnd]:
         """What the tasks give that end a pass; raises what one of them has raised."""
@@ -274,40 +301,7 @@ class ClusterSession(Held):
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
         """Write all weights and state as a new version: each member what it holds. Raises WorkersLost."""
-        assert self.watch is not None
-        compiled, step = self.compiled[plan_id], meta["step"]
-        assert isinstance(step, int)
-        tensors = weight_io.specs(compiled)
-        writing = store.begin(step, tensors)
-        try:
-            apart = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
-            names = [one.name for one in apart]
-            for found in self.watch.ask(
-                worker_tasks.write, self.run_id, plan_id, writing.writer(), names
-            ).values():
-                for name, records in found.items():
-                    writing.record(name, records)
-            for spec in tensors:
-                if spec not in apart:
-                    self._write_whole(writing, compiled, spec)
-        except BaseException:
-            writing.abort()
-            raise
-        writing.finish(meta)
-
-    def _write_whole(self, writing: Any, compiled: CompiledPass, spec: Any) -> None:
-        """Put the pieces of an array together here, whose chunks they do not make up."""
-        assert self.watch is not None
-        regions, factored = compiled.pieces[spec.name], compiled.plan.factored
-        keys = [stored_key(spec.name, number) for number in range(len(regions))]
-        found = self.watch.ask(worker_tasks.held, self.run_id, keys).values()
-        chunks = {key: chunk for one in found for key, chunk in one.items()}
-        full = np.empty(spec.shape, spec.dtype)
-        for key, region in zip(keys, regions, strict=True):
-            weight_io.fill(full, factored.factors[spec.name], region, chunks[key].copy())
-        if spec.name in factored.graph.updates:
-            weight_io.check_finite(spec.name, full)
-        writing.write(spec.name, whole(spec.shape), full)
+        shares.commit(self.shares, self.compiled[plan_id], plan_id, store, meta)
 
     # --- what is measured ------------------------------------------------------------------
 

@@ -84,13 +84,19 @@ class Watch:
                 change.wait(LOOK_SECONDS)
                 self.look()
 
-    def ask(self, function: Callable[..., Any], *arguments: Any, nanny: bool = False) -> dict[str, Any]:
-        """Call a function on all members, or on their nannies; returns what each of them answers.
+    def ask(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        nanny: bool = False,
+        only: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Call a function on all members, or ``only`` on some, or on their nannies; returns their answers.
 
         Raises what it raises on one of them, WorkersLost if one is lost meanwhile.
         """
         asked = self.client._run(
-            function, *arguments, workers=list(self.members), nanny=nanny, on_error="return"
+            function, *arguments, workers=list(only or self.members), nanny=nanny, on_error="return"
         )
         answer = in_loop(self.client, asked)
         self.wait([answer])

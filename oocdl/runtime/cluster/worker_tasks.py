@@ -6,14 +6,14 @@ They run in a worker's event loop; what takes long goes to the member's own thre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 
-from oocdl.errors import ResourceError
+from oocdl.errors import OocdlError, ResourceError
 from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
@@ -26,7 +26,6 @@ from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.run.commit import Writer
-from oocdl.storage.run.run_store import RunStore
 
 
 class MemberPlugin(WorkerPlugin):
@@ -47,8 +46,11 @@ class MemberPlugin(WorkerPlugin):
         await asyncio.get_running_loop().run_in_executor(None, self.member.close)
 
 
-async def set_up(setup: Setup, dask_worker: Worker) -> None:
-    """Make this worker a member; it has nothing of the run if that fails."""
+async def set_up(setup: Setup, dask_worker: Worker) -> bool:
+    """Make this worker a member; returns whether it sees the run directory.
+
+    It has nothing of the run if that fails.
+    """
     for other in list(members.values()):
         if other.setup.owner != setup.owner:
             raise ResourceError("a worker process takes part in one run at a time; this one has another")
@@ -62,9 +64,12 @@ async def set_up(setup: Setup, dask_worker: Worker) -> None:
     await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
     try:
         await _in_pool(member, member.open)
-    except BaseException:
+    except BaseException as error:
         await dask_worker.plugin_remove(plugin.name)
+        if isinstance(error, OocdlError):
+            raise type(error)(f"worker {dask_worker.address}: {error}") from error
         raise
+    return member.sees_run
 
 
 async def tear_down(run_id: str, dask_worker: Worker) -> None:
@@ -73,10 +78,21 @@ async def tear_down(run_id: str, dask_worker: Worker) -> None:
         await dask_worker.plugin_remove(f"oocdl-{run_id}")
 
 
-async def load(run_id: str, plan_id: str, path: str) -> None:
-    """Load this member's weights and state from the run."""
+async def load(run_id: str, plan_id: str) -> None:
+    """Load this member's weights and state from the run, which it sees."""
     member = member_of(run_id)
-    await _in_pool(member, lambda: member.load(plan_id, RunStore.open(path).read))
+    await _in_pool(member, lambda: member.load(plan_id))
+
+
+async def hold(run_id: str, pieces: Mapping[TaskKey, Chunk], more: bool) -> None:
+    """Hold pieces that the driver has read; ``more``: beside those that are held."""
+    member = member_of(run_id)
+    member.hold({**member.held, **pieces} if more else pieces)
+
+
+async def delivered(run_id: str, value: str) -> list[Chunk]:
+    """What this member has made of a watched value in the last pass."""
+    return member_of(run_id).delivered.pop(value, [])
 
 
 async def write(run_id: str, plan_id: str, writer: Writer, names: Sequence[str]) -> dict[str, Any]:

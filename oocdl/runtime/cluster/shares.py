@@ -1,0 +1,113 @@
+"""Weights and state between the run and the members of a crew, each of which holds a share.
+
+Members that see the run directory read and write there, all at once. For the others the driver does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from oocdl.graph.ir.index import region_shape, whole
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.task_key import TaskKey, stored_key
+from oocdl.runtime import weight_io
+from oocdl.runtime.cluster import worker_tasks
+from oocdl.runtime.cluster.watch import Watch
+from oocdl.runtime.inputs import own_regions
+from oocdl.storage.run.commit import Commit
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shares:
+    """Who holds what."""
+
+    watch: Watch
+    run_id: str
+    addresses: tuple[str, ...]
+    """Of the members, by number."""
+    apart: tuple[str, ...]
+    """Of those that do not see the run directory."""
+    homes: Mapping[TaskKey, int]
+    """Stored piece -> the member that holds it."""
+
+    @property
+    def seeing(self) -> list[str]:
+        """Addresses of the members that see the run directory."""
+        return [address for address in self.addresses if address not in self.apart]
+
+
+def load(shares: Shares, compiled: CompiledPass, plan_id: str, read: weight_io.Read) -> None:
+    """Have each member load its share; ``read`` is for those that do not see the run. Raises WorkersLost."""
+    ask = shares.watch.ask
+    if shares.seeing:
+        ask(worker_tasks.load, shares.run_id, plan_id, only=shares.seeing)
+    for address in shares.apart:
+        number = shares.addresses.index(address)
+        mine = [key for key, home in shares.homes.items() if home == number]
+        ask(worker_tasks.hold, shares.run_id, {}, False, only=[address])
+        for key in mine:  # one at a time: all of them may be more than this process has room for
+            piece = weight_io.read_piece(compiled.pieces, compiled.plan.factored, read, key)
+            if piece is not None:
+                ask(worker_tasks.hold, shares.run_id, {key: piece}, True, only=[address])
+
+
+def commit(
+    shares: Shares, compiled: CompiledPass, plan_id: str, store: RunStore, meta: Mapping[str, object]
+) -> None:
+    """Write all weights and state as a new version of the run. Raises WorkersLost."""
+    step = meta["step"]
+    assert isinstance(step, int)
+    tensors = weight_io.specs(compiled)
+    writing = store.begin(step, tensors)
+    try:
+        by_piece = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
+        names = [one.name for one in by_piece]
+        if shares.seeing:
+            arguments = (shares.run_id, plan_id, writing.writer(), names)
+            for found in shares.watch.ask(worker_tasks.write, *arguments, only=shares.seeing).values():
+                for name, records in found.items():
+                    writing.record(name, records)
+        for name in names if shares.apart else ():
+            _write_pieces(shares, writing, compiled, name)
+        for spec in tensors:
+            if spec not in by_piece:
+                _write_whole(shares, writing, compiled, spec)
+    except BaseException:
+        writing.abort()
+        raise
+    writing.finish(meta)
+
+
+def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name: str) -> None:
+    """Write here the pieces of an array that are with members which do not see the run."""
+    factored = compiled.plan.factored
+    for number, region in enumerate(compiled.pieces[name]):
+        key = stored_key(name, number)
+        address = shares.addresses[shares.homes[key]]
+        if address not in shares.apart:
+            continue
+        found = shares.watch.ask(worker_tasks.held, shares.run_id, [key], only=[address])
+        ((box, part),) = own_regions(factored.factors[name], region)
+        array = found[address][key].copy()[part].reshape(region_shape(box))
+        if name in factored.graph.updates:
+            weight_io.check_finite(name, array)
+        writing.write(name, box, array)
+
+
+def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: TensorSpec) -> None:
+    """Put the pieces of an array together here, whose chunks they do not make up."""
+    regions, factored = compiled.pieces[spec.name], compiled.plan.factored
+    keys = [stored_key(spec.name, number) for number in range(len(regions))]
+    found = shares.watch.ask(worker_tasks.held, shares.run_id, keys).values()
+    chunks = {key: chunk for one in found for key, chunk in one.items()}
+    full = np.empty(spec.shape, spec.dtype)
+    for key, region in zip(keys, regions, strict=True):
+        weight_io.fill(full, factored.factors[spec.name], region, chunks[key].copy())
+    if spec.name in factored.graph.updates:
+        weight_io.check_finite(spec.name, full)
+    writing.write(spec.name, whole(spec.shape), full)
