@@ -23,8 +23,8 @@ from oocdl.planning.machine import (
     plan_growth_bytes,
 )
 from oocdl.planning.simulate import simulate
+from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.timeline import Simulated
 
 LARGEST_UNIT_BYTES = 1 << 30
 """Larger units are no faster, and what they reserve is more than they come to take."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oocdl.errors import InputError
-from oocdl.planning.timeline import Moment, Ran, Simulated
+from oocdl.planning.simulation.timeline import Moment, Ran, Simulated
 from oocdl.storage.files import reporting
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
-from oocdl.planning.timeline import Simulated
+from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of

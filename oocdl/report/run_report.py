@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
-from oocdl.planning.timeline import Simulated
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text

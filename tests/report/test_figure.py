@@ -14,8 +14,8 @@ from PIL import Image
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
+from oocdl.planning.simulation.timeline import Moment, Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
-from oocdl.planning.timeline import Moment, Ran, Simulated
 from oocdl.report import figure as picture
 from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, Scene, draw, figure_of, highest
 from tests.kit import nets

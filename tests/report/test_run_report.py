@@ -14,8 +14,8 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.simulation.timeline import Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
-from oocdl.planning.timeline import Ran, Simulated
 from oocdl.report.run_report import TABLE_COLUMNS, computing_seconds, make_report, read_report
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed

@@ -23,6 +23,14 @@ LARGEST_BUNDLE_BYTES = 8 << 20
 """A bundle is sent when it has grown to this: larger ones would take memory that nobody has reserved."""
 MOST_GROUPS = 1024
 """A pass has at most so many groups of layers on all workers together; each is a task on the cluster."""
+GROUPS_AHEAD = 4
+"""A bundle is asked for when its reader is so many groups of layers behind: earlier it would take room."""
+MOST_ASKED = 64
+"""Bundles that a member asks for at once; the first that it needs is always among them."""
+SMALL_BYTES = 64 << 10
+"""A bundle of at most so much comes as soon as it is made; of larger ones one at a time."""
+MOST_SHOWN = 32
+"""Tasks of Dask's of a pass that show at which layers a member works."""
 
 
 @dataclass(frozen=True)

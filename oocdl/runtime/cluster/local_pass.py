@@ -5,9 +5,8 @@ Bundles for other members are handed out as soon as they are made; those of othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
@@ -15,7 +14,8 @@ from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, CombineCall, PickCall
-from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
@@ -26,81 +26,6 @@ from oocdl.storage.cache.chunk import Chunk
 
 class Superseded(StoreError):
     """What a task asks for belongs to a pass, or a crew, that was given up."""
-
-
-END = (1 << 62,)
-"""The place of what is awaited for the pass's end only."""
-
-
-@dataclass(frozen=True, eq=False)
-class LocalOrder:
-    """What one member does in every pass of a kind, in order."""
-
-    stored: tuple[TaskKey, ...]
-    """Pieces that it holds, and that it or others read."""
-    steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
-    """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
-    arriving: tuple[Bundle, ...]
-    """Bundles of other members, in the order in which this one reads them."""
-    uses: Mapping[TaskKey, tuple[int, ...]]
-    """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
-    calls_of_group: tuple[int, ...]
-    """How many calls of each group of layers it has."""
-    group_of: Mapping[TaskKey, int]
-    """The group of each of these calls."""
-
-
-def local_order(exchange: Exchange, member: int) -> LocalOrder:
-    """What ``member`` does of a pass."""
-    placed = exchange.placed
-    places: list[tuple[tuple[int, ...], Any]] = []
-    after: dict[TaskKey, tuple[int, ...]] = {}
-    """Where a chunk is there, in the order."""
-    counts = [0] * len(exchange.groups)
-    group_of: dict[TaskKey, int] = {}
-    uses: dict[TaskKey, list[int]] = {}
-    for (number, call), group in zip(placed.calls, exchange.group_of, strict=True):
-        if placed.worker_of[call.key] != member:
-            continue
-        if isinstance(call, PickCall):
-            place: tuple[int, ...] = (*after[call.source], 1)
-        else:
-            place = (call.position,)
-            for argument in dict.fromkeys(call.arguments):
-                uses.setdefault(argument, []).append(call.position)
-        after[call.key] = place
-        places.append((place, (number, call)))
-        counts[group] += 1
-        group_of[call.key] = group
-    for strip in placed.strips:
-        if placed.worker_of[strip.source] == member:
-            after[strip.key] = (*after[strip.source], 2)
-            places.append((after[strip.key], strip))
-    stored = {key for key in exchange.graph.inputs if exchange.homes[key] == member}
-    needed = stored & uses.keys()
-    arriving: dict[TaskKey, tuple[int, ...]] = {}
-    for bundle in exchange.bundles:
-        if bundle.sender == member:
-            needed |= stored.intersection(bundle.items)
-            place = max((after.get(item, (-1,)) for item in bundle.items), default=(-1,))
-            places.append(((*place, 3), bundle))
-        elif bundle.receiver == member:
-            arriving |= {item: (uses[item][0] - 1, 9) if item in uses else END for item in bundle.items}
-    places += [(place, key) for key, place in arriving.items()]
-    places.sort(key=lambda one: one[0])
-    return LocalOrder(
-        stored=tuple(key for key in exchange.graph.inputs if key in needed),
-        steps=tuple(step for _, step in places),
-        arriving=tuple(
-            sorted(
-                (one for one in exchange.bundles if one.receiver == member),
-                key=lambda one: (one.reader, one.position),
-            )
-        ),
-        uses={key: tuple(uses.get(key, ())) for key in [*needed, *arriving]},
-        calls_of_group=tuple(counts),
-        group_of=group_of,
-    )
 
 
 class LocalPass:

@@ -23,12 +23,13 @@ from oocdl.host.limits import check_budget
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
 from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.machine import discards_old_weights, machine_for
 from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
-from oocdl.runtime.cluster.local_pass import LocalOrder, LocalPass, Superseded, local_order
+from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.moved import Moved
 from oocdl.storage.cache.chunk import Chunk
@@ -155,7 +156,7 @@ class Member:
         self.context = execute.Context(graphs, sources, engine, self.tier, heap, self._deliver, known.watched)
         execute.register(known.run_id, self.context)
         self.orders: dict[str, LocalOrder] = {
-            name: local_order(one.exchange, self.number) for name, one in known.passes.items()
+            name: local_orders(one.exchange, [self.number])[self.number] for name, one in known.passes.items()
         }
 
     @property

@@ -12,13 +12,10 @@ from typing import Any
 
 from dask._task_spec import Task, TaskRef
 
-from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.hosts.exchange import MOST_SHOWN, Exchange
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
 from oocdl.runtime.cluster import worker_tasks
-
-MOST_SHOWN = 32
-"""Tasks of a pass that show at which layers a member works."""
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,11 @@ from typing import Any
 from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 
-from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.exchange import GROUPS_AHEAD, MOST_ASKED, SMALL_BYTES, Bundle
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import Member, member_of
 from oocdl.storage.cache.chunk import Chunk
 
-GROUPS_AHEAD = 4
-"""A bundle is asked for when its reader is so many groups of layers behind: earlier it would take room."""
-MOST_ASKED = 64
-"""Bundles that a member asks for at once; the first that it needs is always among them."""
-SMALL_BYTES = 64 << 10
-"""A bundle of at most so much comes as soon as it is made; of larger ones one at a time."""
 HANDLER = "oocdl_bundle"
 
 

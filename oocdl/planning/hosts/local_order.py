@@ -1,0 +1,104 @@
+"""What each member of a crew does in a pass, in the order in which it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oocdl.planning.calls import Call, PickCall
+from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.task_key import TaskKey
+
+END = (1 << 62,)
+"""The place of what is awaited for the pass's end only."""
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalOrder:
+    """What one member does in every pass of a kind, in order."""
+
+    stored: tuple[TaskKey, ...]
+    """Pieces that it holds, and that it or others read."""
+    steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
+    """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
+    arriving: tuple[Bundle, ...]
+    """Bundles of other members, in the order in which this one reads them."""
+    uses: Mapping[TaskKey, tuple[int, ...]]
+    """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
+    calls_of_group: tuple[int, ...]
+    """How many calls of each group of layers it has."""
+    group_of: Mapping[TaskKey, int]
+    """The group of each of these calls."""
+
+
+@dataclass(eq=False)
+class _Draft:
+    """The growing order of one member."""
+
+    counts: list[int]
+    places: list[tuple[Place, Any]] = field(default_factory=list)
+    group_of: dict[TaskKey, int] = field(default_factory=dict)
+    uses: dict[TaskKey, list[int]] = field(default_factory=dict)
+    sent: set[TaskKey] = field(default_factory=set)
+    arriving: dict[TaskKey, Place] = field(default_factory=dict)
+    bundles: list[Bundle] = field(default_factory=list)
+
+
+def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, LocalOrder]:
+    """What each of ``members`` does of a pass."""
+    placed = exchange.placed
+    drafts = {member: _Draft([0] * len(exchange.groups)) for member in members}
+    after: dict[TaskKey, Place] = {}
+    """Where a chunk is there, in the order."""
+    for (number, call), group in zip(placed.calls, exchange.group_of, strict=True):
+        mine = drafts.get(placed.worker_of[call.key])
+        if mine is None:
+            continue
+        if isinstance(call, PickCall):
+            place: Place = (*after[call.source], 1)
+        else:
+            place = (call.position,)
+            for argument in dict.fromkeys(call.arguments):
+                mine.uses.setdefault(argument, []).append(call.position)
+        after[call.key] = place
+        mine.places.append((place, (number, call)))
+        mine.counts[group] += 1
+        mine.group_of[call.key] = group
+    for strip in placed.strips:
+        mine = drafts.get(placed.worker_of[strip.source])
+        if mine is not None:
+            after[strip.key] = (*after[strip.source], 2)
+            mine.places.append((after[strip.key], strip))
+    for bundle in exchange.bundles:
+        if bundle.sender in drafts:
+            mine = drafts[bundle.sender]
+            mine.sent.update(bundle.items)
+            place = max((after.get(item, (-1,)) for item in bundle.items), default=(-1,))
+            mine.places.append(((*place, 3), bundle))
+        if bundle.receiver in drafts:
+            mine = drafts[bundle.receiver]
+            mine.bundles.append(bundle)
+            uses = mine.uses
+            mine.arriving |= {item: (uses[item][0] - 1, 9) if item in uses else END for item in bundle.items}
+    stored: dict[int, list[TaskKey]] = {member: [] for member in drafts}
+    for key in exchange.graph.inputs:
+        home = exchange.homes[key]
+        if home in drafts and (key in drafts[home].uses or key in drafts[home].sent):
+            stored[home].append(key)
+    return {member: _finished(draft, stored[member]) for member, draft in drafts.items()}
+
+
+def _finished(draft: _Draft, stored: list[TaskKey]) -> LocalOrder:
+    places = [*draft.places, *((place, key) for key, place in draft.arriving.items())]
+    places.sort(key=lambda one: one[0])
+    return LocalOrder(
+        stored=tuple(stored),
+        steps=tuple(step for _, step in places),
+        arriving=tuple(sorted(draft.bundles, key=lambda one: (one.reader, one.position))),
+        uses={key: tuple(draft.uses.get(key, ())) for key in [*stored, *draft.arriving]},
+        calls_of_group=tuple(draft.counts),
+        group_of=draft.group_of,
+    )

@@ -1,0 +1,1 @@
+"""A simulated step: of one process, or of hosts with a network between them."""

@@ -1,0 +1,381 @@
+"""One process of a simulated step: its tasks, memory tier, disk and permits, on a clock that several share.
+
+Units are started by the scheduler's own order (``planning/window_order``), acquire what they acquire
+in a run (``planning/calls``), and are let in and chunks evicted by the very books that the RAM tier keeps
+(``storage/cache/ledger``). Only the clock, the disk and the compute slots are the simulator's own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.index import Region, region_size
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.planning.calls import (
+    CombineCall,
+    PickCall,
+    UnitCall,
+    acquired,
+    copied_bytes,
+    made_of,
+    parts_of,
+)
+from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
+from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.simulation.tasks import Entry, Tasks
+from oocdl.planning.simulation.timeline import Moment, Ran
+from oocdl.planning.task_key import TaskKey
+from oocdl.planning.window_order import WindowOrder
+from oocdl.storage.cache.ledger import Claim, Ledger
+
+SLOWDOWN_FACTOR = 1.2
+"""Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
+for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4)."""
+DISK_SHARE = 0.5
+"""Of its speed alone, what the disk reaches beside programs that keep all cores busy."""
+REQUEST_SECONDS = 1.2e-3
+"""Of a chunk, or part of one, that is read or written, beside its bytes: whoever waits for the disk
+waits for a core again."""
+
+
+@dataclass(eq=False, slots=True)
+class Chunk:
+    """A chunk without its bytes: an ``eviction.Entry`` that calls have as an argument."""
+
+    region: Region
+    nbytes: int
+    uses: tuple[int, ...]
+    spilled: bool = False
+    footprint_bytes: int = field(init=False)
+    pins: int = 0
+    readers: int = 0
+    busy: bool = False
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        self.footprint_bytes = footprint(self.nbytes)
+
+    def leave_ram(self) -> None:
+        """There are no bytes to let go of."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Unit(Claim[Chunk]):
+    """A call under way, and what it holds."""
+
+    call: UnitCall | CombineCall
+    number: int
+    """Of the task."""
+    arguments: Sequence[Chunk]
+    worker: int
+    begun: float
+    computing: float = 0.0
+
+
+@dataclass(eq=False, kw_only=True)
+class Arrival(Claim[Chunk]):
+    """A chunk that waits for room: it has come from another process, or is a strip that is cut."""
+
+    number: int
+    """Of the task that it ends."""
+    chunk: Chunk
+
+
+class Step:
+    """One step of the tasks of a process.
+
+    ``held``: by key the chunks that it starts from. ``wanted``: keys of what is kept when it is over.
+    ``send`` is called with each bundle as soon as all of it is made, ``finished`` with each task.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        tasks: Tasks,
+        held: Mapping[TaskKey, Chunk],
+        wanted: Iterable[TaskKey],
+        send: Callable[[Bundle], None] | None = None,
+        finished: Callable[[Entry], None] | None = None,
+    ) -> None:
+        self.process, self.tasks, self.send, self.finished = process, tasks, send, finished
+        self.chunks: list[Any] = [None] * len(tasks.calls)
+        """By task its ``Chunk``, or None where there is none (yet, or any more)."""
+        for key, chunk in held.items():
+            self.chunks[tasks.number[key]] = chunk
+        kept = [tasks.number[key] for key in wanted]
+        self.order = WindowOrder(tasks.sources, kept, arriving=tasks.arriving)
+        self.ended = process.now
+        """When its last task was over."""
+        self.idle = list(range(process.workers))
+        self.slot_line: deque[Unit] = deque()
+
+    # --- scheduling ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Give idle workers what may start."""
+        while self.idle and (number := self.order.next()) is not None:
+            call = self.tasks.calls[number]
+            if isinstance(call, Strip):
+                self._cut(number, call)
+                continue
+            if isinstance(call, Bundle):
+                assert self.send is not None
+                self.send(call)
+            if call is None or isinstance(call, PickCall | Bundle):
+                self._finish(number)
+                continue
+            self.process.books.advance(call.position)
+            chunks = [self.chunks[argument] for argument in self.tasks.arguments[number]]
+            needed = acquired(call, chunks)
+            worker = self.idle.pop()
+            self.process.books.line.append(
+                Unit(
+                    needed.pins, needed.array_bytes, needed.scratch_bytes,
+                    call=call, number=number, arguments=chunks, worker=worker, begun=self.process.now,
+                )
+            )  # fmt: skip
+        self.acquire()
+
+    def acquire(self) -> None:
+        """The first in line takes its memory, if it is there."""
+        books = self.process.books
+        while books.line:
+            claim = books.line[0]
+            absent = books.admit(claim)
+            if absent is None:
+                return
+            self.process.note()
+            if isinstance(claim, Arrival):
+                self._arrived(claim)
+            else:
+                assert isinstance(claim, Unit)
+                self._read(claim, absent)
+
+    def arrive(self, key: TaskKey, chunk: Chunk) -> None:
+        """Take a chunk that another process has sent, once there is room."""
+        self._wait_for_room(self.tasks.number[key], chunk)
+
+    def _cut(self, number: int, strip: Strip) -> None:
+        """Copy a strip from its chunk."""
+        chunk = self.chunks[self.tasks.number[strip.source]]
+        share = region_size(strip.region) / region_size(chunk.region)
+        self._wait_for_room(number, Chunk(strip.region, round(share * chunk.nbytes), chunk.uses))
+
+    def _wait_for_room(self, number: int, chunk: Chunk) -> None:
+        arrival = Arrival(pins=(), left_bytes=chunk.footprint_bytes, number=number, chunk=chunk)
+        self.process.books.line.append(arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        self.chunks[arrival.number] = arrival.chunk
+        self.process.books.put(arrival, arrival.chunk)
+        self._finish(arrival.number)
+        self.process.at(self.process.now, self.start)
+
+    def _read(self, unit: Unit, absent: Sequence[Chunk]) -> None:
+        books, loads = self.process.books, 0
+        for chunk in absent:
+            loads += chunk.nbytes
+            books.loaded(chunk)
+        if all(map(books.is_resident, unit.arguments)):
+            more, requests, copied = 0, 0, copied_bytes(unit.call, unit.arguments, unit.pins)
+        else:
+            more, requests, copied = self._read_parts(unit)
+        wait = 2 * copied / self.process.rates.copy_bytes_per_second
+        self.process.at(
+            self.process.disk(loads + more, 0, len(absent) + requests) + wait, lambda: self._compute(unit)
+        )
+
+    def _read_parts(self, unit: Unit) -> tuple[int, int, int]:
+        """Read what is not pinned part by part: bytes and requests of the disk, and bytes that are copied."""
+        books, loads, requests, copied = self.process.books, 0, 0, 0
+        for number, nbytes in parts_of(unit.call):
+            chunk = unit.arguments[number]
+            if chunk in unit.pins:
+                continue
+            if books.is_resident(chunk):
+                copied += nbytes
+            elif books.promote(chunk):
+                books.loaded(chunk)
+                loads += chunk.nbytes
+                requests += 1
+                copied += nbytes
+            else:
+                loads += nbytes
+                requests += 1
+        return loads, requests, copied
+
+    def _compute(self, unit: Unit) -> None:
+        if self.process.slots == 0:
+            self.slot_line.append(unit)
+            return
+        self.process.slots -= 1
+        unit.computing = self.process.now
+        self.process.work += unit.scratch_bytes
+        self.process.note()
+        seconds = self.process.costs.seconds(unit.call)
+        self.process.compute_seconds += seconds
+        self.process.at(self.process.now + seconds, lambda: self._computed(unit))
+
+    def _computed(self, unit: Unit) -> None:
+        self.process.slots += 1
+        self.process.work -= unit.scratch_bytes
+        if self.slot_line:
+            self._compute(self.slot_line.popleft())
+        books, call = self.process.books, unit.call
+        for place, made in zip(self.tasks.results[unit.number], made_of(call), strict=True):
+            chunk = self.chunks[place] = Chunk(made.region, made.nbytes, made.uses)
+            books.put(unit, chunk)
+        books.release(unit)
+        self.process.note()
+        self.process.ran(unit)
+        self.idle.append(unit.worker)
+        self._finish(unit.number)
+        self.start()
+
+    def _finish(self, number: int) -> None:
+        self.ended = self.process.now
+        for useless in self.order.finish(number):
+            chunk, self.chunks[useless] = self.chunks[useless], None
+            if chunk is not None:  # several results of a unit are chunks of the tasks that pick them
+                self.process.drop(chunk)
+        if self.finished is not None:
+            self.finished(self.tasks.calls[number])
+
+
+class Clock:
+    """The time of a simulation, and what is going to happen."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Have ``call`` made at a time."""
+        heapq.heappush(self._events, (when, next(self._numbers), call))
+
+    def run(self) -> None:
+        """Until nothing more happens."""
+        while self._events:
+            self.now, _, call = heapq.heappop(self._events)
+            call()
+
+
+@dataclass(eq=False)
+class Costs:
+    """Seconds of calls on one thread; those of programs are found once for all processes."""
+
+    rates: Rates
+    rules: Rules
+    known: dict[str, float] = field(default_factory=dict)
+    """By key of a program."""
+
+    def seconds(self, call: UnitCall | CombineCall) -> float:
+        """Of one call."""
+        if isinstance(call, CombineCall):
+            moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
+            return TASK_SECONDS + moved / self.rates.copy_bytes_per_second
+        key = call.unit.program.key
+        if key not in self.known:
+            self.known[key] = program_seconds(call.unit.program, self.rules, self.rates)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self.known[key]
+
+
+class Process:
+    """The disk, the books and the compute slots of a process.
+
+    ``slots``: programs that run at once; ``workers``: units that are under way.
+    """
+
+    def __init__(
+        self, clock: Clock, tier_bytes: int, slots: int, workers: int, costs: Costs, timeline: bool
+    ) -> None:
+        self.clock = clock
+        self.books: Ledger[Chunk] = Ledger(tier_bytes, self.write)
+        self.slots, self.workers, self.costs, self.rates = slots, workers, costs, costs.rates
+        self.timeline = timeline
+        self.begun = self.free_at = self.compute_seconds = self.disk_seconds = 0.0
+        self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
+        self.moments: list[Moment] = []
+        self.units: list[Ran] = []
+        self.step: Step | None = None
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.clock.now
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Have ``call`` made at a time."""
+        self.clock.at(when, call)
+
+    def start(self, step: Step) -> None:
+        """Begin a step; it goes on as the clock does."""
+        self.step = step
+        step.start()
+
+    def end(self) -> None:
+        """Note that the step is over."""
+        assert self.step is not None and self.step.order.over, "the simulated step stands still"
+        self.step = None  # else there would be circles, which live until the collector comes
+
+    def disk(self, read: int, written: int, requests: int) -> float:
+        """When the disk will have moved so much: one request after another."""
+        if read or written:
+            rates = self.rates
+            seconds = read / rates.disk_read_bytes_per_second + written / rates.disk_write_bytes_per_second
+            seconds = seconds / DISK_SHARE + requests * REQUEST_SECONDS
+            self.free_at = max(self.free_at, self.now) + seconds
+            self.disk_seconds += seconds
+            self.books.read_bytes += read
+            return self.free_at
+        return self.now
+
+    def write(self, chunk: Chunk) -> None:
+        """Write a chunk to the spill; then it leaves."""
+        self.at(self.disk(0, chunk.nbytes, 1), lambda: self._written(chunk))
+
+    def _written(self, chunk: Chunk) -> None:
+        chunk.spilled = True
+        self.spilled += chunk.nbytes
+        self.peak_spilled = max(self.peak_spilled, self.spilled)
+        self.books.written(chunk)
+        if chunk.dropped:
+            self.drop(chunk)
+        assert self.step is not None
+        self.step.acquire()
+
+    def drop(self, chunk: Chunk) -> None:
+        """Nothing reads a chunk any more."""
+        if self.books.drop(chunk) and chunk.spilled:
+            self.spilled -= chunk.nbytes
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        books, self.begun = self.books, self.now
+        books.read_bytes = books.written_bytes = 0
+        books.peak_bytes = books.resident_bytes + books.reserved_bytes
+        self.moments, self.units = [], []
+        self.compute_seconds = self.disk_seconds = 0.0
+        self.peak_spilled, self.peak_scratch = self.spilled, 0
+
+    def note(self) -> None:
+        """Write down how much memory is in use."""
+        self.peak_scratch = max(self.peak_scratch, self.work)
+        if self.timeline:
+            books, seconds = self.books, self.now - self.begun
+            self.moments.append(Moment(seconds, books.resident_bytes, books.reserved_bytes, self.work))
+
+    def ran(self, unit: Unit) -> None:
+        """Write down when a unit ran that is done now."""
+        if self.timeline:
+            begun, call = self.begun, unit.call
+            times = unit.begun - begun, unit.computing - begun, self.now - begun
+            self.units.append(Ran(call.position, call.key, unit.worker, *times))

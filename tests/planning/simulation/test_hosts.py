@@ -1,0 +1,245 @@
+"""A step over hosts takes the seconds that one counts by hand, and on one host those of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import oocdl
+from oocdl.graph.ir.index import Region, whole
+from oocdl.graph.ir.program import Operand, make_program
+from oocdl.graph.ir.region_index import RegionIndex
+from oocdl.graph.partition.unit import Unit
+from oocdl.ops import RULES
+from oocdl.planning.calls import Read, UnitCall
+from oocdl.planning.cost_model import NOMINAL, Rates
+from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.local_order import local_orders
+from oocdl.planning.hosts.placement import Placed, place
+from oocdl.planning.simulate import simulate
+from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
+from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.simulation.process import SLOWDOWN_FACTOR, TASK_SECONDS
+from oocdl.planning.task_graph import TaskGraph
+from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
+from tests.kit.models import ResNet, UNet3d, export
+
+SHAPE = (256,)
+BYTES = 4 * SHAPE[0]
+RATES = Rates({}, {}, 1e30, 0.0, 1.0, 1e30, 1e30, 0)
+"""Each program takes a second, and nothing else takes any."""
+UNIT = TASK_SECONDS + SLOWDOWN_FACTOR
+CLUSTER = Cluster(
+    hosts=2,
+    bytes_per_second=BYTES / 10,
+    latency_seconds=0.5,
+    scheduler_seconds=1.0,
+    submit_seconds=0.0,
+    message_seconds=0.0,
+    notice_seconds=10.0,
+)
+
+
+def unit(name: str, number: int) -> TaskKey:
+    return TaskKey(TaskKind.UNIT, name, "", number)
+
+
+def step(calls: Sequence[tuple[TaskKey, Sequence[TaskKey]]], updates: Mapping[TaskKey, TaskKey]) -> TaskGraph:
+    """Units that each copy their arguments, all of one shape; ``updates``: what the next step reads."""
+    region: Region = whole(SHAPE)
+    program = make_program((0,), (SHAPE,), ("float32",), (), (Operand(0, None, SHAPE, None),))
+    _, parts = RegionIndex([region]).overlaps(region)
+    readers: dict[TaskKey, list[int]] = {}
+    for position, (_, arguments) in enumerate(calls):
+        for argument in arguments:
+            readers.setdefault(argument, []).append(position)
+    made = [
+        UnitCall(
+            key=key,
+            position=position,
+            unit=Unit(0, (position,), (), program, ((key.layer, region),), (1,)),
+            arguments=tuple(arguments),
+            reads=tuple(Read("x", region, "float32", parts, n) for n in range(len(arguments))),
+            partial_sums=(None,),
+            combines=(None,),
+            dtypes=("float32",),
+            uses=(tuple(readers.get(key, ())),),
+            buffer_bytes=(len(arguments) + 1) * 4096,
+            scratch_bytes=0,
+        )
+        for position, (key, arguments) in enumerate(calls)
+    ]
+    inputs = tuple(updates)
+    return TaskGraph(
+        calls=tuple(made),
+        pieces={"x": tuple((region, key) for key in (*inputs, *(key for key, _ in calls)))},
+        inputs=inputs,
+        outputs=(calls[-1][0], *updates.values()),
+        input_uses={key: tuple(readers.get(key, ())) for key in inputs},
+        input_bytes=dict.fromkeys(inputs, BYTES),
+        replaced=dict(updates),
+    )
+
+
+def over(graph: TaskGraph, hosts: Mapping[TaskKey, int], cluster: Cluster = CLUSTER) -> SimulatedHosts:
+    placed = Placed(tuple(enumerate(graph.calls)), (), hosts, {c.key: n for n, c in enumerate(graph.calls)})
+    value = {"w": SimpleNamespace(dtype="float32")} if graph.inputs else {}
+    made = {"w": next(iter(graph.replaced.values())).layer} if graph.inputs else {}
+    factored = SimpleNamespace(
+        graph=SimpleNamespace(updates=made, values=value), stored=lambda name: f"of {name}"
+    )
+    pieces = {f"of {layer}": ((whole(SHAPE), unit(layer, 0)),) for layer in made.values()}
+    compiled: Any = SimpleNamespace(
+        graph=replace(graph, pieces={**graph.pieces, **pieces}),
+        plan=SimpleNamespace(factored=factored),
+        pieces={name: (whole(SHAPE),) for name in made},
+        sums={},
+    )
+    homes = homes_of({"": compiled}, {"": placed})
+    going = exchange(compiled, placed, homes, cluster.hosts)
+    return simulate_exchange(going, cluster, 1 << 20, 1, RATES, RULES)
+
+
+def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
+    a, b = unit("a", 0), unit("b", 0)
+    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1})
+    # Both begin at 10, and the second asks at once. The scheduler hears at 21 and 22 that they have begun,
+    # has them go on at 31 and 32, hears that both are through, and has them end.
+    done = 10 + UNIT + 0.5 + 10 + UNIT
+    assert done < 32
+    assert found.seconds == pytest.approx(32 + 10 + 1 + 10 + 10 + 1 + 10)
+    slow = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(CLUSTER, bytes_per_second=BYTES / 50))
+    assert slow.seconds == pytest.approx(10 + UNIT + 0.5 + 50 + UNIT + 10 + 1 + 10 + 10 + 1 + 10)
+    assert (found.sent_bytes, found.received_bytes) == ((BYTES, 0), (0, BYTES))
+    assert found.tasks == 2 * 3
+    assert found.busy_shares == pytest.approx((UNIT / found.seconds,) * 2)
+    assert found.limit == "dependencies"
+
+
+QUIET = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
+
+
+def test_one_bundle_takes_all_that_a_layer_makes_for_a_host() -> None:
+    a, b = [unit("a", 0), unit("a", 1)], unit("b", 0)
+    found = over(step([(a[0], ()), (a[1], ()), (b, a)], {}), {a[0]: 0, a[1]: 0, b: 1}, QUIET)
+    assert found.seconds == pytest.approx(2 * UNIT + 0.5 + 20 + UNIT)
+    assert found.sent_bytes == (2 * BYTES, 0)
+
+
+def test_partial_sums_within_a_layer_travel_one_by_one() -> None:
+    """They go there and back again, which one bundle for all of them could not."""
+    a = [unit("a", number) for number in range(3)]
+    graph = step([(a[0], ()), (a[1], (a[0],)), (a[2], (a[1],))], {})
+    found = over(graph, {a[0]: 0, a[1]: 1, a[2]: 0}, QUIET)
+    assert found.seconds == pytest.approx(3 * UNIT + 2 * (0.5 + 10))
+
+
+def test_a_large_bundle_is_asked_for_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oocdl.planning.simulation.hosts.SMALL_BYTES", BYTES - 1)
+    a, b = unit("a", 0), unit("b", 0)
+    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, QUIET)
+    assert found.seconds == pytest.approx(2 * UNIT + 3 * 0.5 + 10)  # it is there; give it; here it is
+
+
+def test_event_loops_take_their_time_for_each_message() -> None:
+    a, b = unit("a", 0), unit("b", 0)
+    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(QUIET, message_seconds=1.0))
+    assert found.seconds == pytest.approx(max(UNIT, 2.5) + 1 + 0.5 + 10 + 1 + UNIT)  # the asking takes 2.5
+
+
+def test_weights_are_fetched_from_where_the_step_before_has_made_them() -> None:
+    weight, a, b = stored_key("w", 0), unit("a", 0), unit("b", 0)
+    graph = step([(a, (weight,)), (b, (a,))], {weight: b})
+    found = over(graph, {a: 0, b: 1})
+    assert found.sent_bytes == (BYTES, BYTES)  # what was made of the weight, and the weight of the next step
+    there = over(graph, {a: 0, b: 0})
+    assert there.sent_bytes == (0, 0)
+
+
+def test_independent_hosts_compute_at_once_and_wait_for_nobody() -> None:
+    keys = [unit("a", 0), unit("a", 1)]
+    cluster = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
+    found = over(step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}, cluster)
+    assert found.seconds == pytest.approx(UNIT)
+    assert found.limit == "compute"
+
+
+def test_all_tasks_are_handed_in_before_the_first_begins() -> None:
+    keys = [unit("a", 0), unit("a", 1)]
+    cluster = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0, submit_seconds=3.0)
+    found = over(step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}, cluster)
+    assert found.tasks == 6 and found.seconds == pytest.approx(6 * 3.0 + UNIT)
+
+
+def test_what_is_slow_is_named() -> None:
+    a, b = unit("a", 0), unit("b", 0)
+    graph, hosts = step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}
+    assert over(graph, hosts, replace(CLUSTER, bytes_per_second=1.0)).limit == "network"
+    assert over(graph, hosts, replace(CLUSTER, scheduler_seconds=100.0)).limit == "scheduler"
+
+
+@pytest.fixture(scope="module", params=["resnet", "unet"])
+def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
+    folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
+    torch.manual_seed(0)
+    shape = (4, 3, 13, 11) if request.param == "resnet" else (1, 1, 16, 16, 16)
+    net = ResNet() if request.param == "resnet" else UNet3d(base=4, depth=2)
+    x = random.normal(size=shape).astype("float32")
+    model = export(net, (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("x", data=x)
+    labels = random.integers(10, size=4) if x.ndim == 4 else (x[:, 0] > 0).astype("uint8")
+    group.create_array("y", data=labels)
+    cuts = {"batch": 4} if x.ndim == 4 else {"space": (4,)}
+    return oocdl.plan(
+        model,
+        folder / "data.zarr",
+        batch_size=shape[0],
+        memory="6GiB",
+        threads=2,
+        parallel=cuts,
+        engine="torch",
+        loss="cross_entropy",
+    )
+
+
+@pytest.mark.parametrize("times", [1.2, 1000.0])
+def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
+    room = int(times * plan.compiled.plan.peak_unit_bytes)
+    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL, RULES)
+    found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL, RULES)
+    assert found.seconds == pytest.approx(one.seconds, rel=1e-12)
+    assert found.peak_tier_bytes == (one.peak_tier_bytes,)
+    assert found.spilled_bytes == (one.moved_bytes,)
+
+
+@pytest.mark.parametrize(("hosts", "times"), [(2, 1.5), (3, 1000.0)])
+def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: int, times: float) -> None:
+    room = int(times * plan.compiled.plan.peak_unit_bytes)
+    cluster = Cluster(hosts=hosts, bytes_per_second=1e9)
+    found = simulate_hosts(plan.compiled, cluster, room, 2, NOMINAL, RULES)
+    assert 0 < found.seconds < inf and max(found.peak_tier_bytes) <= room
+    assert sum(found.sent_bytes) == sum(found.received_bytes) > 0
+
+
+def test_every_call_is_done_by_one_host(plan: oocdl.Plan) -> None:
+    compiled = plan.compiled
+    placed = place(compiled.graph, 3)
+    going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 3)
+    orders = local_orders(going, range(3))
+    done = [
+        one[1].key
+        for order in orders.values()
+        for one in order.steps
+        if isinstance(one, tuple) and len(one) == 2
+    ]
+    assert sorted(done) == sorted(call.key for call in compiled.graph.calls)
+    assert local_orders(going, [1])[1].steps == orders[1].steps

@@ -1,0 +1,43 @@
+"""Messages queue where they leave and where they arrive; a scheduler handles one task after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from oocdl.planning.simulation.network import Cluster, Network, Scheduler
+
+CLUSTER = Cluster(hosts=3, bytes_per_second=100.0, latency_seconds=0.5, scheduler_seconds=2.0)
+
+
+def test_a_message_takes_latency_and_its_bytes() -> None:
+    assert Network(CLUSTER).transfer(1.0, 0, 1, 1000) == 1.0 + 0.5 + 10.0
+
+
+def test_messages_of_one_sender_leave_one_after_the_other() -> None:
+    network = Network(CLUSTER)
+    assert network.transfer(0.0, 0, 1, 1000) == 10.5
+    assert network.transfer(0.0, 0, 2, 1000) == 20.5  # it leaves at 10
+    assert network.sent_bytes == [2000, 0, 0] and network.received_bytes == [0, 1000, 1000]
+
+
+def test_messages_to_one_receiver_arrive_one_after_the_other() -> None:
+    network = Network(CLUSTER)
+    assert network.transfer(0.0, 0, 2, 1000) == 10.5
+    assert network.transfer(0.0, 1, 2, 1000) == 20.5
+
+
+def test_a_host_sends_and_receives_at_once() -> None:
+    network = Network(CLUSTER)
+    assert network.transfer(0.0, 0, 1, 1000) == network.transfer(0.0, 1, 0, 1000) == 10.5
+
+
+def test_the_scheduler_handles_tasks_in_turn() -> None:
+    scheduler = Scheduler(CLUSTER)
+    assert [scheduler.handle(0.0), scheduler.handle(1.0, 2), scheduler.handle(10.0)] == [2.0, 6.0, 12.0]
+    assert (scheduler.tasks, scheduler.busy_seconds) == (4, 8.0)
+
+
+def test_a_host_handles_messages_in_turn() -> None:
+    network = Network(replace(CLUSTER, message_seconds=1.0))
+    assert [network.handle(0.0, 0), network.handle(0.5, 0), network.handle(0.5, 1)] == [1.0, 2.0, 1.5]
+    assert network.loop_seconds == [2.0, 1.0, 0.0]
