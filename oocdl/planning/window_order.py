@@ -36,7 +36,7 @@ class WindowOrder:
         arriving: Collection[int] = (),
     ) -> None:
         self.dependencies, self.window_tasks = dependencies, window_tasks
-        self.finished, self.running = 0, len(arriving)
+        self.finished = self.running = 0
         self._missing = [len(needed) for needed in dependencies]
         self._dependents: list[list[int]] = [[] for _ in dependencies]
         self._readers = [0] * len(dependencies)
@@ -46,8 +46,8 @@ class WindowOrder:
                 self._readers[dependency] += 1
         for number in set(wanted):
             self._readers[number] += 1  # the caller, who never finishes
-        elsewhere = set(arriving)
-        self._ready = [n for n, missing in enumerate(self._missing) if not missing and n not in elsewhere]
+        self._arriving = set(arriving)
+        self._ready = [n for n, less in enumerate(self._missing) if not less and n not in self._arriving]
         heapify(self._ready)
         self._done = [False] * len(dependencies)
         self._oldest = 0
@@ -63,17 +63,21 @@ class WindowOrder:
         Raises ValueError if none ever will, as tasks depend on each other in a circle.
         """
         ready = self._ready
-        # If the order of numbers cannot be kept, the first task that is ready starts.
+        # If the order of numbers cannot be kept, the first task that is ready starts; also where all wait for
+        # what arrives: others may wait for it.
         if ready and (not self.running or ready[0] < self._oldest + self.window_tasks):
             self.running += 1
             return heappop(ready)
-        if not self.running and not self.over:
+        if not (self.running or self._arriving or self.over):
             raise ValueError(f"tasks depend on each other in a circle; number {self._oldest} waits for it")
         return None
 
     def finish(self, number: int) -> list[int]:
         """Note that a task has finished; returns the tasks whose results nothing needs any more."""
-        self.running -= 1
+        if number in self._arriving:
+            self._arriving.remove(number)
+        else:
+            self.running -= 1
         self.finished += 1
         done = self._done
         done[number] = True

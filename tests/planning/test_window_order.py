@@ -76,3 +76,23 @@ def test_a_circle_is_told() -> None:
     order.finish(0)
     with pytest.raises(ValueError, match="circle"):
         order.next()
+
+
+def test_who_waits_for_others_goes_on_beyond_the_window() -> None:
+    """Others may wait for what is made there: all would stand still."""
+    order = WindowOrder([[], [0], [], []], wanted=[3], window_tasks=2, arriving=[0])
+    assert order.next() == 2  # beyond the window of the task that arrives
+    assert order.next() is None  # but one after the other
+    order.finish(2)
+    assert order.next() == 3
+    order.finish(3)
+    assert order.next() is None and not order.over  # no circle: something is still to arrive
+    order.finish(0)
+    assert order.next() == 1
+
+
+def test_a_circle_is_told_once_all_has_arrived() -> None:
+    order = WindowOrder([[], [2], [1]], wanted=[2], arriving=[0])
+    order.finish(0)
+    with pytest.raises(ValueError, match="circle"):
+        order.next()
