@@ -38,6 +38,7 @@ class Room(NamedTuple):
 
 FLOORS = (
     (Room("cli", "oocdl fit, plan, predict, …, demo", PEOPLE),),
+    (Room("tuning", "search: many runs, of which the better ones train on", PEOPLE),),
     (Room("training", "fit: epochs and steps; the run that comes out; resuming", PEOPLE),),
     (
         Room("report", "the plan as text and picture, progress", PEOPLE, 3),
@@ -52,6 +53,7 @@ FLOORS = (
         Room("config", "settings", PEOPLE),
         Room("losses", "Dice, …", PEOPLE),
         Room("optim", "Adam, …", PEOPLE),
+        Room("space", "LogUniform, …", PEOPLE),
     ),
     (
         Room("fusion", "chains as one loop", COMPUTE, 1.3),

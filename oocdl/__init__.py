@@ -4,19 +4,21 @@
 >>> run = oocdl.fit("unet.onnx", "brain.zarr", memory="2GiB")  # doctest: +SKIP
 """
 
-from oocdl import cluster, errors, events, losses, ops, optim
+from oocdl import cluster, errors, events, losses, ops, optim, space
 from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.storage.run.repair import repair
 from oocdl.storage.run.verify import verify
 from oocdl.training.run import Run
 from oocdl.training.trainer import fit, open, plan
+from oocdl.tuning.search import Search, search
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Plan",
     "Run",
+    "Search",
     "cluster",
     "errors",
     "events",
@@ -28,5 +30,7 @@ __all__ = [
     "optim",
     "plan",
     "repair",
+    "search",
+    "space",
     "verify",
 ]

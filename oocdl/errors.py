@@ -71,6 +71,10 @@ class StoreError(OocdlError):
     exit_code = 3
 
 
+class InUseError(StoreError):
+    """Another process writes the run."""
+
+
 class CorruptError(StoreError):
     """A stored chunk is missing, or is not the one that was written."""
 

@@ -1,4 +1,7 @@
-"""Events of a run, as frozen data. ``fit`` calls every listener with each of them, and prints nothing."""
+"""Events of a run and of a search, as frozen data.
+
+``fit`` and ``search`` call every listener with each of their events, and print nothing.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,28 @@ class RunStopped:
 
 
 @dataclass(frozen=True)
+class TrialDone:
+    """A trial of a search has trained to the total of a rung, or has failed."""
+
+    row: Mapping[str, Any]
+    """The row of ``Search.table``."""
+    done: int
+    """Trials of this rung that are done, those of earlier calls included."""
+    of: int
+    """Trials of this rung."""
+
+
+@dataclass(frozen=True)
+class RungDone:
+    """All trials of a rung are done."""
+
+    rung: int
+    rungs: int
+    going_on: tuple[int, ...]
+    """Trials that the next rung trains on; none after the last rung."""
+
+
+@dataclass(frozen=True)
 class Notice:
     """A line for the user: workers are awaited, one is silent, some are lost."""
 
@@ -76,3 +101,6 @@ class WorkersChanged:
 
 Event = RunStarted | StepDone | Committed | RunFinished | RunStopped | Notice | WorkersChanged
 Listener = Callable[[Event], None]
+
+SearchEvent = TrialDone | RungDone | Notice
+SearchListener = Callable[[SearchEvent], None]

@@ -24,6 +24,7 @@ PACKAGES = (
     "ops",
     "losses",
     "optim",
+    "space",
     "config",
     "storage",
     "fusion",
@@ -35,6 +36,7 @@ PACKAGES = (
     "pytorch",
     "cluster",
     "training",
+    "tuning",
     "cli",
     "__init__",
 )
@@ -58,7 +60,7 @@ INNER = {
 }
 """The same inside packages that have packages."""
 
-FACE = {"__init__", "errors", "events", "config", "losses", "optim", "testing"}
+FACE = {"__init__", "errors", "events", "config", "losses", "optim", "space", "testing"}
 """Modules that may stand at the top: the public face, and what everybody needs."""
 
 ONLY = {
@@ -80,8 +82,8 @@ GATES = {
     "onnxruntime": ("engines.ort.session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
-    "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch"),
-    "distributed": ("runtime.cluster.*", "cluster.launch", "cluster.keep", "cluster.keys"),
+    "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.workers"),
+    "distributed": ("runtime.cluster.*", "cluster.launch", "cluster.keep", "cluster.keys", "tuning.workers"),
     "dask_jobqueue": ("cluster.launch",),
     "cryptography": ("cluster.keys",),
     "zarr": ("storage.*", "training.*", "cli.demo"),
@@ -209,6 +211,8 @@ def test_no_import_hides_in_a_function(name: str) -> None:
         "pytorch.door",
         "report.figure",
         "training.workers",
+        "tuning.optuna_sampler",
+        "tuning.search",
     ):  # gates to what may not be installed, or needed
         assert not re.search(r"import_module|__import__", ast.unparse(modules()[name]))
 

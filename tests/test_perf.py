@@ -241,6 +241,14 @@ def test_first_steps(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
+def test_search(tmp_path: Path) -> None:
+    words = ("--steps", "1", "--trials", "3", "--size", "8")
+    done = run(str(ROOT / "examples/search.py"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stopped") == 2 and done.stdout.count("finished") == 1
+    assert (tmp_path / "search-example" / "best.onnx").is_file()
+
+
 def test_own_loss(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_loss.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -40,9 +40,11 @@ from oocdl.cli.options import (
     run_files,
     settings,
     training_options,
+    varied_settings,
     with_options,
 )
 from oocdl.cli.say import say
+from oocdl.cli.space import parse_space
 from oocdl.config import parse_bytes
 from oocdl.errors import CorruptError, InputError, OocdlError, printable
 from oocdl.host.limits import default_budget_bytes
@@ -54,6 +56,7 @@ from oocdl.training.signals import Stopped
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import open as open_run
 from oocdl.training.trainer import plan as plan_run
+from oocdl.tuning.search import search as search_runs
 
 INTERRUPTED_EXIT_CODE = 130
 app = typer.Typer(
@@ -104,6 +107,51 @@ def fit(
         shown = [listener] if progress else []
         run = fit_run(**options, client=client, progress=False, callbacks=shown)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
+
+
+@app.command()
+@with_options(training_options, worker_options, job_options)
+def search(
+    space: Annotated[
+        list[str] | None,
+        typer.Option(help='What varies: "lr=log:1e-5..1e-2", "batch_size=1,2,4"; may be repeated.'),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="How many are drawn; default: 16 at most.")] = None,
+    rungs: Annotated[int, typer.Option(help="How often the best train on, the first time included.")] = 1,
+    eta: Annotated[int, typer.Option(help="The best of so many train on, to so many times the steps.")] = 3,
+    sampler: Annotated[str, typer.Option(help="random, grid or optuna.")] = "random",
+    trials_per_round: Annotated[int, typer.Option(help="With optuna: asked for at a time.")] = 8,
+    metric: Annotated[str, typer.Option(help="loss, or loss/OUTPUT of several.")] = "loss",
+    mode: Annotated[str, typer.Option(help="Whether min or max is best.")] = "min",
+    validation: Annotated[str | None, typer.Option(help="Dataset whose loss counts, not training's.")] = None,
+    last_steps: Annotated[int, typer.Option(help="Training's loss is the mean over so many.")] = 10,
+    commit_seconds: Commit = 30.0,
+    workdir: Annotated[Path | None, typer.Option(help="Default: MODEL.search beside the model.")] = None,
+    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+    **given: Any,
+) -> None:
+    """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
+    with workers(given) as client:
+        found = search_runs(
+            **varied_settings(given) | call_options(given),
+            space=parse_space(space or ()),
+            trials=trials,
+            rungs=rungs,
+            eta=eta,
+            sampler=sampler,
+            trials_per_round=trials_per_round,
+            metric=metric,
+            mode=mode,
+            validation=validation,
+            last_steps=last_steps,
+            client=client,
+            commit_seconds=commit_seconds,
+            workdir=workdir,
+            progress=progress,
+        )
+    say(str(found).rstrip())
+    if found.best is not None:
+        say(f"best: {found.best['run']}")
 
 
 @app.command()

@@ -33,19 +33,23 @@ from oocdl.report.trained_view import trained_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
+from oocdl.tuning.record import SEARCH_FILE
+from oocdl.tuning.search import Search
 
 ASSUMED_SIZES = (64, 32, 16, 8)
 """Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""
 
 
 def tables_of(what: str, dims: Mapping[str, int] | None = None, weights: bool = False) -> list[Table | Text]:
-    """Make the tables of a path: a run directory, an ONNX file or a dataset.
+    """Make the tables of a path: a run directory, a search's, an ONNX file or a dataset.
 
     Of an ONNX file, ``dims`` are sizes of open dimensions; ``weights`` asks for a row of each initializer.
     """
     path = Path(what)
     if (path / "run.json").is_file():
         return [*run_tables(open_run(path))]
+    if (path / SEARCH_FILE).is_file():
+        return [Text(str(Search(path)).rstrip())]
     if path.suffix.lower() == ".onnx":
         return model_tables(path, dims or {}, weights)
     return [array_table(what, open_dataset(what).arrays)]

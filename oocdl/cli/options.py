@@ -155,6 +155,15 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def varied_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the values of ``training_options`` into arguments of ``oocdl.search``, which may vary the others.
+
+    Those that are what they are by default are left out: they are the same there.
+    """
+    defaults = {name: p.default for name, p in inspect.signature(training_options).parameters.items()}
+    return {name: value for name, value in settings(params).items() if params[name] != defaults[name]}
+
+
 def run_files(paths: Sequence[Path]) -> None:
     """Run files of Python, which register a user's own operators, losses and optimizers.
 

@@ -121,10 +121,10 @@ def table_of(title: str, *columns: str) -> Table:
     return table
 
 
-def text_of(*parts: Table | str) -> str:
-    """Print tables and lines as text, at most ``TABLE_COLUMNS`` wide, with one line break at its end."""
+def text_of(*parts: Table | str, columns: int = TABLE_COLUMNS) -> str:
+    """Print tables and lines as text, at most so many columns wide, with one line break at its end."""
     out = io.StringIO()
-    console = Console(file=out, width=TABLE_COLUMNS, force_terminal=False, highlight=False, markup=False)
+    console = Console(file=out, width=columns, force_terminal=False, highlight=False, markup=False)
     for part in parts:
         console.print(part)
     lines = out.getvalue().removesuffix("\n").split("\n")

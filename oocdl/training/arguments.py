@@ -1,8 +1,9 @@
-"""Checks what is given to ``fit`` beside the settings, before anything is opened."""
+"""Checks what is given to ``fit`` and ``search`` beside the settings, before anything is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,21 @@ def check_call(
             f"callbacks takes a list of callables, each called with an event, got {_short(callbacks)}"
         )
     return None if workdir is None else path_of("workdir", workdir)
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Return an argument that counts something; InputError for what is no whole number, or too small."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number, got {_short(value)}")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, got {_short(value)}")
+    return int(value)
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise InputError for what is no number of seconds."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) >= 0:
+        raise InputError(f"{name} must be a number of seconds, got {_short(value)}")
 
 
 def _short(value: Any) -> str:

@@ -67,7 +67,7 @@ def in_process(code: str, *arguments: object, where: Path) -> subprocess.Complet
 
 def test_help_names_every_verb() -> None:
     shown = CliRunner().invoke(app.app, ["--help"]).output
-    for verb in ("fit", "plan", "predict", "evaluate", "export", "info", "cluster", "demo"):
+    for verb in ("fit", "search", "plan", "predict", "evaluate", "export", "info", "cluster", "demo"):
         assert re.search(rf"^\W*{verb}\b", shown, re.MULTILINE), verb
 
 

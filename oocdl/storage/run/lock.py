@@ -10,7 +10,7 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-from oocdl.errors import StoreError
+from oocdl.errors import InUseError, StoreError
 from oocdl.storage.files import io_error
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -19,7 +19,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 class RunLock:
     """Holds ``path`` locked until ``release``; the kernel lets go when the process dies.
 
-    Raises StoreError naming the owner if another has it. Where the file system has no
+    Raises InUseError naming the owner if another has it. Where the file system has no
     locks the record decides: an owner on this host that is dead is taken over.
 
     With ``take_over`` an owner on another host is evicted, as nobody here can see that it is dead; should
@@ -86,12 +86,12 @@ def _evict(path: Path) -> None:
         os.close(handle)
 
 
-def _in_use(path: Path, owner: dict[str, object]) -> StoreError:
+def _in_use(path: Path, owner: dict[str, object]) -> InUseError:
     who = "pid {pid} on {host} since {start}".format(**{"pid": "?", "host": "?", "start": "?", **owner})
     way_out = "wait for it, or stop it"
     if owner.get("host") not in (None, socket.gethostname()):
         way_out += "; if it is dead, 'oocdl repair --take-over' takes the run from it"
-    return StoreError(f"run {path.parent} is in use by {who}; {way_out}")
+    return InUseError(f"run {path.parent} is in use by {who}; {way_out}")
 
 
 def _owner(handle: int) -> dict[str, object]:

@@ -1,0 +1,93 @@
+"""A search as text: its table in 80 columns, and a line for each trial and rung that is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from oocdl.errors import printable
+from oocdl.events import Notice, RungDone, SearchEvent, TrialDone
+from oocdl.report.progress import counted, duration
+from oocdl.report.run_report import table_of, text_of
+
+SEARCH_COLUMNS = 80
+FACTS = ("state", "rung", "steps", "metric", "error", "seconds", "peak_bytes", "run")
+"""What a row of ``Search.table`` has beside the trial and its values."""
+
+
+def search_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of a search, and below it the errors of its trials.
+
+    >>> row = {"trial": 3, "lr": 0.0123456, "state": "finished", "rung": 1, "steps": 30, "metric": 0.5}
+    >>> print(search_text([{**row, "error": None, "seconds": 2.0}]))
+    ┏━━━━━━━┳━━━━━━━━┳━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┓
+    ┃ trial ┃ metric ┃ steps ┃      lr ┃    state ┃
+    ┡━━━━━━━╇━━━━━━━━╇━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━┩
+    │ 3     │    0.5 │    30 │ 0.01235 │ finished │
+    └───────┴────────┴───────┴─────────┴──────────┘
+    <BLANKLINE>
+    """
+    names = [name for name in (rows[0] if rows else {}) if name not in ("trial", *FACTS)]
+    table = table_of("", "trial", "metric", "steps", *map(printable, names), "state")
+    for row in rows:
+        found = (row["metric"], row["steps"], *(row[name] for name in names), row["state"])
+        table.add_row(str(row["trial"]), *(Text(printable(value_text(value))) for value in found))
+    errors = [f"trial {row['trial']}: {printable(row['error'])}" for row in rows if row["error"]]
+    return text_of(table, *errors, columns=SEARCH_COLUMNS)
+
+
+def value_text(value: Any) -> str:
+    """Write a value of a trial for people.
+
+    >>> value_text(0.00123456), value_text({"type": "SGD", "lr": 0.1}), value_text(None)
+    ('0.001235', 'SGD(lr=0.1)', '')
+    """
+    if isinstance(value, Mapping):
+        fields = ", ".join(f"{name}={value_text(held)}" for name, held in value.items() if name != "type")
+        return f"{value.get('type', '')}({fields})"
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class SearchProgress:
+    """Prints a line for each trial and rung that is done, on stderr. A listener."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+
+    def __call__(self, event: SearchEvent) -> None:
+        """Take one event."""
+        match event:
+            case TrialDone():
+                self._print(_trial_text(event))
+            case RungDone():
+                self._print(_rung_text(event))
+            case Notice(text):
+                self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _trial_text(event: TrialDone) -> str:
+    row = event.row
+    values = ", ".join(
+        f"{name}={value_text(value)}" for name, value in row.items() if name not in ("trial", *FACTS)
+    )
+    head = f"rung {row['rung']}, {event.done} of {event.of}: trial {row['trial']} ({values})"
+    if row["metric"] is None:
+        return f"{head} failed: {row['error']}"
+    spent = duration(row["seconds"])
+    return f"{head} {row['metric']:.6g} after {counted(row['steps'], 'step')}, {spent}"
+
+
+def _rung_text(event: RungDone) -> str:
+    if event.rung == event.rungs - 1:
+        return f"rung {event.rung} is done, the last"
+    if not event.going_on:
+        return f"rung {event.rung} is done; no trial is left to go on"
+    return f"rung {event.rung} is done; trials going on: {', '.join(map(str, event.going_on))}"

@@ -1,0 +1,1 @@
+"""Hyperparameter search: many runs of one model, of which the better ones train on."""

@@ -1,0 +1,318 @@
+"""A search in this process: rungs, table, metrics, going on, failures, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import oocdl
+from oocdl.errors import CorruptError, InputError, ModelWarning, ResourceError, StoreError
+from oocdl.events import Notice, RungDone, TrialDone
+from oocdl.optim import SGD, Cosine, WarmUp
+from oocdl.space import LogUniform
+from oocdl.training.run import Run
+from oocdl.tuning import trial
+from oocdl.tuning.halving import survivors
+from oocdl.tuning.record import read_record, read_results
+from tests.kit import nets
+from tests.kit.searches import OPTIONS, made_of, result_times, write_job
+
+pytestmark = pytest.mark.usefixtures("planned_once", "no_fsync")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def whole(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Search:
+    """Four trials, of which two and then one go on."""
+    return oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path_factory.mktemp("whole") / "s")
+
+
+def test_each_rung_trains_the_best_of_the_one_before(whole: oocdl.Search) -> None:
+    record = read_record(whole.path)
+    assert record is not None
+    results = read_results(whole.path, record)
+    assert [len(rung) for rung in results] == [4, 2, 1]
+    for earlier, later in zip(results, results[1:], strict=False):
+        assert sorted(later) == survivors(list(earlier), earlier, 2, "min")
+    rows = whole.table
+    assert [row["steps"] for row in rows] == [8, 4, 2, 2]
+    assert [row["state"] for row in rows] == ["finished", "stopped", "stopped", "stopped"]
+    assert [row["rung"] for row in rows] == [2, 1, 0, 0]
+    assert rows[2]["metric"] <= rows[3]["metric"]
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["error"] is None for row in rows)
+
+
+def test_a_trial_is_a_run_like_any_other(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+    best = whole.best
+    assert best is not None and best == whole.table[0]
+    options = {name: best[name] for name in ("lr", "batch_size", "optimizer")}
+    plain = {name: OPTIONS[name] for name in ("memory", "engine", "threads", "progress")}
+    alone = oocdl.fit(*job, **plain, **options, steps=8, workdir=tmp_path / "run")
+    assert nets.files_of(whole.best_run) == nets.files_of(alone)
+    # The last ten steps, of which there are eight.
+    assert best["metric"] == pytest.approx(np.mean([row["loss"] for row in alone.history]), rel=1e-12)
+    assert Path(best["run"]).parent == whole.path / "trials"
+    assert f"batch_size={best['batch_size']}" in Path(best["run"]).name
+
+
+def test_the_table_fits_eighty_columns(whole: oocdl.Search) -> None:
+    lines = str(whole).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("stopped" in line for line in lines) == 3 and "finished" in lines[3]
+    assert repr(whole) == f"Search({str(whole.path)!r}, trials=4)"
+
+
+def test_the_same_call_repeats_nothing(job: tuple[Path, Path], whole: oocdl.Search) -> None:
+    before = result_times(whole)
+    events: list[Any] = []
+    again = oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=whole.path, callbacks=[events.append])
+    assert again.table == whole.table and result_times(whole) == before
+    assert [type(event) for event in events] == [RungDone] * 3
+
+
+def test_more_trials_and_rungs_extend_a_search(
+    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path
+) -> None:
+    """The first trials are the same, and so is what comes of it."""
+    first = oocdl.search(*job, **{**OPTIONS, "trials": 2}, eta=2, workdir=tmp_path / "s")
+    before = result_times(first)
+    assert len(before) == 2
+    for extent in ({"trials": 4}, {"trials": 4, "rungs": 3}):
+        found = oocdl.search(*job, **{**OPTIONS, **extent}, eta=2, workdir=tmp_path / "s")
+    assert made_of(found) == made_of(whole)
+    assert {name: when for name, when in result_times(found).items() if name in before} == before
+    with pytest.raises(InputError, match="has 4 trials and 3 rungs; it goes on with as many or more"):
+        oocdl.search(*job, **{**OPTIONS, "trials": 3}, rungs=3, eta=2, workdir=tmp_path / "s")
+
+
+@pytest.mark.parametrize("moment", [1, 4])
+def test_a_search_that_was_stopped_goes_on(
+    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path, moment: int
+) -> None:
+    seen = []
+
+    def stop(event: Any) -> None:
+        seen.append(event)
+        if len(seen) == moment + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path / "s", callbacks=[stop])
+    so_far = oocdl.Search(tmp_path / "s")
+    before = result_times(so_far)
+    assert {row["state"] for row in so_far.table} & {"waiting", "going on"}
+    found = oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path / "s")
+    assert made_of(found) == made_of(whole)
+    assert before.items() <= result_times(found).items()
+
+
+def test_events_tell_trials_and_rungs(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+    events: list[Any] = []
+    oocdl.search(*job, **OPTIONS, rungs=2, eta=2, workdir=tmp_path / "s", callbacks=[events.append])
+    trials = [event for event in events if isinstance(event, TrialDone)]
+    assert [(event.done, event.of) for event in trials] == [(1, 4), (2, 4), (3, 4), (4, 4), (1, 2), (2, 2)]
+    assert [event.row["trial"] for event in trials[:4]] == [0, 1, 2, 3]
+    assert all(event.row["metric"] is not None for event in trials)
+    ends = [event for event in events if isinstance(event, RungDone)]
+    assert [len(event.going_on) for event in ends] == [2, 0]
+
+
+def test_validation_is_what_trials_are_compared_by(job: tuple[Path, Path], tmp_path: Path) -> None:
+    held_out = nets.write_data(tmp_path / "held.zarr", nets.vectors(6, seed=9))
+    found = oocdl.search(*job, **OPTIONS, validation=held_out, workdir=tmp_path / "s")
+    for row in found.table:
+        assert Run(Path(row["run"])).evaluate(held_out, memory="2GiB")["loss"] == pytest.approx(row["metric"])
+    nets.write_data(held_out, nets.vectors(6, seed=10))
+    with pytest.raises(InputError, match="started differently: validation: array 'x'"):
+        oocdl.search(*job, **OPTIONS, validation=held_out, workdir=tmp_path / "s")
+
+
+def largest_weight(run: Run) -> float:
+    """The lower learning rates are, the closer to what it began as."""
+    return float(np.abs(run.weights["w1"][...]).max())
+
+
+def nothing(run: Run) -> float:
+    return float("nan")
+
+
+def test_a_function_of_the_run_may_be_the_metric(job: tuple[Path, Path], tmp_path: Path) -> None:
+    found = oocdl.search(*job, **OPTIONS, metric=largest_weight, mode="max", workdir=tmp_path / "s")
+    metrics = [row["metric"] for row in found.table]
+    assert metrics == sorted(metrics, reverse=True) and len(set(metrics)) > 1
+    with pytest.raises(InputError, match="metric was function largest_weight, is function nothing"):
+        oocdl.search(*job, **OPTIONS, metric=nothing, mode="max", workdir=tmp_path / "s")
+
+
+def test_equal_trials_keep_their_order(job: tuple[Path, Path], tmp_path: Path) -> None:
+    options = {**OPTIONS, "space": {"seed": [1, 2, 3]}, "trials": None, "sampler": "grid"}
+    found = oocdl.search(*job, **options, metric=len_of_name, rungs=2, eta=2, workdir=tmp_path / "s")
+    assert [row["trial"] for row in found.table] == [0, 1, 2]
+    assert [row["rung"] for row in found.table] == [1, 0, 0]
+
+
+def len_of_name(run: Run) -> float:
+    """Equal for all trials."""
+    return float(len(run.path.name))
+
+
+def test_a_trial_that_fails_is_a_row(job: tuple[Path, Path], tmp_path: Path) -> None:
+    """A rate at which weights leave all bounds; the others go on."""
+    options = {**OPTIONS, "space": {"lr": [1e30, 0.1, 0.01]}, "sampler": "grid", "trials": None, "steps": 8}
+    options |= {"optimizer": "sgd", "loss": "mse", "targets": {"y": "x3"}}
+    data = nets.vectors(10)
+    folder = nets.write_data(tmp_path / "data.zarr", {"x": data["x"], "x3": data["x"][:, :3]})
+    found = oocdl.search(job[0], folder, **options, rungs=2, eta=3, workdir=tmp_path / "s")
+    failed = found.table[-1]
+    assert (failed["trial"], failed["state"], failed["metric"]) == (0, "failed", None)
+    assert failed["error"].startswith("NonFiniteError: ")
+    assert [row["state"] for row in found.table] == ["finished", "stopped", "failed"]
+    assert "trial 0: NonFiniteError: the loss of step" in " ".join(str(found).split())
+    before = result_times(found)
+    oocdl.search(job[0], folder, **options, rungs=2, eta=3, workdir=tmp_path / "s")
+    assert result_times(found) == before  # it would fail again
+
+
+def test_a_budget_that_is_too_small_is_tried_again(job: tuple[Path, Path], tmp_path: Path) -> None:
+    small = {**OPTIONS, "memory": "64MiB", "trials": 2}
+    events: list[Any] = []
+    found = oocdl.search(*job, **small, rungs=2, workdir=tmp_path / "s", callbacks=[events.append])
+    assert [row["error"].split(":")[0] for row in found.table] == ["BudgetError"] * 2
+    assert found.best is None and events[-1] == RungDone(0, 2, ())
+    with pytest.raises(StoreError, match="no trial of the search in .* has a metric yet"):
+        _ = found.best_run
+    again = oocdl.search(*job, **{**small, "memory": "2GiB"}, rungs=2, workdir=tmp_path / "s")
+    assert again.best is not None and [row["state"] for row in again.table] == ["finished", "stopped"]
+
+
+def test_what_is_not_the_trials_own_doing_is_tried_again(
+    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, calls = trial.fit, []
+
+    def full(*arguments: Any, **options: Any) -> Run:
+        calls.append(options["workdir"])
+        if len(calls) == 2:
+            raise ResourceError("the disk is full")
+        return train(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "fit", full)
+        found = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
+    assert [row["error"] for row in found.table] == [None] * 3 + ["ResourceError: the disk is full"]
+    before = result_times(found)
+    again = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
+    changed = {name for name, when in result_times(again).items() if before[name] != when}
+    assert changed == {"0001-rung0.json"} and all(row["metric"] for row in again.table)
+
+
+def test_a_result_that_is_lost_is_not_taken_from_later_weights(
+    job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {**OPTIONS, "rungs": 2, "eta": 2, "metric": largest_weight}
+    found = oocdl.search(*job, **options, workdir=tmp_path / "s")
+    best = found.table[0]["trial"]
+    (found.path / "results" / f"{best:04d}-rung0.json").unlink()
+    again = oocdl.search(*job, **options, workdir=tmp_path / "s")
+    assert "its result after 2 is lost" in next(r for r in again.table if r["trial"] == best)["error"]
+
+
+@pytest.mark.parametrize("name", ["search.json", "results/0001-rung0.json"])
+def test_a_damaged_file_is_named(
+    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path, name: str
+) -> None:
+    oocdl.search(*job, **{**OPTIONS, "trials": 2}, workdir=tmp_path / "s")
+    path = tmp_path / "s" / name
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+    with pytest.raises(CorruptError, match=path.name):
+        _ = oocdl.Search(tmp_path / "s").table
+    with pytest.raises(CorruptError, match=path.name):
+        oocdl.search(*job, **{**OPTIONS, "trials": 2}, workdir=tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"trials": 0}, "trials must be at least 1"),
+        ({"rungs": 0}, "rungs must be at least 1"),
+        ({"eta": 1}, "eta must be at least 2"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"steps": 1.5}, "steps must be a whole number"),
+        ({"epochs": 2}, "steps or epochs of the first rung, not both"),
+        ({"last_steps": 0}, "last_steps must be at least 1"),
+        ({"sampler": "bayes"}, "sampler must be 'random' or 'grid' or 'optuna'"),
+        ({"mode": "best"}, "mode must be 'min' or 'max'"),
+        ({"metric": 3}, "metric takes 'loss' or a function"),
+        ({"metric": "dice"}, "no metric 'dice'; there is loss"),
+        ({"batch_size": 2}, "'batch_size' is given twice"),
+        ({"trace": "x"}, "unknown option 'trace'"),
+        ({"client": 3}, "client takes a distributed.Client"),
+        ({"space": {"loss": ["dise"]}}, r"space\['loss'\] has 'dise': there is no loss"),
+        ({"space": {"lr": ["x"]}}, "lr must be a finite number"),
+        ({"wait_seconds": -1}, "wait_seconds must be a number of seconds"),
+    ],
+)
+def test_refused_before_anything_is_made(
+    job: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        oocdl.search(*job, **{**OPTIONS, **changes}, workdir=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_schedule_has_to_last_for_the_last_rung(job: tuple[Path, Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        **OPTIONS,
+        "space": {"optimizer.lr.after.lr": LogUniform(0.01, 1.0)},
+        "trials": 2,
+    }
+    options |= {"rungs": 2, "eta": 2, "workdir": tmp_path / "s"}
+    with pytest.raises(InputError, match="a Cosine of 2 steps, ends before the last rung at 4 steps"):
+        oocdl.search(*job, **options, optimizer=SGD(WarmUp(Cosine(0.1, 2), 1)))
+    found = oocdl.search(*job, **options, optimizer=SGD(WarmUp(Cosine(0.1, 4), 1)))
+    rates = [row["lr"] for row in found.best_run.history]
+    best = found.best
+    assert (
+        best is not None
+        and rates[0] < best["optimizer.lr.after.lr"] == rates[1] / (1 + np.cos(np.pi / 4)) * 2
+    )
+
+
+def test_epochs_count_by_the_batch(job: tuple[Path, Path], tmp_path: Path) -> None:
+    options = {**OPTIONS, "space": {"batch_size": [2, 5]}, "sampler": "grid", "trials": None, "steps": None}
+    found = oocdl.search(*job, **options, epochs=1, rungs=2, eta=2, workdir=tmp_path / "s")
+    by_size = {row["batch_size"]: row["steps"] for row in found.table}
+    assert by_size in ({2: 10, 5: 2}, {2: 5, 5: 4})
+
+
+def test_a_folder_of_something_else_is_left_alone(job: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError, match="is not empty and no search"):
+        oocdl.search(*job, **OPTIONS, workdir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(StoreError, match="no search is in"):
+        oocdl.Search(tmp_path)
+
+
+def test_what_looks_wrong_is_said_once(tmp_path: Path) -> None:
+    weights = {"pe": np.ones(6), "w": np.ones((3, 6))}
+    nodes = [
+        helper.make_node("Add", ["x", "pe"], ["a"], "add"),
+        helper.make_node("Gemm", ["a", "w"], ["y"], "head", transB=1),
+    ]
+    model = nets.save(tmp_path / "net.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors(4))
+    events: list[Any] = []
+    options = {**OPTIONS, "trials": 2, "callbacks": [events.append]}
+    with pytest.warns(ModelWarning, match="may be a buffer") as told:
+        oocdl.search(model, data, **options, workdir=tmp_path / "s")
+    assert len(told) == 1
+    assert sum(isinstance(event, Notice) for event in events) == 1

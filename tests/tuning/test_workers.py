@@ -1,0 +1,221 @@
+"""A search over worker processes: the table of one process, also if workers or the driver are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+import oocdl
+from oocdl.errors import BudgetError, ResourceError, StoreError
+from oocdl.events import Notice, TrialDone
+from oocdl.training.run import Run
+from oocdl.tuning.record import read_record
+from oocdl.tuning.workers import RESOURCE, Workers
+from tests.kit.searches import OPTIONS, made_of, result_times, workers_in, write_job
+
+FORKS = multiprocessing.get_context("forkserver")
+HALVED: dict[str, Any] = {**OPTIONS, "trials": 6, "rungs": 2, "eta": 3}
+LONG: dict[str, Any] = {**HALVED, "steps": 40}
+"""Long enough for a kill to meet trials in the middle."""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with workers_in(tmp_path_factory.mktemp("workers")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def here(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Search:
+    """The search in this process."""
+    return oocdl.search(*job, **HALVED, workdir=tmp_path_factory.mktemp("here") / "s")
+
+
+@pytest.fixture(scope="module")
+def long(job: tuple[Path, Path], client: Client, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Search:
+    """The longer search, undisturbed."""
+    return oocdl.search(*job, **LONG, client=client, workdir=tmp_path_factory.mktemp("long") / "s")
+
+
+def spans(run: Run) -> float:
+    """Notes when this process was at it, and for how long."""
+    begun = time.monotonic()
+    time.sleep(0.1)
+    (run.path / f"span-{os.getpid()}-{begun}-{time.monotonic()}").touch()
+    return float(run.history[-1]["loss"])
+
+
+def test_two_workers_make_the_same_table(
+    client: Client, job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
+) -> None:
+    found = oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s")
+    assert made_of(found) == made_of(here)
+    assert result_times(found).keys() == result_times(here).keys()
+
+
+def test_a_worker_trains_one_trial_at_a_time(job: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of two threads, each of which could; and what one worker makes is what two make."""
+    with workers_in(tmp_path, count=1, threads=2) as client:
+        found = oocdl.search(*job, **HALVED, client=client, metric=spans, workdir=tmp_path / "s")
+        assert set(client.run(lambda dask_worker: dask_worker.state.total_resources[RESOURCE]).values()) == {
+            1
+        }
+    names = [path.name.split("-")[1:] for path in (tmp_path / "s").rglob("span-*")]
+    times = sorted((float(begun), float(ended)) for _, begun, ended in names)
+    assert len(times) == 8 and len({pid for pid, _, _ in names}) == 1
+    assert all(earlier[1] <= later[0] for earlier, later in zip(times, times[1:], strict=False))
+    alone = oocdl.search(*job, **HALVED, metric=spans, workdir=tmp_path / "alone")
+    assert made_of(found) == made_of(alone)
+
+
+def test_a_search_moves_between_process_and_workers(
+    client: Client, job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
+) -> None:
+    first = {**HALVED, "rungs": 1}
+    oocdl.search(*job, **first, client=client, workdir=tmp_path / "s")
+    assert made_of(oocdl.search(*job, **HALVED, workdir=tmp_path / "s")) == made_of(here)
+
+
+def test_workers_that_are_killed_cost_no_trial(
+    client: Client, job: tuple[Path, Path], long: oocdl.Search, tmp_path: Path
+) -> None:
+    before = client.run(os.getpid)
+    killed: list[int] = []
+
+    def kill(event: Any) -> None:
+        if isinstance(event, TrialDone) and event.done in (2, 4) and len(killed) < 3:
+            pids = sorted(client.run(os.getpid).values())
+            for pid in pids[: 1 + len(killed)]:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    found = oocdl.search(*job, **LONG, client=client, workdir=tmp_path / "s", callbacks=[kill])
+    assert made_of(found) == made_of(long)
+    assert len(killed) == 3 and set(killed) & set(before.values())
+    assert not set(killed) & set(client.run(os.getpid).values())
+
+
+def drive(address: str, job: tuple[Path, Path], workdir: Path, pipe: Connection) -> None:
+    """The driver that is killed."""
+    with Client(address) as client:
+        oocdl.search(*job, **LONG, client=client, workdir=workdir, callbacks=[lambda event: pipe.send(1)])
+
+
+def test_a_driver_that_is_killed_costs_no_trial(
+    client: Client, job: tuple[Path, Path], long: oocdl.Search, tmp_path: Path
+) -> None:
+    receiver, sender = FORKS.Pipe(duplex=False)
+    driver = FORKS.Process(target=drive, args=(client.scheduler.address, job, tmp_path / "s", sender))
+    driver.start()
+    for _ in range(2):
+        assert receiver.poll(120)
+        receiver.recv()
+    driver.kill()
+    driver.join()
+    before = result_times(oocdl.Search(tmp_path / "s"))
+    assert 2 <= len(before) < 8
+    found = oocdl.search(*job, **LONG, client=client, workdir=tmp_path / "s")
+    assert made_of(found) == made_of(long)
+    assert before.items() <= result_times(found).items()
+
+
+def test_a_worker_that_comes_late_gets_trials(
+    client: Client, job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
+) -> None:
+    """None is there at first."""
+    client.cluster.scale(0)
+    _wait_for_none(client)
+    notes: list[str] = []
+
+    def come(event: Any) -> None:
+        if isinstance(event, Notice):
+            notes.append(event.text)
+            client.cluster.scale(2)
+
+    found = oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s", callbacks=[come])
+    assert notes[0].startswith("waiting for workers at ")
+    assert made_of(found) == made_of(here)
+
+
+def _wait_for_none(client: Client) -> None:
+    until = time.monotonic() + 60
+    while client.scheduler_info(n_workers=-1)["workers"]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_budgets_that_workers_do_not_have_are_refused(
+    client: Client, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(BudgetError, match="is ended by Dask at 2918 MiB, and a trial may take 2950 MiB"):
+        oocdl.search(*job, **{**HALVED, "memory": "2950MiB"}, client=client, workdir=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_by_default_workers_share_what_there_is(
+    client: Client, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    client.wait_for_workers(2, timeout=60)
+    options = {**HALVED, "memory": None, "threads": None, "trials": 1, "rungs": 1}
+    found = oocdl.search(*job, **options, client=client, workdir=tmp_path / "s")
+    record = read_record(found.path)
+    assert record is not None and record.threads == 1
+    assert record.memory_bytes <= 0.7 * (3 << 30)
+    assert found.table[0]["peak_bytes"] <= record.memory_bytes
+
+
+def test_a_worker_that_does_not_see_the_files_takes_no_trial(client: Client) -> None:
+    notes: list[str] = []
+    crew = Workers(client, [Path("/nowhere/net.onnx")], notes.append, 5.0)
+    with pytest.raises(StoreError, match="does not see /nowhere/net.onnx"):
+        crew.check(1 << 30)
+    assert len(notes) == 2 and all("takes no trial" in note for note in notes)
+
+
+def test_workers_of_one_process_take_turns(
+    job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, Notice):
+            notes.append(event.text)
+
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, dashboard_address=":0") as cluster:
+        found = oocdl.search(*job, **HALVED, client=cluster, workdir=tmp_path / "s", callbacks=[note])
+    assert made_of(found) == made_of(here)
+    assert len(notes) == 1 and "shares its process with another" in notes[0]
+
+
+def test_a_search_without_workers_ends(job: tuple[Path, Path], tmp_path: Path) -> None:
+    with (
+        workers_in(tmp_path, count=0) as client,
+        pytest.raises(ResourceError, match="no worker has come to .* in 1 s"),
+    ):
+        oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s", wait_seconds=1.0)
+
+
+def test_a_scheduler_that_is_lost_ends_a_search_that_can_go_on(
+    job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
+) -> None:
+    def lose(event: Any) -> None:
+        if isinstance(event, TrialDone):
+            client.cluster.close()
+
+    with workers_in(tmp_path) as client, pytest.raises(ResourceError, match="scheduler was lost"):
+        oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s", callbacks=[lose])
+    assert made_of(oocdl.search(*job, **HALVED, workdir=tmp_path / "s")) == made_of(here)
