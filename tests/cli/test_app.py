@@ -381,6 +381,7 @@ REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
     "resume": (("--no-resume",), "resume", False),
     "restart": (("--restart",), "resume", "restart"),
     "replan": (("--replan",), "replan", True),
+    "plan": (("--plan", "other.run"), "plan", Path("other.run")),
     "trace": (("--trace", "t.json"), "trace", Path("t.json")),
 }
 
