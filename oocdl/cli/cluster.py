@@ -91,9 +91,13 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
         yield None if named is None else str(named)
         return
     options = _options(given)
-    with Signals() as signals, signals.allowed(), start(given["cluster"], options) as jobs:
+    with Signals() as signals, signals.allowed(), start(given["cluster"], options, _tell) as jobs:
         _announce(jobs, given["cluster"], options)
         yield jobs
+
+
+def _tell(line: str) -> None:
+    say(line, aside=True)
 
 
 def call_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ starting again. Here a job counts as lost when its worker is gone and its nanny 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,8 +19,6 @@ from distributed.core import Status
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.spec import ProcessInterface
 from distributed.diagnostics.plugin import SchedulerPlugin
-
-logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 SHORT_LIFE_SECONDS = 60.0
@@ -67,8 +65,8 @@ class KeepJobs(Adaptive):
 
     cluster: Any
 
-    def __init__(self, *args: Any, watch: Watch, **kwargs: Any) -> None:
-        self._watch = watch
+    def __init__(self, *args: Any, watch: Watch, tell: Callable[[str], None], **kwargs: Any) -> None:
+        self._watch, self._tell = watch, tell
         self._short_lives = 0
         self._paused_until = 0.0
         super().__init__(*args, **kwargs)
@@ -84,7 +82,7 @@ class KeepJobs(Adaptive):
             job = self.cluster.workers[name]
             if job.job_id is None:
                 forget_refused(job)
-            logger.warning("oocdl: job %s is gone (worker %s); it is submitted again", job.job_id, name)
+            self._tell(f"job {job.job_id or 'of ' + name} is gone; it is submitted again")
             self._pause(self._watch.forget(name))
         if gone:
             await self.cluster.scale_down(gone)

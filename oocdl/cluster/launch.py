@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from math import ceil
 from typing import Any
@@ -23,6 +24,8 @@ from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refu
 from oocdl.cluster.keys import make_keys, security_of
 from oocdl.cluster.options import TUNNEL_PORT, JobSettings, walltime_text
 from oocdl.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 CLUSTERS: dict[str, Any] = {
     "slurm": SLURMCluster,
@@ -49,9 +52,10 @@ def script(settings: JobSettings) -> str:
     return text
 
 
-def start(settings: JobSettings) -> Any:
+def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
     """Start a scheduler here, submit all jobs, and keep their number.
 
+    ``tell`` is called with lines for the user; None: they are logged.
     Raises InputError if the batch system is not here, or refuses a job.
     """
     kind = CLUSTERS[settings.system]
@@ -83,7 +87,7 @@ def start(settings: JobSettings) -> Any:
         cluster.close()
         raise
     jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
-    cluster.adapt(Adaptive=KeepJobs, watch=watch, interval="1s", **jobs)
+    cluster.adapt(Adaptive=KeepJobs, watch=watch, tell=tell or logger.warning, interval="1s", **jobs)
     return cluster
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import importlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from oocdl.cluster.options import TUNNEL_PORT, JobOptions, JobSettings, job_settings
@@ -66,10 +66,13 @@ def htcondor(**options: Unpack[JobOptions]) -> Any:
     return start("htcondor", options)
 
 
-def start(system: str, options: Mapping[str, Any]) -> Any:
-    """Submit the jobs of a batch system, by its name; see ``slurm``."""
+def start(system: str, options: Mapping[str, Any], tell: Callable[[str], None] | None = None) -> Any:
+    """Submit the jobs of a batch system, by its name; see ``slurm``.
+
+    ``tell`` is called with lines for the user, such as of a job that is gone; None: they are logged.
+    """
     settings = _settings(system, options)
-    return _launch().start(settings)
+    return _launch().start(settings, tell)
 
 
 def job_script(system: str, options: Mapping[str, Any]) -> str:

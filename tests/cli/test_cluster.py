@@ -75,7 +75,7 @@ def test_every_option_reaches_the_jobs(
     assert {*inspect.signature(commands.job_options).parameters, "spill"} == REACHES.keys()
     given: list[dict[str, Any]] = []
 
-    def start(system: str, options: dict[str, Any]) -> None:
+    def start(system: str, options: dict[str, Any], tell: Any) -> None:
         given.append(options)
         assert system == "slurm"
         raise KeyboardInterrupt

@@ -248,7 +248,7 @@ def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_
         before = client.scheduler_info()["workers"]
         here.end(1)
         wait_for_another(client, before)
-        assert len(here.scripts()) == 2 and "job 1 is gone (worker SLURMCluster-0)" in caplog.text
+        assert len(here.scripts()) == 2 and "job 1 is gone; it is submitted again" in caplog.text
     assert here.cancelled() == ["1", "2"]
 
 
