@@ -7,9 +7,11 @@
 from oocdl import cluster, errors, events, losses, ops, optim, space
 from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
+from oocdl.report.scaling import Scaling
 from oocdl.storage.run.repair import repair
 from oocdl.storage.run.verify import verify
 from oocdl.training.run import Run
+from oocdl.training.simulation import simulate
 from oocdl.training.trainer import fit, open, plan
 from oocdl.tuning.search import Search, search
 
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Plan",
     "Run",
+    "Scaling",
     "Search",
     "cluster",
     "errors",
@@ -31,6 +34,7 @@ __all__ = [
     "plan",
     "repair",
     "search",
+    "simulate",
     "space",
     "verify",
 ]

@@ -53,6 +53,7 @@ from oocdl.report.progress import counted, show_progress
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.verify import verify as verify_run
 from oocdl.training.signals import Stopped
+from oocdl.training.simulation import simulate as simulate_run
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import open as open_run
 from oocdl.training.trainer import plan as plan_run
@@ -168,6 +169,33 @@ def plan(
     made = plan_run(**settings(given))
     picture = None if plot is None else made.plot(plot)
     say(str(made).rstrip() if show is None else made.show(show, layer))
+    if picture is not None:
+        say(f"picture {picture}")
+
+
+@app.command()
+@with_options(training_options)
+def simulate(
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, with commas.")] = "1,2,4,8,16,32,64",
+    cores: Annotated[int, typer.Option(help="Compute threads of each host.")] = 16,
+    network: Annotated[str, typer.Option(help="Of each host, in each direction, a second.")] = "10Gbit",
+    disk_rate: Annotated[
+        str | None, typer.Option(help="Of each host, a second, such as 2GB; default: this machine's.")
+    ] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="The batch grows with the hosts.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the speed-up, too: a PNG or SVG file.")] = None,
+    **given: Any,
+) -> None:
+    """Predict a step on many hosts, --memory on each; nothing runs."""
+    try:
+        counts = [int(count) for count in hosts.split(",")]
+    except ValueError:
+        raise InputError(f"--hosts takes whole numbers with commas, got '{hosts}'") from None
+    found = simulate_run(
+        hosts=counts, cores=cores, network=network, disk_rate=disk_rate, weak=weak, **settings(given)
+    )
+    picture = None if plot is None else found.plot(plot)
+    say(str(found).rstrip())
     if picture is not None:
         say(f"picture {picture}")
 

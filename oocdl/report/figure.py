@@ -61,29 +61,43 @@ def draw(scene: Scene, path: str | Path) -> Path:
     Raises InputError for another ending and where matplotlib is missing, StoreError if the file
     cannot be written.
     """
+    target = picture_path(path)
+    return written(figure_of(scene), target)
+
+
+def picture_path(path: str | Path) -> Path:
+    """The path of a picture; InputError unless it ends as one."""
     target = Path(path)
     if target.suffix.lower() not in ENDINGS:
         raise InputError(f"a picture of a plan is {' or '.join(ENDINGS)}, not '{target.name}'")
-    figure = figure_of(scene)
+    return target
+
+
+def written(figure: Figure, target: Path) -> Path:
+    """Write a figure; returns its path. Raises StoreError if it cannot be written."""
     with reporting(target):
         figure.savefig(target, dpi=DOTS_PER_INCH)
     return target
 
 
-def figure_of(scene: Scene) -> Figure:
-    """Make the picture as a matplotlib figure: memory above, layers below, one axis of time."""
+def empty_figure(inches_wide: float, inches_high: float) -> Figure:
+    """Make a figure; InputError where matplotlib is missing."""
     try:
         module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise InputError(
             "a picture of a plan needs matplotlib, which is not installed; pip install 'oocdl[plot]'"
         ) from error
+    figure: Figure = module.Figure(figsize=(inches_wide, inches_high), layout="constrained")
+    return figure
+
+
+def figure_of(scene: Scene) -> Figure:
+    """Make the picture as a matplotlib figure: memory above, layers below, one axis of time."""
     moments, units, ends = _joined(scene.passes)
     rows = list(dict.fromkeys(ran.key.layer for ran in sorted(units, key=lambda ran: ran.position)))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
-    figure: Figure = module.Figure(
-        figsize=(INCHES_WIDE, MEMORY_INCHES + layers_inches + MARGIN_INCHES), layout="constrained"
-    )
+    figure = empty_figure(INCHES_WIDE, MEMORY_INCHES + layers_inches + MARGIN_INCHES)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(MEMORY_INCHES, layers_inches))
     unit, name = _time_unit(ends[-1])
     _draw_memory(above, scene, moments, ends[-1], unit)

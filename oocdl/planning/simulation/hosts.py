@@ -35,7 +35,7 @@ from oocdl.planning.simulation.process import Chunk, Clock, Costs, Process, Step
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.task_key import TaskKey
 
-BUSY_SHARE = 0.6
+BUSY_SHARE = 0.5
 """What is busy for at least this share of a step is what limits it."""
 
 

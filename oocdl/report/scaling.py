@@ -1,0 +1,101 @@
+"""``Scaling``: how a step goes on more and more hosts, as simulated: numbers, a table, a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from oocdl.planning.simulation.hosts import SimulatedHosts
+from oocdl.report.figure import empty_figure, picture_path, written
+from oocdl.report.run_report import table_of, text_of
+
+SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
+"""Told apart by colour-blind eyes, and by their dashes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """One step on a number of hosts."""
+
+    hosts: int
+    batch: int
+    """Samples of a step, on all hosts together."""
+    seconds: float
+    speedup: float
+    """How many times the samples a second of the first row, times the hosts of that."""
+    efficiency: float
+    """The speed-up for each host: 1 is ideal."""
+    memory_bytes: int
+    """Predicted peak of the host that takes most, the process itself included."""
+    traffic_bytes: int
+    """What the host that sends and receives most sends and receives in a step."""
+    spilled_bytes: int
+    """From and to the disk of the host that moves most."""
+    limit: str
+    """"compute", "network", "disk", "messages", "scheduler" or, where nothing is busy most of the time,
+    "dependencies": hosts or threads wait for each other."""
+    details: SimulatedHosts
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What ``oocdl.simulate`` returns: a row for each number of hosts."""
+
+    title: str
+    weak: bool
+    """Whether the batch grows with the hosts."""
+    rows: tuple[ScalingRow, ...]
+
+    def table(self) -> Table:
+        """Make the table, at most 80 characters wide: % is efficiency, GiB/host memory, MiB/host traffic."""
+        heads = ("hosts", "batch", "s/step", "speed-up", "%", "GiB/host", "MiB/host", "limited by")
+        table = table_of(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", *heads)
+        for row in self.rows:
+            table.add_row(
+                f"{row.hosts}",
+                f"{row.batch}",
+                f"{row.seconds:.3g}",
+                f"{row.speedup:.3g}",
+                f"{100 * row.efficiency:.0f}",
+                f"{row.memory_bytes / 2**30:.2f}",
+                f"{row.traffic_bytes / 2**20:.0f}",
+                row.limit,
+            )
+        return table
+
+    def __str__(self) -> str:
+        return text_of(self.table())
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw the speed-up over the number of hosts beside the ideal, as PNG or SVG; returns the path.
+
+        Raises InputError for another ending and where matplotlib is missing, StoreError if the file cannot
+        be written.
+        """
+        target = picture_path(path)
+        figure = empty_figure(8.0, 5.0)
+        axes = figure.subplots()
+        hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
+        axes.plot(hosts, hosts, color=IDEAL_COLOR, linestyle="--", label="ideal")
+        axes.plot(hosts, speedups, color=SIMULATED_COLOR, marker="o", label="simulated")
+        for row in self.rows:
+            axes.annotate(
+                row.limit,
+                (row.hosts, row.speedup),
+                xytext=(0, -14),
+                textcoords="offset points",
+                fontsize=8,
+                ha="center",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(hosts, [str(count) for count in hosts])
+        axes.set_yticks(hosts, [str(count) for count in hosts])
+        axes.set_xlabel("hosts")
+        axes.set_ylabel("samples a second, as multiples of one host's")
+        axes.set_title(f"{self.title}: {'weak' if self.weak else 'strong'} scaling", parse_math=False)
+        axes.grid(linewidth=0.4, alpha=0.6)
+        axes.legend(frameon=False)
+        return written(figure, target)

@@ -1,0 +1,163 @@
+"""``simulate``: how a step would go on more hosts than there are, before a job is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from oocdl.config import parse_bytes
+from oocdl.errors import InputError
+from oocdl.ops import RULES
+from oocdl.planning.budget import compile_within
+from oocdl.planning.calibrate import known_rates
+from oocdl.planning.compiler import draft_pass
+from oocdl.planning.cost_model import Rates
+from oocdl.planning.machine import discards_old_weights, plan_growth_bytes
+from oocdl.planning.recipe import PassKind, Request
+from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
+from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.tile_search import MAX_LAYER_SHARDS
+from oocdl.report.scaling import Scaling, ScalingRow
+from oocdl.training.from_module import planned_file
+from oocdl.training.job import Job, job_of
+
+HOSTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def simulate(
+    model: Any,
+    dataset: Any,
+    *,
+    hosts: Sequence[int] = HOSTS,
+    cores: int = 16,
+    network: float | str = "10Gbit",
+    disk_rate: float | str | None = None,
+    weak: bool = False,
+    **options: Any,
+) -> Scaling:
+    """Predict a step on numbers of hosts that need not be there; nothing runs.
+
+    A pass is planned for each number of hosts as ``fit`` with so many workers plans it, and its tasks are
+    simulated: their order on each host, memory, spill, what travels between hosts and Dask's scheduler.
+    Seconds of tasks are by this machine's rates (``oocdl info --machine``), which stand for each core of the
+    hosts. Where hosts have more cores than a layer may have pieces, several cores count as a faster one.
+
+    Parameters
+    ----------
+    model, dataset
+        As for ``fit``.
+    hosts
+        Numbers of hosts; speed-ups are over the first.
+    cores
+        Compute threads of each host.
+    network
+        Of each host, in each direction: "10Gbit" a second, "1.25GB" a second, or bytes a second.
+    disk_rate
+        Of each host, reading and writing: as ``network``; None: as this machine's.
+    weak
+        Whether the batch grows with the hosts: ``batch_size`` samples for each.
+    options
+        Those of ``fit``; ``memory`` is each host's.
+
+    Raises
+    ------
+    What ``plan`` raises; InputError for numbers that are none, and for ``accumulate``.
+
+    Examples
+    --------
+    >>> print(oocdl.simulate("unet.onnx", "brain.zarr", hosts=[1, 4], memory="60GB"))  # doctest: +SKIP
+    """
+    if not hosts or any(type(count) is not int or count < 1 for count in hosts):
+        raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
+    if options.get("threads") is not None:
+        raise InputError("give cores, the compute threads of each host, not threads")
+    with planned_file(model, dataset, options) as path:
+        job = job_of(path, dataset, {**options, "threads": cores})
+        if job.settings.accumulate != 1:
+            raise InputError("simulate takes no accumulate: a step of one pass is simulated")
+        rates = known_rates(job.machine.engine)
+        if disk_rate is not None:
+            speed = parse_rate("disk_rate", disk_rate)
+            rates = replace(rates, disk_read_bytes_per_second=speed, disk_write_bytes_per_second=speed)
+        speed = parse_rate("network", network)
+        found = {count: _simulated(job, count, speed, rates, weak) for count in dict.fromkeys(hosts)}
+    size = job.settings.batch_size
+    first = next(iter(found.values()))
+    base = (size * (first.hosts if weak else 1)) / first.seconds / first.hosts
+    rows = tuple(
+        _row(one, size * (one.hosts if weak else 1), base, job.machine.base_bytes) for one in found.values()
+    )
+    return Scaling(f"{job.model.path.name} on hosts of {cores} cores", weak, rows)
+
+
+def parse_rate(name: str, rate: float | str) -> float:
+    """Read bytes a second from a number or a text; InputError if it is none.
+
+    >>> parse_rate("network", "10Gbit"), parse_rate("disk", "2GB"), parse_rate("disk", "100 MB/s")
+    (1250000000.0, 2000000000.0, 100000000.0)
+    """
+    if not isinstance(rate, str):
+        return float(parse_bytes(rate))
+    text = re.sub(r"\s*/\s*s\s*$", "", rate)
+    bits = re.fullmatch(r"\s*(.*?)bit\s*", text, re.IGNORECASE)
+    try:
+        return parse_bytes(bits[1] + "B") / 8 if bits else float(parse_bytes(text))
+    except InputError:
+        raise InputError(f"{name} takes a rate such as 10Gbit or 2GB (a second), got '{rate}'") from None
+
+
+def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -> SimulatedHosts:
+    """One step on so many hosts."""
+    cores = job.machine.threads
+    lanes = max(min(cores, MAX_LAYER_SHARDS // hosts), 1)
+    machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0)
+    settings = replace(job.settings, threads=lanes)
+    batch = settings.batch_size * (hosts if weak else 1)
+    request = Request(
+        model=job.model, binding=job.binding, settings=settings, batch=batch, rules=RULES, kind=PassKind.WHOLE
+    )
+    compiled = compile_within(draft_pass(request), settings, machine)
+    plan = compiled.plan
+    room = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
+    return simulate_hosts(
+        compiled,
+        Cluster(hosts=hosts, bytes_per_second=network),
+        room,
+        lanes,
+        _faster(rates, cores / lanes),
+        RULES,
+        not discards_old_weights(plan, machine),
+    )
+
+
+def _faster(rates: Rates, factor: float) -> Rates:
+    """The rates of a lane that counts for ``factor`` cores."""
+
+    def times(table: Mapping[str, float]) -> dict[str, float]:
+        return {name: factor * rate for name, rate in table.items()}
+
+    return replace(
+        rates,
+        arithmetic={k: tuple((n, factor * r) for n, r in points) for k, points in rates.arithmetic.items()},
+        memory=times(rates.memory),
+        copy_bytes_per_second=factor * rates.copy_bytes_per_second,
+    )
+
+
+def _row(one: SimulatedHosts, batch: int, base: float, base_bytes: int) -> ScalingRow:
+    """``base``: samples a second and host of the first row."""
+    speedup = batch / one.seconds / base
+    return ScalingRow(
+        hosts=one.hosts,
+        batch=batch,
+        seconds=one.seconds,
+        speedup=speedup,
+        efficiency=speedup / one.hosts,
+        memory_bytes=base_bytes + max(one.peak_tier_bytes),
+        traffic_bytes=max(map(sum, zip(one.sent_bytes, one.received_bytes, strict=True))),
+        spilled_bytes=max(one.spilled_bytes),
+        limit=one.limit,
+        details=one,
+    )

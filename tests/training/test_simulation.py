@@ -1,0 +1,98 @@
+"""``oocdl.simulate``: rows for numbers of hosts, as table and picture, from Python and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from PIL import Image
+
+import oocdl
+from oocdl.cli.app import run_command
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import InputError
+from oocdl.planning.tile_search import MAX_LAYER_SHARDS
+from oocdl.training.simulation import parse_rate
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("scaling")
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("image", shape=(2, 1, 32, 32, 32), chunks=(1, 1, 32, 32, 32), dtype="float32")
+    group.create_array("logits", shape=(2, 32, 32, 32), chunks=(1, 32, 32, 32), dtype="uint8")
+    return write_unet3d(folder / "net.onnx", base=8, depth=2, size=(32, 32, 32)), folder / "data.zarr"
+
+
+def scaling(files: tuple[Path, Path], **options: Any) -> oocdl.Scaling:
+    words = {"cores": 2, "memory": "4GiB", "engine": "torch", "loss": "cross_entropy", **options}
+    return oocdl.simulate(*files, **words)
+
+
+def test_weak_scaling_grows_the_batch_and_strong_does_not(files: tuple[Path, Path]) -> None:
+    weak, strong = (scaling(files, hosts=[1, 4], weak=is_weak) for is_weak in (True, False))
+    assert [row.batch for row in weak.rows] == [1, 4] and [row.batch for row in strong.rows] == [1, 1]
+    for found in (weak, strong):
+        first, last = found.rows
+        assert first.speedup == first.efficiency == 1.0 and first.traffic_bytes == 0
+        assert last.speedup == pytest.approx(last.batch * first.seconds / last.seconds)
+        assert last.efficiency == pytest.approx(last.speedup / 4) and last.traffic_bytes > 0
+        assert sum(last.details.sent_bytes) == sum(last.details.received_bytes)
+    assert weak.rows[1].efficiency > strong.rows[1].efficiency
+
+
+def test_a_slower_network_limits(files: tuple[Path, Path]) -> None:
+    fast, slow = (scaling(files, hosts=[2], network=rate).rows[0] for rate in ("10Gbit", "1Mbit"))
+    assert slow.seconds > 3 * fast.seconds and slow.limit == "network"
+
+
+def test_as_many_cores_count_as_one_as_there_are_too_many(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose cores are counted as one of their speed is about as fast as with all of them."""
+    each = scaling(files, hosts=[2], cores=4, weak=True).rows[0]
+    monkeypatch.setattr("oocdl.training.simulation.MAX_LAYER_SHARDS", 2)
+    assert MAX_LAYER_SHARDS > 2
+    together = scaling(files, hosts=[2], cores=4, weak=True).rows[0]
+    assert together.details.tasks <= each.details.tasks
+    assert together.seconds == pytest.approx(each.seconds, rel=0.5)
+
+
+def test_the_table_fits_a_terminal_and_the_picture_is_drawn(files: tuple[Path, Path], tmp_path: Path) -> None:
+    found = scaling(files, hosts=[1, 2])
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(row.limit in str(found) for row in found.rows)
+    pytest.importorskip("matplotlib")
+    with Image.open(found.plot(tmp_path / "scaling.png")) as picture:
+        assert picture.size[0] > 500
+    with pytest.raises(InputError, match="PNG|png"):
+        found.plot(tmp_path / "scaling.txt")
+
+
+def test_the_command_line_says_the_same(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--hosts", "1,2", "--cores", "2", "--memory", "4GiB", "--engine", "torch", "--weak"]
+    assert run_command(["simulate", *map(str, files), *words], debug=False) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "│"] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hosts": [0]}, "hosts"),
+        ({"hosts": []}, "hosts"),
+        ({"threads": 2}, "cores"),
+        ({"accumulate": 2}, "accumulate"),
+        ({"network": "fast"}, "network"),
+        ({"disk_rate": "-1"}, "disk_rate"),
+    ],
+)
+def test_what_cannot_be_is_refused(files: tuple[Path, Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scaling(files, **{"hosts": [1], **options})
+
+
+def test_rates_are_bits_or_bytes_a_second() -> None:
+    assert parse_rate("network", "10Gbit/s") == parse_rate("network", "1.25 GB") == 1.25e9
