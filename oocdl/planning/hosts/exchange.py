@@ -8,7 +8,7 @@ which wait for each other's bundles never wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.ir.array_layout import itemsize
@@ -29,8 +29,8 @@ MOST_ASKED = 64
 """Bundles that a member asks for at once; the first that it needs is always among them."""
 SMALL_BYTES = 64 << 10
 """A bundle of at most so much comes as soon as it is made; of larger ones one at a time."""
-MOST_SHOWN = 32
-"""Tasks of Dask's of a pass that show at which layers a member works."""
+MOST_SHOWN, MOST_TASKS = 32, 4000
+"""Tasks of Dask's of a pass that show at which layers a member works, and of all members together."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,17 @@ class Exchange:
     def crossing_bytes(self) -> int:
         """Bytes of the largest bundle."""
         return max((bundle.nbytes for bundle in self.bundles), default=0)
+
+
+def shown_groups(groups: Collection[int], members: int) -> list[tuple[int, ...]]:
+    """The groups of layers at which a member works, by the task of the cluster that shows them.
+
+    >>> shown_groups(range(5), members=2000)
+    [(0, 1, 2), (3, 4)]
+    """
+    mine = sorted(groups)
+    size = -(-len(mine) // min(MOST_SHOWN, max(MOST_TASKS // members, 1))) or 1
+    return [tuple(mine[first : first + size]) for first in range(0, len(mine), size)]
 
 
 def renewed(compiled: CompiledPass) -> dict[TaskKey, TaskKey]:

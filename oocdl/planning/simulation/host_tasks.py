@@ -6,18 +6,11 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region, region_size
 from oocdl.planning.calls import CombineCall, PickCall, made_of
-from oocdl.planning.hosts.exchange import MOST_SHOWN, Bundle, Exchange
+from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.simulation.tasks import Entry
 from oocdl.planning.task_key import TaskKey, result_key
-
-
-def shown_groups(order: LocalOrder) -> list[list[int]]:
-    """The groups of layers at which a host works, by the task of the cluster that shows them."""
-    mine = [group for group, calls in enumerate(order.calls_of_group) if calls]
-    size = -(-len(mine) // MOST_SHOWN) or 1
-    return [mine[first : first + size] for first in range(0, len(mine), size)]
 
 
 @dataclass(frozen=True, slots=True)

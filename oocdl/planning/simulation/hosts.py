@@ -25,11 +25,12 @@ from oocdl.planning.hosts.exchange import (
     Exchange,
     exchange,
     homes_of,
+    shown_groups,
 )
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.simulate import after
-from oocdl.planning.simulation.host_tasks import entries_of, items_of, shown_groups
+from oocdl.planning.simulation.host_tasks import entries_of, items_of
 from oocdl.planning.simulation.network import Cluster, Network, Scheduler
 from oocdl.planning.simulation.process import Chunk, Clock, Costs, Process, Step
 from oocdl.planning.simulation.tasks import Entry, Tasks
@@ -77,7 +78,7 @@ class _Host:
 
     def __init__(self, cast: _Pass, order: LocalOrder, step: Step) -> None:
         self.cast, self.step, self.left = cast, step, list(order.calls_of_group)
-        self.shown = shown_groups(order)
+        self.shown = shown_groups(set(order.group_of.values()), len(cast.run.orders))
         self.heard = 0
         """How many of its tasks' ends the scheduler has heard of."""
         self.going = False
@@ -253,7 +254,9 @@ class _Run:
     @property
     def task_count(self) -> int:
         """Of the cluster: of each host one that begins, some that show its layers, and one that ends."""
-        return sum(2 + len(shown_groups(order)) for order in self.orders)
+        return sum(
+            2 + len(shown_groups(set(order.group_of.values()), len(self.orders))) for order in self.orders
+        )
 
     def first(self) -> list[dict[TaskKey, Chunk]]:
         """Weights and state as they are before any step."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from dask._task_spec import Task, TaskRef
 
-from oocdl.planning.hosts.exchange import MOST_SHOWN, Exchange
+from oocdl.planning.hosts.exchange import Exchange, shown_groups
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
 from oocdl.runtime.cluster import worker_tasks
@@ -36,12 +36,9 @@ def steps_of(exchange: Exchange, plan_id: str, members: int) -> list[Step]:
         works[exchange.placed.worker_of[call.key]].add(group)
     for number, groups in enumerate(works):
         last = _begin(number)
-        mine = sorted(groups)
-        size = -(-len(mine) // MOST_SHOWN) or 1
-        for first in range(0, len(mine), size):
-            together = mine[first : first + size]
+        for together in shown_groups(groups, members):
             key = TaskKey(TaskKind.LAYERS, exchange.groups[together[0]], str(together[0]), number)
-            found.append(Step(key, worker_tasks.layers, (tuple(together),), (last,)))
+            found.append(Step(key, worker_tasks.layers, (together,), (last,)))
             last = key
         found.append(Step(end_key(number), worker_tasks.end, (plan_id,), (last,)))
     return found
