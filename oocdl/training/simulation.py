@@ -18,12 +18,13 @@ from oocdl.planning.machine import discards_old_weights, plan_growth_bytes
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.tile_search import MAX_LAYER_SHARDS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
 from oocdl.training.job import Job, job_of
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)
+MOST_LANES = 256
+"""Of all hosts together; where there are more threads, several of a host count as one."""
 
 
 def simulate(
@@ -42,7 +43,7 @@ def simulate(
     A pass is planned for each number of hosts as ``fit`` with so many workers plans it, and its tasks are
     simulated: their order on each host, memory, spill, what travels between hosts and Dask's scheduler.
     Seconds of tasks are by this machine's rates (``oocdl info --machine``), which stand for each core of the
-    hosts. Where hosts have more cores than a layer may have pieces, several cores count as a faster one.
+    hosts. Where there are more than ``MOST_LANES`` cores, several of a host count as one that is as fast.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def parse_rate(name: str, rate: float | str) -> float:
 def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -> SimulatedHosts:
     """One step on so many hosts."""
     cores = job.machine.threads
-    lanes = max(min(cores, MAX_LAYER_SHARDS // hosts), 1)
+    lanes = max(min(cores, MOST_LANES // hosts), 1)
     machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0)
     settings = replace(job.settings, threads=lanes)
     batch = settings.batch_size * (hosts if weak else 1)

@@ -13,7 +13,6 @@ import oocdl
 from oocdl.cli.app import run_command
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
-from oocdl.planning.tile_search import MAX_LAYER_SHARDS
 from oocdl.training.simulation import parse_rate
 
 
@@ -53,8 +52,7 @@ def test_as_many_cores_count_as_one_as_there_are_too_many(
 ) -> None:
     """A host whose cores are counted as one of their speed is about as fast as with all of them."""
     each = scaling(files, hosts=[2], cores=4, weak=True).rows[0]
-    monkeypatch.setattr("oocdl.training.simulation.MAX_LAYER_SHARDS", 2)
-    assert MAX_LAYER_SHARDS > 2
+    monkeypatch.setattr("oocdl.training.simulation.MOST_LANES", 2)
     together = scaling(files, hosts=[2], cores=4, weak=True).rows[0]
     assert together.details.tasks <= each.details.tasks
     assert together.seconds == pytest.approx(each.seconds, rel=0.5)
