@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,12 +90,26 @@ def ended() -> None:
     assert not [path for path in (real.ROOT / "disk").rglob("spill-*")]
 
 
-def test_a_job_that_is_cancelled_in_mid_step(folder: Path) -> None:
-    run = folder / "cancelled"
-    with fit(folder, run.name, "--cluster", "slurm", "--nodes", 2) as started:
-        in_step(run)
-        real.run("scancel", real.jobs()[0][0])
-        finished(started, run)
+def cancel() -> None:
+    real.run("scancel", real.jobs()[0][0])
+
+
+def down() -> None:
+    real.run("scontrol", "update", f"NodeName={real.jobs()[0][2]}", "State=DOWN", "Reason=test")
+
+
+@pytest.mark.parametrize("fault", [cancel, down])
+def test_what_clusters_do_in_mid_step(folder: Path, fault: Callable[[], None]) -> None:
+    run = folder / fault.__name__
+    try:
+        with fit(folder, run.name, "--cluster", "slurm", "--nodes", 2) as started:
+            in_step(run)
+            fault()
+            finished(started, run)
+    finally:
+        for node, state in real.states().items():
+            if "down" in state:
+                real.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert nets.files_of(oocdl.open(run)) == nets.files_of(oocdl.open(folder / "alone"))
     said = run.with_suffix(".log").read_text()
     assert "to go on from step" in said and "is gone; it is submitted again" in said
