@@ -1,19 +1,18 @@
 """Which worker runs which call, and what has to travel between them.
 
-Shards of a layer are placed in contiguous blocks, so neighbours share a worker
-but at the seams. Across a seam only the strip that is read travels: it is a key
-of its own, made where its chunk is, so that the chunk itself need not move.
+Of a chunk of another worker only the strip that is read travels: it is a key of
+its own, made where its chunk is, so that the chunk itself need not move.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall
+from oocdl.planning.calls import Call, PickCall, UnitCall
+from oocdl.planning.hosts.assignment import assign
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 
@@ -41,27 +40,19 @@ class Placed:
 
 
 def place(graph: TaskGraph, workers: int) -> Placed:
-    """Give every call a worker, and cut strips at the seams."""
-    # By shard: units are numbered as they are swept, which is there and back again, layer by layer.
-    shards: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
-    for call in graph.calls:
-        if isinstance(call, UnitCall):
-            insort(shards.setdefault(call.key[:3], []), call.unit.shard)
+    """Give every call a worker (``hosts/assignment``), and cut strips at the seams."""
     region_of = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    worker_of: dict[TaskKey, int] = {}
+    worker_of = assign(graph, workers)
     position_of: dict[TaskKey, int] = {}
     calls: list[tuple[int, Call]] = []
     strips: dict[tuple[TaskKey, Region], Strip] = {}
     for number, call in enumerate(graph.calls):
         if isinstance(call, PickCall):
-            worker_of[call.key], position_of[call.key] = worker_of[call.source], position_of[call.source]
-        elif isinstance(call, CombineCall):
-            worker_of[call.key], position_of[call.key] = worker_of[call.arguments[0]], call.position
+            position_of[call.key] = position_of[call.source]
         else:
-            layer = shards[call.key[:3]]
-            mine = bisect_left(layer, call.unit.shard) * workers // len(layer)
-            worker_of[call.key], position_of[call.key] = mine, call.position
-            call = _with_strips(call, mine, worker_of, region_of, strips)
+            position_of[call.key] = call.position
+        if isinstance(call, UnitCall):
+            call = _with_strips(call, worker_of[call.key], worker_of, region_of, strips)
         calls.append((number, call))
     for strip in strips.values():
         worker_of[strip.key], position_of[strip.key] = worker_of[strip.source], position_of[strip.source]
@@ -103,11 +94,16 @@ def _with_strips(
     strips: dict[tuple[TaskKey, Region], Strip],
 ) -> UnitCall:
     """The call, reading strips instead of chunks of other workers of which it needs a part."""
+    elsewhere = {n for n, source in enumerate(call.arguments) if worker_of.get(source, mine) != mine}
+    if not elsewhere:
+        return call
     arguments = list(call.arguments)
     for read in call.reads:
+        if elsewhere.isdisjoint(range(read.first, read.first + len(read.parts))):
+            continue
         for number, part in read.chunks:
             source = call.arguments[number]
-            if worker_of.get(source, mine) == mine or part == region_of[source]:
+            if number not in elsewhere or part == region_of[source]:
                 continue
             if (source, part) not in strips:
                 key = TaskKey(TaskKind.STRIP, source.layer, "", len(strips))

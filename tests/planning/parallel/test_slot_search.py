@@ -6,60 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 
 from oocdl.cli.zoo import write_unet3d
-from oocdl.config import make_settings
-from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
-from oocdl.planning.binding import bind
 from oocdl.planning.calls import CombineCall, UnitCall
-from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
+from oocdl.planning.compiler import Draft
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.machine import Machine
 from oocdl.planning.parallel.list_schedule import ideal_seconds
 from oocdl.planning.parallel.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.pass_plan import frozen_cuts, plan_pass, replan_pass
-from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.tile_search import Limits
-from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
 from tests.kit.machine import THIS, Small, fit
+from tests.kit.plans import cut_for, unet_draft
 from tests.kit.settings import EXACT
-
-
-def drafted(model: Path, data: Path, **options: object) -> Draft:
-    """A training pass that can be cut in many ways."""
-    settings = make_settings(engine="torch", memory="64GiB", **options)
-    opened = inspect_onnx(model)
-    binding = bind(opened, open_dataset(str(data), True), settings)
-    return draft_pass(
-        Request(
-            model=opened,
-            binding=binding,
-            settings=settings,
-            batch=settings.batch_size,
-            rules=RULES,
-            kind=PassKind.WHOLE,
-        )
-    )
-
-
-def cut_for(draft: Draft, threads: int, workers: int) -> CompiledPass:
-    """The pass, cut for processes with a GiB for a unit."""
-    machine = Machine("torch", threads, 256 << 20, 32 << 30, workers=workers)
-    return draft.cut(machine.limits(draft.request.settings, 1 << 30))
 
 
 @pytest.fixture(scope="module")
 def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     """A U-Net on a volume of 64³, of which there are no bytes."""
-    folder = tmp_path_factory.mktemp("unet")
-    group = zarr.open_group(str(folder / "data.zarr"), mode="w")
-    for name, dtype in (("image", "float32"), ("labels", "uint8")):
-        group.create_array(name, shape=(2, 64, 64, 64), dtype=dtype, chunks=(1, 64, 64, 64))
-    model = write_unet3d(folder / "unet.onnx")
-    return drafted(model, folder / "data.zarr", loss="dice_ce", batch_size=1)
+    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
 
 
 def test_speedup_grows_with_slots(unet: Draft) -> None:
