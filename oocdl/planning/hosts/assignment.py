@@ -109,7 +109,8 @@ class _Assigner:
         """Assign all units of a layer."""
         if len(units) < self.workers:
             for call in units:
-                self.give(call)
+                self.give(call, alone=len(units) == 1)
+            self.settle(units)
             return
         if all(self.updates.get(call.key) in self.homes for call in units):
             chosen = [self.homes[self.updates[call.key]] for call in units]
@@ -225,9 +226,10 @@ class _Assigner:
             nbytes[worker] = nbytes.get(worker, 0) + size
         return _Needs(tuple(items), nbytes, ready, frozenset(homeless))
 
-    def give(self, call: UnitCall | CombineCall) -> None:
-        """Assign a call by itself. Weights that live nowhere yet live there from now on."""
+    def give(self, call: UnitCall | CombineCall, alone: bool = True) -> None:
+        """Assign a call by itself. Weights that live nowhere yet live there, if no other unit reads them."""
         need = self.needs(call)
+        need = need if alone else need._replace(homeless=frozenset())
         self.worker_of[call.key] = worker = self.soonest(call, need)
         begun = max(self.free[worker], need.ready_seconds + self.coming_seconds(need, worker))
         self.free[worker] = self.done[call.key] = begun + self.seconds[call.key] + TASK_SECONDS
