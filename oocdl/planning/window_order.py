@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 
-WINDOW_TASKS = 64
-"""How many tasks beyond the oldest unfinished one may start."""
+WINDOW_TASKS, THREAD_TASKS = 64, 32
+"""How many tasks beyond the oldest unfinished one may start, of up to two threads, and for each of more."""
+
+
+def window_of(threads: int) -> int:
+    """Return the window for so many threads: what a unit makes are tasks as well, seven for many a gradient.
+
+    >>> window_of(2), window_of(16)
+    (64, 512)
+    """
+    return max(WINDOW_TASKS, THREAD_TASKS * threads)
 
 
 class WindowOrder:

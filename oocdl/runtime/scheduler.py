@@ -16,7 +16,7 @@ from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
 
-from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder
+from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
 
 
 class Running:
@@ -97,7 +97,7 @@ class Running:
             del result
 
 
-def get(graph: Any, keys: Any, *, workers: int = 2, window: int = WINDOW_TASKS, **_: Any) -> Any:
+def get(graph: Any, keys: Any, *, workers: int = 2, window: int | None = None, **_: Any) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters
@@ -109,14 +109,15 @@ def get(graph: Any, keys: Any, *, workers: int = 2, window: int = WINDOW_TASKS, 
     workers
         Threads that run tasks.
     window
-        How many tasks beyond the oldest unfinished one may start.
+        How many tasks beyond the oldest unfinished one may start; None: as many as suit the threads, of
+        which one reads while the others compute.
 
     >>> get({"a": 1, "b": (lambda x: x + 1, "a")}, ["a", "b"])
     (1, 2)
     """
     wanted = set(_flatten(keys))
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
-    run = Running(tasks, wanted, window)
+    run = Running(tasks, wanted, window_of(workers - 1) if window is None else window)
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
         futures = [pool.submit(run.work) for _ in range(workers)]
         try:

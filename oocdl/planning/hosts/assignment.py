@@ -261,10 +261,15 @@ class _Assigner:
                 self.live(self.together[key], *workers)
 
 
+def _replaced(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
+    """What is there before the pass and made anew; sums of gradients are not there before the first."""
+    return {stored: made for stored, made in graph.replaced.items() if stored in graph.input_bytes}
+
+
 def _updates(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
     """Call that makes a piece of a weight or of state anew -> that piece, one of several."""
     source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    return {source.get(made, made): stored for stored, made in graph.replaced.items()}
+    return {source.get(made, made): stored for stored, made in _replaced(graph).items()}
 
 
 def _updated_together(
@@ -274,7 +279,7 @@ def _updated_together(
 
     A weight's and its state's: those of equal size of which one is made anew from the other.
     """
-    root = {stored: stored for stored in graph.replaced}
+    root = {stored: stored for stored in _replaced(graph)}
 
     def find(key: TaskKey) -> TaskKey:
         while root[key] != key:
@@ -282,7 +287,7 @@ def _updated_together(
         return key
 
     source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    for stored, made in graph.replaced.items():
+    for stored, made in _replaced(graph).items():
         root[find(stored)] = find(updates[source.get(made, made)])
     for call in graph.calls:
         if call.key in updates and isinstance(call, UnitCall):

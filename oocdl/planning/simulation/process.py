@@ -32,7 +32,7 @@ from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.simulation.timeline import Moment, Ran
 from oocdl.planning.task_key import TaskKey
-from oocdl.planning.window_order import WindowOrder
+from oocdl.planning.window_order import WindowOrder, window_of
 from oocdl.storage.cache.ledger import Claim, Ledger
 
 SLOWDOWN_FACTOR = 1.2
@@ -110,7 +110,7 @@ class Step:
         for key, chunk in held.items():
             self.chunks[tasks.number[key]] = chunk
         kept = [tasks.number[key] for key in wanted]
-        self.order = WindowOrder(tasks.sources, kept, arriving=tasks.arriving)
+        self.order = WindowOrder(tasks.sources, kept, window_of(process.workers - 1), tasks.arriving)
         self.ended = process.now
         """When its last task was over."""
         self.idle = list(range(process.workers))

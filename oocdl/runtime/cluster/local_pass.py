@@ -19,6 +19,7 @@ from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
+from oocdl.planning.window_order import window_of
 from oocdl.runtime import execute
 from oocdl.runtime.scheduler import Running
 from oocdl.storage.cache.chunk import Chunk
@@ -37,7 +38,9 @@ class LocalPass:
         take: Callable[[TaskKey], Chunk],
         wanted: Sequence[TaskKey],
         facts: tuple[str, str, str, PassInfo],
+        threads: int,
     ) -> None:
+        self._threads = threads
         self._order, self._facts = order, facts
         sent = [step for step in order.steps if isinstance(step, Bundle)]
         self._sends: dict[TaskKey, Future[tuple[Chunk, ...]]] = {one.key: Future() for one in sent}
@@ -48,7 +51,7 @@ class LocalPass:
             if not left:
                 group.set_result(None)
         tasks, arriving = self._tasks(take)
-        self._running = Running(tasks, wanted, arriving=arriving, finished=self._count)
+        self._running = Running(tasks, wanted, window_of(threads), arriving, self._count)
         self._wanted = tuple(wanted)
 
     @property
@@ -61,9 +64,9 @@ class LocalPass:
         """What kind of pass it is."""
         return self._facts[2]
 
-    def start(self, pool: Executor, threads: int) -> None:
-        """Run it on so many threads of a pool."""
-        workers = [pool.submit(self._running.work) for _ in range(threads)]
+    def start(self, pool: Executor) -> None:
+        """Run it on threads of a pool: one more than compute, to read what comes next meanwhile."""
+        workers = [pool.submit(self._running.work) for _ in range(self._threads + 1)]
         left = [len(workers)]
 
         def over(worker: Future[None]) -> None:

@@ -218,8 +218,9 @@ class Member:
         self.delivered.clear()
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
-        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts)
-        self.running.start(self.pool, self.setup.threads + 1)
+        threads = self.setup.threads
+        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads)
+        self.running.start(self.pool)
         self.begun_before.append(name)
         waiting = self.awaited.pop(name, None)
         if waiting is not None:

@@ -22,6 +22,7 @@ from distributed import Client, Future
 
 from oocdl.config import Settings
 from oocdl.errors import ResourceError
+from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
@@ -126,22 +127,11 @@ class ClusterSession(Held):
         self.seen: dict[str, float] = {}
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
-        placed = {name: place(one.graph, len(self.addresses)) for name, one in kinds.items()}
-        homes = self.homes = homes_of(kinds, placed)
-        passes = {
-            name: PassSetup(
-                exchange=exchange(one, placed[name], homes, len(self.addresses)),
-                plan=one.plan,
-                feeds=dict(one.feeds),
-                labels=dict(one.labels),
-                pieces=one.pieces,
-                scalars=scalar_keys(one),
-            )
-            for name, one in kinds.items()
-        }
-        self.steps: dict[str, list[Step]] = {
-            name: steps_of(one.exchange, name, len(self.addresses)) for name, one in passes.items()
-        }
+        with uncollected():  # hundreds of thousands of objects, where units are as many
+            passes = self._passes(kinds)
+            self.steps: dict[str, list[Step]] = {
+                name: steps_of(one.exchange, name, len(self.addresses)) for name, one in passes.items()
+            }
         self.ends: dict[str, PassEnd] = {}
         layers = dict.fromkeys(layer for one in passes.values() for layer in one.exchange.groups)
         self.watch = Watch(self.client, self.addresses, self.say)
@@ -159,6 +149,23 @@ class ClusterSession(Held):
             threads=self.threads,
         )
         self._set_up(setup, list(layers))
+
+    def _passes(self, kinds: Mapping[str, CompiledPass]) -> dict[str, PassSetup]:
+        """Place the calls of all kinds of passes on the members."""
+        count_ = len(self.addresses)
+        placed = {name: place(one.graph, count_) for name, one in kinds.items()}
+        self.homes = homes_of(kinds, placed)
+        return {
+            name: PassSetup(
+                exchange=exchange(one, placed[name], self.homes, count_),
+                plan=one.plan,
+                feeds=dict(one.feeds),
+                labels=dict(one.labels),
+                pieces=one.pieces,
+                scalars=scalar_keys(one),
+            )
+            for name, one in kinds.items()
+        }
 
     def _set_up(self, setup: Setup, layers: Sequence[str]) -> None:
         assert self.watch is not None
