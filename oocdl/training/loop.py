@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import NonFiniteError
+from oocdl.errors import NonFiniteError, ResourceError
 from oocdl.events import (
     Committed,
     Event,
@@ -47,6 +48,9 @@ from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
 from oocdl.training.workers import Workers
 
+MOST_LOSSES = 10
+"""So many times in a row workers may be lost before one step is done."""
+
 
 @dataclass(eq=False)
 class Trainer:
@@ -71,6 +75,8 @@ class Trainer:
         self.course = self.job.course
         self.writing = threading.Lock()
         self.signals = Signals()
+        self.stepped = False
+        """Whether a step was done since workers were lost."""
 
     def emit(self, event: Event) -> None:
         """Tell all listeners."""
@@ -92,12 +98,17 @@ class Trainer:
                 # Members of a crew load their shares from the run.
                 weight_io.write_initial(self.store, self.compiled[MAIN], self._meta(0))
                 self.emit(Committed(0))
-            with self.signals, self._session() as session:
+            with self.signals, ExitStack() as stack:
+                made = self._session()
+                waits = self.workers is not None
+                with self.signals.allowed() if waits else nullcontext():
+                    session = stack.enter_context(made)
                 self._run_in(session, trace)
         self.emit(RunFinished(total, time.monotonic() - started))
 
     def _run_in(self, session: Held, trace: StepTrace) -> None:
         """Run all steps that are left in a session; go on where workers were lost, or have come."""
+        losses = 0
         try:
             while True:
                 try:
@@ -106,7 +117,15 @@ class Trainer:
                         self._steps(session, self.committed, trace)
                     return
                 except WorkersLost as lost:
-                    self.rows = []
+                    if self.committed == self.course.total_steps:
+                        return
+                    losses = 0 if self.stepped else losses + 1
+                    if losses == MOST_LOSSES:
+                        raise ResourceError(
+                            f"workers were lost {losses} times before one step was done ({lost}); look in "
+                            "their logs why, such as memory; the run is committed: start it again to go on"
+                        ) from lost
+                    self.rows, self.stepped = [], False
                     self.store.forget_uncommitted()
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
@@ -158,6 +177,7 @@ class Trainer:
                 with self.signals.allowed():
                     row, moved = self._step(session, step, moved)
                 self.rows.append(row)
+                self.stepped = True
             try:
                 trace.end(step.number, session, row)
                 with self.signals.allowed():
@@ -219,10 +239,12 @@ class Trainer:
         self.store.append_history(self.rows)
         session.commit(self.store, MAIN, self._meta(step))
         self.rows, self.committed = [], step
-        report = self.plan.report(session)
-        if report is not None:
-            write_report(self.store.path, report)
-        self.emit(Committed(step))
+        try:
+            report = self.plan.report(session)
+            if report is not None:
+                write_report(self.store.path, report)
+        finally:  # workers may be lost meanwhile: committed it is
+            self.emit(Committed(step))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
         """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from oocdl.config import Settings, parse_bytes
+from oocdl.errors import ResourceError
 from oocdl.planning.compiler import CompiledPass
+from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.session import Deliver, Held
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
@@ -35,10 +37,14 @@ class Workers:
     def muster(self, memory: Any) -> tuple[int, int, int]:
         """Wait for workers; returns threads of each process, processes, and the budget of each in bytes.
 
-        ``memory`` is what the user gives. Processes are those that are there, or that are expected.
+        ``memory`` is what the user gives. Processes are those that are there, or that are expected. Raises
+        ResourceError if none comes in time.
         """
         crew = _cluster("crew")
-        recruits = crew.gather(self.client, self.wait_seconds, self.say)
+        try:
+            recruits = crew.gather(self.client, self.wait_seconds, self.say)
+        except WorkersLost as lost:
+            raise ResourceError(f"no workers can be had: {lost}") from lost
         budget_bytes = crew.budget_bytes(recruits) if memory is None else parse_bytes(memory)
         recruits = crew.check_limits(recruits, budget_bytes)
         count = max(len(recruits), crew.expected(self.client))

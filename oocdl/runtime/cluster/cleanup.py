@@ -7,6 +7,7 @@ from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import WorkerState
 
 from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
 
@@ -27,8 +28,36 @@ class Cleanup(SchedulerPlugin):
     async def _clear(self, scheduler: Scheduler) -> None:
         there = [address for address in self._members if address in scheduler.workers]
         await _call(scheduler, there, worker_tasks.tear_down, self._run_id)
-        await _call(scheduler, there, dask_limits.release_nanny, nanny=True)
+        await _call(scheduler, there, dask_limits.release_nanny, self._run_id, nanny=True)
         dask_records.resize_sent_by_scheduler(dask_records.usual_length(), scheduler)
+
+
+class Stay(SchedulerPlugin):
+    """Has a cluster that adapts take no worker away while a client trains.
+
+    Members have no task of Dask's between two passes, nor while others are awaited.
+    """
+
+    def __init__(self, client_id: str) -> None:
+        self.name = f"oocdl-stay-{client_id}"
+        self._client_id = client_id
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Who may be taken away: nobody."""
+        return []
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A client has left, or its connection is broken."""
+        if client == self._client_id:
+            scheduler.remove_plugin(self.name)
+
+
+def forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
+    """Remove a plugin, if it is there; runs on the scheduler."""
+    if name in dask_scheduler.plugins:
+        dask_scheduler.remove_plugin(name)
 
 
 async def _call(

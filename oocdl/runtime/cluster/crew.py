@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from distributed import Client, Worker
+from distributed import Client, Status, Worker
+from distributed.comm.core import connect
 
 from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.host.limits import default_budget_bytes
-from oocdl.runtime.cluster.watch import TELL_SECONDS, in_loop, roll
+from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
+from oocdl.runtime.cluster.member import members
+from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, open_client, roll
 from oocdl.runtime.lost import WorkersLost
 
 SETTLE_SECONDS = 3.0
 """A run starts when so long no further worker has come, although more are expected."""
 POLL_SECONDS = 0.25
-ASK_SECONDS = 60.0
-"""A worker that starts to import libraries answers within this time."""
+FREE_SECONDS = 10.0
+"""A worker that had part in the run of a driver that is gone is free again within this time."""
 CONNECT_SECONDS = 30.0
+PROBE_SECONDS = 2.0
+"""A scheduler that is there accepts a connection within this time."""
+TASKS_A_WORKER, MOST_TASKS = 11, 1000
+"""Dask takes a task that it does not know to last 0.5 s, and starts a worker for each 5 s of them."""
 LIMIT_SHARE = 0.9
 """What of a worker's memory limit is its budget by default: its nanny and the system need a little."""
 
@@ -43,6 +49,8 @@ class Recruit:
     """Its memory limit, as Dask was told."""
     budget_bytes: int
     """What its process should take by the limits of its host."""
+    owners: tuple[str, ...] = ()
+    """Sessions in whose runs its process has part."""
 
 
 Tell = Callable[[str], None]
@@ -55,7 +63,8 @@ def connected(given: Any) -> Iterator[Client]:
     One that was made here is closed. Raises InputError for anything else, ResourceError if nobody answers.
     """
     if isinstance(given, Client):
-        yield given
+        with _staying(given):
+            yield given
         return
     if hasattr(given, "scheduler_address"):
         how: dict[str, Any] = {"address": given}
@@ -73,9 +82,75 @@ def connected(given: Any) -> Iterator[Client]:
     except (OSError, ValueError) as error:
         raise ResourceError(f"no scheduler answers at {given}: {error}") from error
     try:
-        yield client
+        with _staying(client):
+            yield client
     finally:
         client.close()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _staying(client: Client) -> Iterator[None]:
+    """Workers are not taken away while they are idle."""
+    stay = Stay(client.id)
+    try:
+        asked = client._register_scheduler_plugin(stay, stay.name, idempotent=True)
+        in_loop(client, asked).result(CONNECT_SECONDS)
+    except (WorkersLost, OSError) as error:
+        raise ResourceError(f"no scheduler answers the client: {error}") from error
+    try:
+        yield
+    finally:
+        with suppress(WorkersLost):  # it is gone with its scheduler, or with the client
+            on_scheduler(client, forget_plugin, stay.name)
+
+
+class Connection:
+    """The scheduler of a client, which may end and start anew while the client lives or not."""
+
+    def __init__(self, client: Client) -> None:
+        assert client.scheduler is not None
+        self.client, self._given = client, client
+        self._address = client.scheduler.address
+
+    def renew(self) -> Client:
+        """Return a client that is connected: the one that there was, or a new one of the same scheduler.
+
+        Raises WorkersLost while no scheduler is there, ResourceError if the client was closed on purpose.
+        """
+        client = self.client
+        if client.status == "running":
+            return client
+        if client.status != "closed":  # Dask itself tries for a while
+            raise WorkersLost(f"no scheduler answers at {self._address}")
+        cluster = client.cluster
+        here = client._loop_runner.is_started()  # type: ignore[no-untyped-call]
+        if not here or (cluster is not None and cluster.status != Status.running):
+            raise ResourceError(
+                "the client was closed while its workers trained; the run is committed up to its last "
+                "commit: start it again to go on"
+            )
+        try:
+            in_loop(client, self._probe()).result()
+            where: Any = {"scheduler_file": f} if (f := client.scheduler_file) else {"address": self._address}
+            self.client = Client(  # type: ignore[no-untyped-call]
+                **where, security=client.security, timeout=CONNECT_SECONDS, set_as_default=False
+            )
+        except (OSError, ValueError) as error:
+            raise WorkersLost(f"no scheduler answers at {self._address}") from error
+        self.close(client)
+        return self.client
+
+    def close(self, client: Client | None = None) -> None:
+        """Close a client that was made here, by default the last one."""
+        client = client or self.client
+        if client is not self._given:
+            client.close()  # type: ignore[no-untyped-call]
+
+    async def _probe(self) -> None:
+        comm = await connect(  # type: ignore[no-untyped-call]
+            self._address, timeout=PROBE_SECONDS, **self.client.security.get_connection_args("client")
+        )
+        await comm.close()
 
 
 def expected(client: Client) -> int:
@@ -87,11 +162,36 @@ def expected(client: Client) -> int:
     return len(getattr(cluster, "plan", ()))
 
 
-def gather(client: Client, timeout_seconds: float, tell: Tell) -> list[Recruit]:
+def gather(client: Client, timeout_seconds: float, tell: Tell, owner: str = "") -> list[Recruit]:
     """Wait until workers are there, all that are expected or none for a while, and ask them.
 
-    Of workers that share a process, one takes part. Raises ResourceError if none has come in time.
+    Of workers that share a process, one takes part. Raises ResourceError if none has come in time, or if one
+    has part in a run of another ``owner``; WorkersLost if the connection is broken.
     """
+    begun = monotonic()
+    while True:
+        left = timeout_seconds - (monotonic() - begun)
+        there = _awaited(client, left, tell)
+        try:
+            answers = Watch(client, there, tell).ask(_present)
+        except WorkersLost:
+            if client.status != "running":
+                raise
+            sleep(POLL_SECONDS)
+            continue
+        busy = [one.address for one in answers.values() if set(one.owners) - {owner}]
+        if not busy:
+            return _one_a_process(list(answers.values()))
+        if monotonic() - begun > FREE_SECONDS:
+            raise ResourceError(
+                f"worker {busy[0]} has part in another run; a worker process takes part in one at a time: "
+                "wait until that is over, or start workers for this one"
+            )
+        sleep(POLL_SECONDS)
+
+
+def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
+    """Addresses of the workers that are there, in time."""
     assert client.scheduler is not None
     begun, changed, known = monotonic(), monotonic(), 0
     wanted, told, calls = max(expected(client), 1), False, []
@@ -101,7 +201,7 @@ def gather(client: Client, timeout_seconds: float, tell: Tell) -> list[Recruit]:
             changed, known = monotonic(), len(there)
         settled = monotonic() - changed > SETTLE_SECONDS
         if there and (len(there) >= wanted or settled or not expected(client)):
-            break
+            return there
         if monotonic() - begun > timeout_seconds:
             raise ResourceError(
                 f"no worker has come to {client.scheduler.address} in {timeout_seconds:.0f} s; look whether "
@@ -114,35 +214,12 @@ def gather(client: Client, timeout_seconds: float, tell: Tell) -> list[Recruit]:
                 f"(for up to {timeout_seconds:.0f} s)"
             )
             # A cluster that adapts starts workers for tasks only.
-            calls.append(client.submit(int, key=f"oocdl-waits-{id(client)}-{begun}"))
+            with open_client():
+                calls += [
+                    client.submit(int, key=f"oocdl-waits-{id(client)}-{begun}-{number}")
+                    for number in range(min(TASKS_A_WORKER * wanted, MOST_TASKS))
+                ]
         sleep(POLL_SECONDS)
-    return _one_a_process(_asked(client, there))
-
-
-def _asked(client: Client, addresses: Sequence[str]) -> list[Recruit]:
-    """What each of the workers answers; those that do not answer are left out."""
-
-    async def one(address: str) -> Any:
-        try:
-            asked = client._run(_present, workers=[address], on_error="return")
-            return (await asyncio.wait_for(asked, ASK_SECONDS)).get(address)
-        except (OSError, TimeoutError):
-            return None
-
-    async def every() -> list[Any]:
-        return await asyncio.gather(*(one(address) for address in addresses))
-
-    found = []
-    for address, answer in zip(addresses, in_loop(client, every()).result(), strict=True):
-        if isinstance(answer, ImportError):
-            raise ResourceError(
-                f"worker {address} cannot import oocdl ({answer}); install the same version there"
-            )
-        if isinstance(answer, Recruit):
-            found.append(answer)
-    if not found:
-        raise WorkersLost("no worker answers")
-    return found
 
 
 async def _present(dask_worker: Worker) -> Recruit:
@@ -154,6 +231,7 @@ async def _present(dask_worker: Worker) -> Recruit:
         dask_worker.state.nthreads,
         dask_worker.memory_manager.memory_limit,
         default_budget_bytes(),
+        tuple(one.setup.owner for one in members.values()),
     )
 
 

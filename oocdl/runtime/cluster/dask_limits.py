@@ -6,10 +6,12 @@ the worker at 80 % of its limit for good, and kill it at 95 %.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed import Nanny, Worker
 from distributed.core import Status
@@ -21,6 +23,8 @@ LEAST_ARRIVING_BYTES = 1 << 20
 MOST_WAITING = 1 << 20
 """Tasks that a worker may run at once: they do nothing but wait for what our own threads do."""
 MONITOR = "memory_monitor"
+LOOK_SECONDS = 1.0
+"""A nanny that is held looks so often whether its worker is still the same process."""
 
 
 class _Ours(logging.Filter):
@@ -87,14 +91,32 @@ def restore_limits(worker: Worker, before: Limits) -> None:
     dask_records.lengthen_worker_logs(worker)
 
 
-async def hold_nanny(dask_worker: Nanny) -> None:
-    """Keep a nanny from killing its worker at 95 % of its limit."""
+_held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDictionary()
+"""Nannies of this process, by which run each is held, and what lets it go when its worker is gone."""
+
+
+async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
+    """Keep a nanny from killing its worker at 95 % of its limit, as long as that worker lives."""
+    if dask_worker in _held:
+        _held.pop(dask_worker)[1].cancel()
     _stop(dask_worker)
+    _held[dask_worker] = run_id, asyncio.create_task(_release_when_gone(run_id, dask_worker))
 
 
-async def release_nanny(dask_worker: Nanny) -> None:
-    """Undo ``hold_nanny``."""
-    _start(dask_worker)
+async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
+    """Undo ``hold_nanny``; nothing, if another run holds it by now."""
+    if dask_worker in _held and _held[dask_worker][0] == run_id:
+        _held.pop(dask_worker)[1].cancel()
+        _start(dask_worker)
+
+
+async def _release_when_gone(run_id: str, nanny: Nanny) -> None:
+    """A new worker of this nanny knows nothing of the run."""
+    pid = nanny.pid
+    while nanny.pid == pid:
+        await asyncio.sleep(LOOK_SECONDS)
+    del _held[nanny]
+    _start(nanny)
 
 
 def _stop(server: Any) -> None:

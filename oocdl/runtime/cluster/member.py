@@ -33,7 +33,7 @@ from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.moved import Moved
 from oocdl.storage.cache.chunk import Chunk
-from oocdl.storage.cache.memory_tier import Tier, use
+from oocdl.storage.cache.memory_tier import Tier, current, use
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import DatasetSpec, open_dataset
 from oocdl.storage.dataset.identity import check_same
@@ -178,7 +178,8 @@ class Member:
         self.before.clear()
         self.delivered.clear()
         execute.forget(self.setup.run_id)
-        use(None)
+        if hasattr(self, "tier") and current() is self.tier:
+            use(None)
         if hasattr(self, "tier"):
             self.tier.close()
         give_back_freed_memory()

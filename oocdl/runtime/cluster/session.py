@@ -30,7 +30,7 @@ from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
-from oocdl.runtime.cluster.cleanup import Cleanup
+from oocdl.runtime.cluster.cleanup import Cleanup, forget_plugin
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import (
     Step,
@@ -40,7 +40,7 @@ from oocdl.runtime.cluster.pass_tasks import (
     worker_of_key,
 )
 from oocdl.runtime.cluster.shares import Shares
-from oocdl.runtime.cluster.watch import Watch, failed, in_loop, roll
+from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, failed, in_loop, on_scheduler, open_client, roll
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import Moved
@@ -87,11 +87,13 @@ class ClusterSession(Held):
     def __enter__(self) -> ClusterSession:
         self.before_crew = Moved(0, 0, 0, 0, 0)
         """What crews before this one have moved."""
+        self.connection = crew.Connection(self.client)
         self.gather()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.dissolve()
+        self.connection.close()
 
     # --- the crew --------------------------------------------------------------------------
 
@@ -100,29 +102,34 @@ class ClusterSession(Held):
 
         Raises ResourceError if nobody comes, and what setting up raises on a member.
         """
-        deadline = monotonic() + self.wait_seconds
+        deadline, told = monotonic() + self.wait_seconds, ""
         while True:
             try:
+                self.client = self.connection.renew()
                 self._gather(max(deadline - monotonic(), 1.0))
                 return
             except WorkersLost as lost:
                 self.dissolve()
-                if self.client.status == "closed" or monotonic() > deadline:
+                if monotonic() > deadline:
                     raise ResourceError(
                         f"the workers are gone ({lost}), and none has come in "
                         f"{self.wait_seconds:.0f} s; the run is committed up to its last commit: start it "
                         "again to go on"
                     ) from lost
+                if str(lost) != told:
+                    told = str(lost)
+                    left = max(deadline - monotonic(), 0)
+                    self.say(f"{told}; gathering workers anew (for up to {left:.0f} s)")
                 sleep(PAUSE_SECONDS)
             except BaseException:
                 self.dissolve()
                 raise
 
     def _gather(self, timeout_seconds: float) -> None:
-        recruits = crew.gather(self.client, timeout_seconds, self.say)
+        recruits = crew.gather(self.client, timeout_seconds, self.say, self.owner)
         recruits = crew.check_limits(recruits, self.settings.memory_bytes)
         self.addresses = [one.address for one in recruits]
-        self.known = set(roll(self.client))
+        self.known = self._present()
         """Workers that were there when the crew was gathered, members or not."""
         self.seen: dict[str, float] = {}
         self.run_id = uuid.uuid4().hex[:12]
@@ -172,8 +179,8 @@ class ClusterSession(Held):
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
-        self.watch.ask(dask_limits.hold_nanny, nanny=True)
         sees = self.watch.ask(worker_tasks.set_up, setup)
+        self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
             watch=self.watch,
@@ -187,9 +194,10 @@ class ClusterSession(Held):
                 f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}: their weights "
                 "are read and committed through this process"
             )
-        self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
+        with open_client():
+            self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         dask_records.shorten_client_log(self.client)
-        self._on_scheduler(dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
+        on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
 
     async def _registered(self, cleanup: Cleanup) -> None:
         await self.client._register_scheduler_plugin(cleanup, cleanup.name, idempotent=True)
@@ -202,17 +210,20 @@ class ClusterSession(Held):
         self.groups = []
         self.before_crew = self.moved()
         self.ends = {}
-        with suppress(WorkersLost, Exception):
+        with suppress(Exception):
             there = [address for address in watch.members if address in roll(self.client)]
+            options: Any = {"workers": there, "on_error": "return"}
             calls = [
-                self.client._run(worker_tasks.tear_down, self.run_id, workers=there, on_error="return"),
-                self.client._run(dask_limits.release_nanny, workers=there, nanny=True, on_error="return"),
+                self.client._run(dask_limits.release_nanny, self.run_id, nanny=True, **options),
+                self.client._run(worker_tasks.tear_down, self.run_id, **options),
             ]
-            for call in calls:
-                in_loop(self.client, call).result(FAREWELL_SECONDS)
-            self._on_scheduler(_forget_plugin, f"oocdl-{self.run_id}")
-            self._on_scheduler(dask_records.resize_sent_by_scheduler, dask_records.usual_length())
-        dask_records.shorten_client_log(self.client, dask_records.usual_length())
+            deadline = monotonic() + FAREWELL_SECONDS
+            for asked in [in_loop(self.client, call) for call in calls]:
+                with suppress(TimeoutError):  # one that is stopped clears up when it goes on
+                    asked.result(max(deadline - monotonic(), 0))
+            on_scheduler(self.client, forget_plugin, f"oocdl-{self.run_id}")
+            on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.usual_length())
+            dask_records.shorten_client_log(self.client, dask_records.usual_length())
 
     def gather_again(self) -> int:
         """Gather a crew anew, after workers were lost or have come; returns how many members it has."""
@@ -223,10 +234,14 @@ class ClusterSession(Held):
     def newcomers(self) -> int:
         """How many workers have come since the crew was gathered, and are to join it now."""
         assert self.watch is not None
-        now, there = monotonic(), roll(self.client)
+        now, there = monotonic(), self._present()
         self.seen = {address: self.seen.get(address, now) for address in there if address not in self.known}
         settled = all(now - came > GROW_SECONDS for came in self.seen.values())
         return len(self.seen) if settled else 0
+
+    def _present(self) -> set[str]:
+        """Workers that are there, and not silent."""
+        return {address for address, silent in roll(self.client).items() if silent < TELL_SECONDS}
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -269,7 +284,8 @@ class ClusterSession(Held):
         with annotate(workers=partial(worker_of_key, self.addresses), retries=0):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
             graph = LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
-            futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]
+            with open_client():
+                futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]
         found = self._results(futures)
         self.ends = dict(zip(self.addresses, found, strict=True))
         for address, one in self.ends.items():
@@ -278,7 +294,7 @@ class ClusterSession(Held):
         if self.tasks_since_forgetting > dask_records.TASKS_BETWEEN_FORGETTING:
             self.tasks_since_forgetting = 0
             self.watch.ask(dask_records.forget_keys)
-            self._on_scheduler(dask_records.forget_keys_of_scheduler)
+            on_scheduler(self.client, dask_records.forget_keys_of_scheduler)
         for value in sorted(self.watched):
             self._collect(plan_id, value, info)
         return {value: number for one in found for value, number in one.scalars.items()}
@@ -332,12 +348,3 @@ class ClusterSession(Held):
         """What each member has done."""
         assert self.watch is not None
         return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
-
-    def _on_scheduler(self, function: Callable[..., Any], *arguments: Any) -> None:
-        called = self.client._run_on_scheduler(function, *arguments)  # type: ignore[no-untyped-call]
-        in_loop(self.client, called).result(FAREWELL_SECONDS)
-
-
-def _forget_plugin(name: str, dask_scheduler: Any) -> None:
-    if name in dask_scheduler.plugins:
-        dask_scheduler.remove_plugin(name)

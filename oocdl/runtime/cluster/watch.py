@@ -7,15 +7,20 @@ later, so the driver looks how long each has been silent.
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError as LocalCancelled
 from concurrent.futures import Future as LocalFuture
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn
 
 from distributed import Future, KilledWorker, Scheduler
+from distributed.client import ClosedClientError
 from distributed.metrics import time as scheduler_time
 
+from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import WorkersLost
 
@@ -25,8 +30,13 @@ TELL_SECONDS = 8.0
 """A member that has been silent for so long is named to the user."""
 DROP_SECONDS = 20.0
 """A member that has been silent for so long is given up."""
-ANSWER_SECONDS = 15.0
+ANSWER_SECONDS = 20.0
 """The scheduler answers within this time, or is taken for dead."""
+OF_FILES = {
+    errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EISDIR, errno.EMFILE, errno.ENFILE,
+    errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
+}  # fmt: skip
+"""Errors of a member's files: another crew would meet them again."""
 
 
 class Watch:
@@ -44,7 +54,7 @@ class Watch:
         """
         if monotonic() - self._looked < LOOK_SECONDS:
             return
-        silent = roll(self.client)
+        silent = roll(self.client, self._tell)
         self._looked = monotonic()
         gone = [address for address in self.members if address not in silent]
         if gone:
@@ -104,17 +114,27 @@ class Watch:
             found: Mapping[str, Any] = answer.result()
         except Exception as error:
             self.raise_of(error)
-        for given in found.values():
+        for address, given in found.items():
+            if isinstance(given, ImportError):
+                raise ResourceError(
+                    f"worker {address} cannot import what it needs ({given}); install the same versions of "
+                    "oocdl and its extras there"
+                ) from given
             if isinstance(given, BaseException):
                 self.raise_of(given)
         return dict(found)
 
     def raise_of(self, error: BaseException) -> NoReturn:
         """Raise an error of a member; WorkersLost for one that only tells of lost members."""
-        if isinstance(error, OSError | KilledWorker | Superseded | asyncio.CancelledError):
+        if isinstance(error, OSError) and error.errno in OF_FILES:
+            raise ResourceError(f"a worker cannot use its files: {error}") from error
+        if isinstance(error, OSError | KilledWorker | Superseded | asyncio.CancelledError | LocalCancelled):
             self._looked = float("-inf")
             self.look()  # which names who is lost
             raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
+        if not isinstance(error, OocdlError):
+            self._looked = float("-inf")
+            self.look()  # who is lost leaves errors of many kinds
         raise error
 
 
@@ -126,35 +146,63 @@ def failed(future: Future[Any] | LocalFuture[Any]) -> bool:
 
 
 def in_loop(client: Any, call: Coroutine[Any, Any, Any]) -> LocalFuture[Any]:
-    """Run a coroutine in the event loop of a client."""
-    return asyncio.run_coroutine_threadsafe(call, client.loop.asyncio_loop)
+    """Run a coroutine in the event loop of a client. Raises WorkersLost if the client is closed."""
+    try:
+        return asyncio.run_coroutine_threadsafe(call, client.loop.asyncio_loop)
+    except RuntimeError as error:  # the loop has ended with its client
+        call.close()
+        raise WorkersLost("the connection to the scheduler is closed") from error
 
 
-def roll(client: Any) -> dict[str, float]:
+@contextmanager
+def open_client() -> Iterator[None]:
+    """Raise WorkersLost where a client that is closed is used."""
+    try:
+        yield
+    except ClosedClientError as error:
+        raise WorkersLost("the connection to the scheduler is closed") from error
+
+
+def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, float]:
     """Return the workers that there are, and for how many seconds each has been silent.
 
-    Raises WorkersLost if the scheduler does not answer.
+    ``tell`` is called with a line if the scheduler is silent, too. Raises WorkersLost if it does not answer.
     """
-    found: dict[str, float] = _on_scheduler(client, _silent_seconds)
+    found: dict[str, float] = on_scheduler(client, _silent_seconds, tell=tell)
     return found
 
 
 def drop(client: Any, address: str) -> None:
     """Have the scheduler forget a worker; if that is alive after all, it is told and starts anew."""
-    _on_scheduler(client, _forget, address)
+    on_scheduler(client, _forget, address)
 
 
-def _on_scheduler(client: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def on_scheduler(
+    client: Any, function: Callable[..., Any], *arguments: Any, tell: Callable[[str], None] | None = None
+) -> Any:
+    """Call a function on the scheduler. Raises WorkersLost if that does not answer in ``ANSWER_SECONDS``."""
     if client.status != "running":
         raise WorkersLost("the connection to the scheduler is broken")
     answer = in_loop(client, client._run_on_scheduler(function, *arguments))
-    try:
-        return answer.result(ANSWER_SECONDS)
-    except TimeoutError:
-        answer.cancel()
-        raise WorkersLost(f"the scheduler has not answered for {ANSWER_SECONDS:.0f} s") from None
-    except OSError as error:
-        raise WorkersLost(f"the scheduler is gone ({error})") from error
+    asked, told = monotonic(), False
+    while True:
+        try:
+            return answer.result(LOOK_SECONDS)
+        except TimeoutError as error:
+            silent = monotonic() - asked
+            if answer.done():  # the error is that of its connection
+                raise WorkersLost(f"the scheduler is gone ({error})") from error
+            if silent >= ANSWER_SECONDS or client.status != "running":
+                answer.cancel()
+                raise WorkersLost(f"the scheduler has not answered for {silent:.0f} s") from None
+            if silent >= TELL_SECONDS and tell is not None and not told:
+                told = True
+                tell(
+                    f"the scheduler has been silent for {silent:.0f} s; it is given up after "
+                    f"{ANSWER_SECONDS:.0f} s"
+                )
+        except (OSError, asyncio.CancelledError, LocalCancelled) as error:
+            raise WorkersLost(f"the scheduler is gone ({error})") from error
 
 
 def _silent_seconds(dask_scheduler: Scheduler) -> dict[str, float]:

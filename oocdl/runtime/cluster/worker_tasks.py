@@ -18,7 +18,7 @@ from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
-from oocdl.runtime.cluster.dask_limits import lift_limits, restore_limits
+from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import Member, PassEnd, Setup, member_of, members
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out, result
@@ -27,12 +27,16 @@ from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.run.commit import Writer
 
+_closing: set[asyncio.Future[None]] = set()
+"""Members of this process that let go of what they have."""
+
 
 class MemberPlugin(WorkerPlugin):
     """Closes a member when its worker closes, whatever the reason."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
+        self.limits: Limits | None = None
         self.name = f"oocdl-{member.setup.run_id}"
 
     def setup(self, worker: Worker) -> None:
@@ -42,8 +46,12 @@ class MemberPlugin(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         members.pop(self.member.setup.run_id, None)
         worker.handlers.pop(HANDLER, None)
-        restore_limits(worker, self.limits)
-        await asyncio.get_running_loop().run_in_executor(None, self.member.close)
+        if self.limits is not None:
+            restore_limits(worker, self.limits)
+        closing = asyncio.get_running_loop().run_in_executor(None, self.member.close)
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+        await closing
 
 
 async def set_up(setup: Setup, dask_worker: Worker) -> bool:
@@ -55,14 +63,16 @@ async def set_up(setup: Setup, dask_worker: Worker) -> bool:
         if other.setup.owner != setup.owner:
             raise ResourceError("a worker process takes part in one run at a time; this one has another")
         await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
+    if _closing:  # two runs at once would take twice the memory
+        await asyncio.wait(set(_closing))
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
     pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
     member = members[setup.run_id] = Member(setup, setup.numbers[dask_worker.address], folder, pool)
     plugin = MemberPlugin(member)
-    await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
     try:
+        await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
         await _in_pool(member, member.open)
     except BaseException as error:
         await dask_worker.plugin_remove(plugin.name)
@@ -142,6 +152,7 @@ async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_ste
     if member.running is not None:  # the one before was broken off
         member.running.fail(Superseded("the pass was broken off"))
         await asyncio.wait([asyncio.wrap_future(member.running.done)])
+        member = member_of(run_id)  # it may have been closed meanwhile
     running = member.begin(name, plan_id, info, starts_step)
     worker = get_worker()
     worker._ongoing_background_tasks.call_soon(fetch_all, worker, member, running)

@@ -1,0 +1,322 @@
+"""What goes wrong with the workers of a run: it is told, it goes on with equal bits, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+from distributed.comm import CommClosedError
+
+import oocdl
+from oocdl.errors import ResourceError
+from oocdl.events import Committed, Event, Notice, RunStopped, StepDone, WorkersChanged
+from oocdl.runtime.cluster import crew, worker_tasks
+from oocdl.runtime.cluster.session import ClusterSession
+from oocdl.runtime.cluster.watch import Watch, on_scheduler
+from oocdl.runtime.lost import WorkersLost
+from oocdl.training import loop
+from tests.kit import nets, processes
+from tests.kit.faults import OPTIONS
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+QUICK: dict[str, Any] = {**OPTIONS, "steps": 6, "commit_seconds": 0}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two workers with nannies, whose limit is hardly more than the budget."""
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        memory_limit="1050MiB",
+        dashboard_address=":0",
+        local_directory=str(tmp_path_factory.mktemp("workers")),
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(workers: LocalCluster) -> Iterator[Client]:
+    with Client(workers, set_as_default=False) as client:
+        client.wait_for_workers(2)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("job")
+    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
+
+
+@pytest.fixture(scope="module")
+def expected(job: tuple[Path, Path]) -> dict[str, bytes]:
+    """What a run in this process makes."""
+    return nets.files_of(oocdl.fit(*job, **QUICK))
+
+
+def at_step(number: int, do: Callable[[], Any]) -> Callable[[Event], None]:
+    """A listener that does something after a step, the first time."""
+    done: list[Any] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone) and event.row["step"] == number and not done:
+            done.append(do())
+
+    return listen
+
+
+def test_limits_are_lifted_while_a_run_lasts(
+    client: Client, job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    found: list[Any] = []
+
+    def look() -> None:
+        for words in client.run(processes.left_behind).values():
+            found.append(" ".join(words))
+        found.extend(client.run(processes.held_nanny, nanny=True).values())
+
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[at_step(2, look)], **QUICK)
+    for words in found[:2]:
+        assert "memory monitor that is off" in words and "threshold that is off" in words, words
+    assert found[2:] == [["a nanny's memory monitor that is off"]] * 2
+    assert nets.files_of(run) == expected
+    assert processes.remains(client) == {}
+
+
+def test_a_killed_worker_is_told_and_made_up_for(
+    client: Client, job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    pid = sorted(client.run(os.getpid).values())[0]
+    kill = at_step(3, lambda: os.kill(pid, signal.SIGKILL))
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, kill], **QUICK)
+    assert nets.files_of(run) == expected
+    changed = [event for event in events if isinstance(event, WorkersChanged)]
+    assert changed and changed[0].done >= 2 and any(isinstance(event, Notice) for event in events)
+    assert [row["step"] for row in run.history] == [1, 2, 3, 4, 5, 6]
+    client.wait_for_workers(2)
+    assert processes.remains(client) == {}  # the nanny of the new worker, too, watches it again
+
+
+def test_a_second_run_is_refused_and_the_first_unharmed(
+    client: Client,
+    job: tuple[Path, Path],
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crew, "FREE_SECONDS", 0.5)
+    nannies: list[Any] = []
+
+    def second() -> None:
+        with pytest.raises(ResourceError, match="has part in another run"):
+            oocdl.fit(*job, workdir=tmp_path / "second", client=client, **QUICK)
+        nannies.extend(client.run(processes.held_nanny, nanny=True).values())
+
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[at_step(2, second)], **QUICK)
+    assert nets.files_of(run) == expected
+    assert len(nannies) == 2 and all(nannies)
+    assert processes.remains(client) == {}
+
+
+def test_a_client_that_is_closed_ends_the_run(
+    workers: LocalCluster, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with (
+        Client(workers, set_as_default=False) as mine,
+        pytest.raises(ResourceError, match="client was closed"),
+    ):
+        oocdl.fit(*job, workdir=tmp_path / "run", client=mine, callbacks=[at_step(3, mine.close)], **QUICK)
+    assert oocdl.open(tmp_path / "run").steps >= 2
+    with Client(workers, set_as_default=False) as other:
+        assert processes.remains(other) == {}
+
+
+@pytest.mark.parametrize(("number", "where"), [(signal.SIGINT, "a pass"), (signal.SIGTERM, "recovering")])
+def test_a_signal_ends_the_run(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, number: signal.Signals, where: str
+) -> None:
+    events: list[Event] = []
+    pids = client.run(os.getpid).values()
+
+    def begin() -> None:
+        if where == "recovering":
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
+
+    def stop(event: Event) -> None:
+        events.append(event)
+        if where == "recovering" and isinstance(event, Notice) and "gathering" in event.text:
+            threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
+        oocdl.fit(
+            *job,
+            workdir=tmp_path / "run",
+            client=client,
+            callbacks=[stop, at_step(3, begin)],
+            **{**QUICK, "steps": 1000},
+        )
+    run = oocdl.open(tmp_path / "run")
+    assert events[-1] == RunStopped(number.name, str(run.path), run.steps) and run.steps >= 2
+    client.wait_for_workers(2)
+    assert processes.remains(client) == {}
+
+
+def test_losses_without_a_step_end(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise WorkersLost("worker x is gone")
+
+    monkeypatch.setattr(loop, "MOST_LOSSES", 2)
+    monkeypatch.setattr(ClusterSession, "load", load)
+    with pytest.raises(ResourceError, match="lost 2 times before one step was done"):
+        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **QUICK)
+    assert processes.remains(client) == {}
+
+
+def test_after_the_last_commit_nobody_is_needed(
+    client: Client,
+    job: tuple[Path, Path],
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report of the last commit asks the workers for what they have measured."""
+    commits: list[int] = []
+
+    before = ClusterSession.measured
+
+    def measured(session: ClusterSession) -> Any:
+        if commits[-1] != 3:
+            return before(session)
+        raise WorkersLost("worker x is gone")
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Committed):
+            commits.append(event.step)
+        assert not isinstance(event, WorkersChanged)
+
+    monkeypatch.setattr(ClusterSession, "measured", measured)
+    options = {**QUICK, "commit_seconds": 1e9}  # an epoch is three steps
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+    assert run.finished and commits[-1] == 6 and nets.files_of(run) == expected
+
+
+def test_errors_tell_who_is_lost(client: Client) -> None:
+    address = min(client.scheduler_info(n_workers=-1)["workers"])
+    here, gone = Watch(client, [address], print), Watch(client, ["tcp://127.0.0.1:1"], print)
+    with pytest.raises(ResourceError, match="cannot use its files"):
+        here.raise_of(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(WorkersLost, match="closed"):
+        here.raise_of(CommClosedError("closed"))
+    with pytest.raises(KeyError):
+        here.raise_of(KeyError("x"))
+    with pytest.raises(WorkersLost, match="gone"):
+        gone.raise_of(KeyError("x"))
+
+
+def test_a_run_that_a_worker_has_left_is_unknown_to_it(client: Client, job: tuple[Path, Path]) -> None:
+    """Who asks for something of a run that a worker has left is told so."""
+
+    async def ask(dask_worker: Any) -> str:
+        try:
+            worker_tasks.member_of("nobody")
+        except worker_tasks.Superseded as error:
+            return str(error)
+        return ""
+
+    assert all("no member" in text for text in client.run(ask).values())
+
+
+def test_a_scheduler_that_is_silent_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("oocdl.runtime.cluster.watch.TELL_SECONDS", 1.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.watch.ANSWER_SECONDS", 2.5)
+
+    async def slow(dask_scheduler: Any) -> None:
+        await asyncio.sleep(4)
+
+    with pytest.raises(WorkersLost, match="has not answered"):
+        on_scheduler(client, slow, tell=told.append)
+    assert len(told) == 1 and "the scheduler has been silent" in told[0]
+
+
+def test_workers_of_one_process(job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path) -> None:
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **QUICK)
+        assert nets.files_of(run) == expected and processes.remains(client) == {}
+
+
+def test_nobody_comes(job: tuple[Path, Path], tmp_path: Path) -> None:
+    told: list[Event] = []
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(ResourceError, match="no worker has come to .* in 2 s"),
+    ):
+        oocdl.fit(
+            *job, workdir=tmp_path / "run", client=client, wait_seconds=2, callbacks=[told.append], **QUICK
+        )
+    assert len(told) == 1 and "waiting for workers" in str(told[0])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_adapts_leaves_members_alone(
+    job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Between its passes a member has no task, which is when Dask takes workers away."""
+    changed: list[Event] = []
+
+    def pause(event: Event) -> None:
+        if isinstance(event, StepDone):
+            time.sleep(0.5)
+        if isinstance(event, WorkersChanged) and "have come" not in event.reason:
+            changed.append(event)
+
+    with (
+        LocalCluster(
+            n_workers=0,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="1050MiB",
+            dashboard_address=":0",
+            local_directory=str(tmp_path),
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.adapt(minimum=0, maximum=2, interval="500ms", wait_count=2)
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[pause], **QUICK)
+    assert nets.files_of(run) == expected and changed == []
+
+
+def test_the_scheduler_starts_anew(
+    job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Its client gives up after a second; the run makes a new one, and the workers are new as well."""
+    with processes.cluster(tmp_path, [False, False]) as there:
+        with Client(there.address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            client._timeout = 1.0
+            kill = at_step(3, lambda: there.scheduler.send(signal.SIGKILL))
+            run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[kill], **QUICK)
+            assert client.status == "closed"
+        assert nets.files_of(run) == expected
+        with Client(there.address, timeout=60, set_as_default=False) as client:
+            assert processes.remains(client) == {}
