@@ -35,6 +35,7 @@ from oocdl.cli.options import (
     Spill,
     Targets,
     Workdir,
+    host_counts,
     numbers,
     pairs,
     run_files,
@@ -161,16 +162,23 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
     show: Annotated[What | None, typer.Option(help="Print this of a pass, not the summary.")] = None,
     layer: Annotated[str | None, typer.Option(help="With --show: of one layer, by name or index.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="Also predict it on so many hosts of --threads threads: 1,2,4.")
+    ] = None,
     **given: Any,
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
     if layer is not None and show is None:
         raise InputError("--layer goes with --show")
+    counts = None if hosts is None else host_counts(hosts)
     made = plan_run(**settings(given))
     picture = None if plot is None else made.plot(plot)
     say(str(made).rstrip() if show is None else made.show(show, layer))
     if picture is not None:
         say(f"picture {picture}")
+    if counts is not None:
+        options = settings(given) | {"threads": None, "cores": made.machine.threads}
+        say(str(simulate_run(hosts=counts, **options)).rstrip())
 
 
 @app.command()
@@ -187,12 +195,13 @@ def simulate(
     **given: Any,
 ) -> None:
     """Predict a step on many hosts, --memory on each; nothing runs."""
-    try:
-        counts = [int(count) for count in hosts.split(",")]
-    except ValueError:
-        raise InputError(f"--hosts takes whole numbers with commas, got '{hosts}'") from None
     found = simulate_run(
-        hosts=counts, cores=cores, network=network, disk_rate=disk_rate, weak=weak, **settings(given)
+        hosts=host_counts(hosts),
+        cores=cores,
+        network=network,
+        disk_rate=disk_rate,
+        weak=weak,
+        **settings(given),
     )
     picture = None if plot is None else found.plot(plot)
     say(str(found).rstrip())

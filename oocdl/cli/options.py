@@ -239,3 +239,15 @@ def parse_parallel(text: str) -> Any:
     except ValueError:
         raise InputError(f"--parallel takes cuts such as batch=2,space=3x2x1, got '{text}'") from None
     return {name: counts if name == "space" else counts[0] for name, counts in cuts.items()}
+
+
+def host_counts(text: str) -> list[int]:
+    """Read ``--hosts``.
+
+    >>> host_counts("1,2,4")
+    [1, 2, 4]
+    """
+    try:
+        return [int(count) for count in text.split(",")]
+    except ValueError:
+        raise InputError(f"--hosts takes whole numbers with commas, got '{text}'") from None

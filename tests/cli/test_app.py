@@ -442,3 +442,12 @@ def test_the_script_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -
     done = in_process("from oocdl.cli.app import main; main()", "info", "gone", where=tmp_path)
     assert done.returncode == InputError.exit_code
     assert done.stdout == "" and done.stderr.startswith("oocdl: ") and "Traceback" not in done.stderr
+
+
+def test_plan_predicts_hosts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--threads", 1)
+    code, out, _ = run(capsys, *what, "--hosts", "1,2")
+    assert code == 0 and "tasks a step" in out and "on hosts of 1 cores" in out
+    assert [line.split()[1] for line in out.splitlines()[-3:-1]] == ["1", "2"]
+    code, line = refused(capsys, *what, "--hosts", "many")
+    assert code == InputError.exit_code and "--hosts takes whole numbers" in line

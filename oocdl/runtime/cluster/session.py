@@ -40,7 +40,16 @@ from oocdl.runtime.cluster.pass_tasks import (
     worker_of_key,
 )
 from oocdl.runtime.cluster.shares import Shares
-from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, failed, in_loop, on_scheduler, open_client, roll
+from oocdl.runtime.cluster.watch import (
+    LOOK_SECONDS,
+    TELL_SECONDS,
+    Watch,
+    failed,
+    in_loop,
+    on_scheduler,
+    open_client,
+    roll,
+)
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import Moved
@@ -132,6 +141,8 @@ class ClusterSession(Held):
         self.known = self._present()
         """Workers that were there when the crew was gathered, members or not."""
         self.seen: dict[str, float] = {}
+        self.looked = monotonic()
+        """When it was last looked who has come."""
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         with uncollected():  # hundreds of thousands of objects, where units are as many
@@ -233,8 +244,11 @@ class ClusterSession(Held):
 
     def newcomers(self) -> int:
         """How many workers have come since the crew was gathered, and are to join it now."""
-        assert self.watch is not None
-        now, there = monotonic(), self._present()
+        now = monotonic()
+        if now - self.looked < LOOK_SECONDS:
+            return 0
+        self.looked = now
+        there = self._present()
         self.seen = {address: self.seen.get(address, now) for address in there if address not in self.known}
         settled = all(now - came > GROW_SECONDS for came in self.seen.values())
         return len(self.seen) if settled else 0

@@ -1,0 +1,162 @@
+"""Hosts on this machine: network namespaces on a bridge, each with a worker, and a memory cgroup and a disk.
+
+
+Needs root. Everything is removed at the end, also what an earlier call has left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit.processes import DASK_SCHEDULER, DASK_WORKER, Cluster, Kept, free_port
+
+BRIDGE, NETWORK = "oocdl-hbr", "10.79.0"
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def missing() -> str | None:
+    """Say why this machine cannot have hosts; None if it can."""
+    if os.geteuid() != 0:
+        return "hosts of one's own need root"
+    if shutil.which("ip", path=_path()) is None:
+        return "needs ip: apt-get install iproute2"
+    return None
+
+
+@dataclass(eq=False)
+class Hosts:
+    """A scheduler on the bridge, and a worker in each host, which is started again when it ends."""
+
+    cluster: Cluster
+    names: tuple[str, ...]
+
+    def cut(self, number: int) -> None:
+        """Cut the link of a host; nobody is told."""
+        run("ip", "link", "set", f"oocdl-h{number}", "down")
+
+    def mend(self, number: int) -> None:
+        """Undo ``cut``."""
+        run("ip", "link", "set", f"oocdl-h{number}", "up")
+
+    def throttle(self, number: int, rate: str) -> None:
+        """Limit what a host sends, as by ``tc``: "400mbit"."""
+        limit = ("tbf", "rate", rate, "burst", "512kb", "latency", "200ms")
+        run("ip", "netns", "exec", self.names[number], "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+
+    def peak_bytes(self, number: int) -> int:
+        """The most that the cgroup of a host has had, page cache included."""
+        return int((_cgroup(number) / "memory.max_usage_in_bytes").read_text())
+
+    def killed(self, number: int) -> int:
+        """How many processes of a host the kernel has killed for memory."""
+        lines = (_cgroup(number) / "memory.oom_control").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+@contextmanager
+def hosts(
+    folder: Path, count: int, memory_bytes: int | None = None, disk_mib: int | None = None
+) -> Iterator[Hosts]:
+    """Hosts with a worker of one thread each, without a nanny.
+
+    ``memory_bytes``: what all processes of a host may have; ``disk_mib``: the size of its own disk, where the
+    worker spills.
+    """
+    names = tuple(f"oocdl-host{number}" for number in range(count))
+    _remove(folder, count)
+    port = free_port()
+    address = f"tcp://{NETWORK}.254:{port}"
+    workers = []
+    try:
+        run("ip", "link", "add", BRIDGE, "type", "bridge")
+        run("ip", "address", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+        run("ip", "link", "set", BRIDGE, "up")
+        for number, name in enumerate(names):
+            _add_host(number, name)
+            local = folder / f"disk{number}"
+            local.mkdir(exist_ok=True)
+            if disk_mib is not None:
+                _add_disk(folder, number, disk_mib)
+            inside = f"cd {local}; "
+            if memory_bytes is not None:
+                _cgroup(number).mkdir()
+                (_cgroup(number) / "memory.limit_in_bytes").write_text(str(memory_bytes))
+                inside += f"echo $$ > {_cgroup(number)}/cgroup.procs; "
+            worker = [
+                *DASK_WORKER, address, "--nthreads", "1", "--no-dashboard", "--no-nanny",
+                "--memory-limit", "0", "--host", f"{NETWORK}.{number + 1}", "--local-directory", str(local),
+            ]  # fmt: skip
+            prefix = (
+                "nsenter", f"--net=/var/run/netns/{name}", "unshare", "-u", "bash", "-c",
+                f'hostname {name}; {inside} exec "$@"', "host",
+            )  # fmt: skip
+            workers.append(Kept(worker, folder / f"{name}.log", prefix=prefix))
+        scheduler = Kept(
+            [*DASK_SCHEDULER, "--host", f"{NETWORK}.254", "--port", str(port), "--no-dashboard"],
+            folder / "scheduler.log",
+        )
+        cluster = Cluster(folder, address, scheduler, workers)
+        keeper = threading.Thread(target=cluster.keep, daemon=True)
+        keeper.start()
+        try:
+            yield Hosts(cluster, names)
+        finally:
+            cluster.over.set()
+            keeper.join()
+            for one in (*workers, scheduler):
+                one.end()
+    finally:
+        _remove(folder, count)
+
+
+def run(*command: str) -> None:
+    """Run a command of the system."""
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PATH": _path()})
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _cgroup(number: int) -> Path:
+    return MEMORY / f"oocdl-host{number}"
+
+
+def _add_host(number: int, name: str) -> None:
+    link = f"oocdl-h{number}"
+    run("ip", "netns", "add", name)
+    run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    run("ip", "link", "set", link, "master", BRIDGE, "up")
+    run("ip", "-n", name, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
+    for device in ("eth0", "lo"):
+        run("ip", "-n", name, "link", "set", device, "up")
+
+
+def _add_disk(folder: Path, number: int, size_mib: int) -> None:
+    image = folder / f"disk{number}.img"
+    with image.open("wb") as file:
+        file.truncate(size_mib << 20)
+    run("mkfs.ext4", "-q", "-F", str(image))
+    run("mount", "-o", "loop", str(image), str(folder / f"disk{number}"))
+
+
+def _remove(folder: Path, count: int) -> None:
+    """Remove all that hosts are, as far as it is there."""
+    for number in range(count):
+        with suppress(subprocess.CalledProcessError):
+            run("umount", "-l", str(folder / f"disk{number}"))
+        for command in (("link", "delete", f"oocdl-h{number}"), ("netns", "delete", f"oocdl-host{number}")):
+            with suppress(subprocess.CalledProcessError):
+                run("ip", *command)
+        with suppress(OSError):
+            _cgroup(number).rmdir()
+        (folder / f"disk{number}.img").unlink(missing_ok=True)
+    with suppress(subprocess.CalledProcessError):
+        run("ip", "link", "delete", BRIDGE)
