@@ -74,7 +74,10 @@ def in_step(run: Path) -> None:
     real.wait_until(runs, STEP_SECONDS, "a step runs")
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def test_the_same_bits_on_any_number_of_nodes(folder: Path, nodes: int) -> None:
     run = folder / f"nodes{nodes}"
     with fit(folder, run.name, "--cluster", "slurm", "--nodes", nodes) as started:
@@ -98,7 +101,7 @@ def down() -> None:
     real.run("scontrol", "update", f"NodeName={real.jobs()[0][2]}", "State=DOWN", "Reason=test")
 
 
-@pytest.mark.parametrize("fault", [cancel, down])
+@pytest.mark.parametrize("fault", [cancel, pytest.param(down, marks=SLOW)])
 def test_what_clusters_do_in_mid_step(folder: Path, fault: Callable[[], None]) -> None:
     run = folder / fault.__name__
     try:

@@ -99,9 +99,10 @@ class Driver:
 
     def _hear(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.heard = time.monotonic()
-            self.said.append((self.heard, json.loads(line)))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.heard = time.monotonic()
+                self.said.append((self.heard, json.loads(line)))
 
     def steps(self, event: str) -> list[int]:
         """The steps of which it has told by events of a kind."""

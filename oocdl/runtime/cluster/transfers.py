@@ -56,9 +56,12 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
     async def fetch(bundle: Bundle) -> None:
         async def ask(now: bool) -> Any:
             asked = getattr(worker.rpc(addresses[bundle.sender]), HANDLER)
-            return await asked(
+            answer = await asked(
                 run_id=member.setup.run_id, name=running.name, number=bundle.key.number, now=now
             )
+            if now and not isinstance(answer, Parcel):  # a worker that closes answers with nothing
+                raise Superseded("a member has left in the middle of a pass")
+            return answer
 
         try:
             if bundle.nbytes <= SMALL_BYTES:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from concurrent.futures import CancelledError as LocalCancelled
 from concurrent.futures import Future as LocalFuture
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from distributed import Future, KilledWorker, Scheduler
@@ -24,8 +24,8 @@ from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import WorkersLost
 
-LOOK_SECONDS = 1.0
-"""Between two looks at the crew, while something is awaited."""
+LOOK_SECONDS, LOOKS = 1.0, 3
+"""Between two looks at the crew, while something is awaited; and how often within it after an odd error."""
 TELL_SECONDS = 8.0
 """A member that has been silent for so long is named to the user."""
 DROP_SECONDS = 20.0
@@ -133,8 +133,10 @@ class Watch:
             self.look()  # which names who is lost
             raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
         if not isinstance(error, OocdlError):
-            self._looked = float("-inf")
-            self.look()  # who is lost leaves errors of many kinds
+            for _ in range(LOOKS):  # who is lost leaves errors of many kinds, and is known a moment later
+                self._looked = float("-inf")
+                self.look()
+                sleep(LOOK_SECONDS / LOOKS)
         raise error
 
 
