@@ -145,6 +145,8 @@ def stop() -> None:
     _end([pid for name in ("slurmctld", *NODES, "munged") for pid in _pid(name)])
     for name in NODES:
         _end([int(pid) for pid in run("ip", "netns", "pids", name, check=False).split()])
+        # Else it goes some time after its namespace.
+        run("ip", "link", "delete", f"oocdl-v{NODES.index(name) + 1}", check=False)
         run("ip", "netns", "delete", name, check=False)
     run("ip", "link", "delete", BRIDGE, check=False)
     for node in CGROUPS.glob("*/slurm_oocdl-n*"):
