@@ -63,7 +63,7 @@ def cases(toy: bool) -> dict[str, Large]:
         }
     return {
         "params": Large(mlp(5, 8192, 64), "900MiB", 1 << 30, 3584, 2, {"optimizer": "adam"}),
-        "volume": Large(unet(16, 160), "900MiB", 1 << 30, 4096, 2, {"loss": "dice_ce"}),
+        "volume": Large(unet(16, 160), "900MiB", 1 << 30, 640, 2, {"loss": "dice_ce"}),
     }
 
 
