@@ -84,7 +84,7 @@ GATES = {
     "torch": ("engines.torch.*", "pytorch.*"),
     "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.workers"),
     "distributed": ("runtime.cluster.*", "cluster.launch", "cluster.keep", "cluster.keys", "tuning.workers"),
-    "dask_jobqueue": ("cluster.launch",),
+    "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
     "zarr": ("storage.*", "training.*", "cli.demo"),
     "h5py": ("storage.dataset.hdf5_source",),

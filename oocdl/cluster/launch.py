@@ -13,13 +13,9 @@ from math import ceil
 from typing import Any
 
 import dask
-from dask_jobqueue.htcondor import HTCondorCluster
-from dask_jobqueue.lsf import LSFCluster
-from dask_jobqueue.pbs import PBSCluster
-from dask_jobqueue.sge import SGECluster
-from dask_jobqueue.slurm import SLURMCluster
 from distributed.utils import get_ip, get_ip_interface
 
+from oocdl.cluster.jobqueue import CLUSTERS
 from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refused
 from oocdl.cluster.keys import make_keys, security_of
 from oocdl.cluster.options import TUNNEL_PORT, JobSettings, walltime_text
@@ -27,13 +23,6 @@ from oocdl.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-CLUSTERS: dict[str, Any] = {
-    "slurm": SLURMCluster,
-    "pbs": PBSCluster,
-    "sge": SGECluster,
-    "lsf": LSFCluster,
-    "htcondor": HTCondorCluster,
-}
 DEATH_TIMEOUT_SECONDS = 180
 """So long a worker looks for its scheduler, and a nanny waits for its worker, before the job ends."""
 LOOPBACK = "127.0.0.1"

@@ -106,6 +106,10 @@ def _settings(system: str, options: Mapping[str, Any]) -> JobSettings:
 def _launch() -> Any:
     try:
         return importlib.import_module("oocdl.cluster.launch")
+    except ValueError as error:  # it sets a handler of a signal
+        raise InputError(
+            f"dask-jobqueue can be imported in the main thread only ({error}): call this there"
+        ) from error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

@@ -7,6 +7,7 @@ import re
 import signal
 import ssl
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -184,7 +185,11 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InputError, match="no network interface 'ib7' .*scheduler_interface"):
         oocdl.cluster.slurm(**JOB, interface="ib7")
     assert here.keys() == []
-    for name in [name for name in sys.modules if name.startswith(("dask_jobqueue", "oocdl.cluster.launch"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("dask_jobqueue", "oocdl.cluster.launch", "oocdl.cluster.jobqueue"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
     with pytest.raises(InputError, match=r"dask_jobqueue.* pip install 'oocdl\[cluster\]'"):
@@ -257,3 +262,12 @@ def wait_for_another(client: Client, before: dict[str, Any]) -> None:
     while not client.scheduler_info()["workers"].keys() - before.keys():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_ctrl_c_stays_what_it_was() -> None:
+    """dask-jobqueue takes it over when it is imported: a run would be left in the middle of a commit."""
+    code = (
+        "import signal; before = signal.getsignal(signal.SIGINT); import oocdl.cluster.launch; "
+        "assert signal.getsignal(signal.SIGINT) is before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -48,6 +48,9 @@ class MemberPlugin(WorkerPlugin):
         worker.handlers.pop(HANDLER, None)
         if self.limits is not None:
             restore_limits(worker, self.limits)
+        for waiting in self.member.awaited.values():  # others ask for a pass that will not begin here
+            if not waiting.done():
+                waiting.set_exception(Superseded("this worker was given up"))
         closing = asyncio.get_running_loop().run_in_executor(None, self.member.close)
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
