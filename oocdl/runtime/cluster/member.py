@@ -119,6 +119,8 @@ class Member:
     delivered: dict[str, list[Chunk]] = field(default_factory=dict)
     """What was made of watched values in the last pass."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
+    given_up: bool = False
+    """Whether a step was broken off: what is held is committed, and no pass begins any more, however late."""
     ended: LocalPass | None = None
     """The last pass: others may still ask for bundles of it."""
     awaited: dict[str, asyncio.Future[LocalPass]] = field(default_factory=dict)

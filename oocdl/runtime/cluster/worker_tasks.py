@@ -127,8 +127,11 @@ async def roll_back(run_id: str, number: int) -> bool:
     Returns whether all of it is still there.
     """
     member = member_of(run_id)
-    if member.running is not None:
-        member.running.fail(Superseded("the step was broken off"))
+    member.given_up = True
+    running, member.running = member.running, None  # its end, which may be about to run, finds it gone
+    if running is not None:
+        running.fail(Superseded("the step was broken off"))
+        await asyncio.wait([asyncio.wrap_future(running.done)])
     if member.began == number:
         member.held = member.before
     return len(member.held) >= member.pieces
@@ -152,6 +155,8 @@ async def stop_recording(run_id: str) -> Recording:
 async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
     """The task that begins a pass."""
     member = member_of(run_id)
+    if member.given_up:
+        raise Superseded("the run is about to end on this worker")
     if member.running is not None:  # the one before was broken off
         member.running.fail(Superseded("the pass was broken off"))
         await asyncio.wait([asyncio.wrap_future(member.running.done)])
@@ -170,8 +175,12 @@ async def layers(run_id: str, groups: Sequence[int], *_: None) -> None:
 
 async def end(run_id: str, plan_id: str, *_: None) -> PassEnd:
     """The task that ends a pass."""
-    results = await result(_running(run_id).done)
-    return member_of(run_id).end(plan_id, results)
+    running = _running(run_id)
+    results = await result(running.done)
+    member = member_of(run_id)
+    if member.running is not running:
+        raise Superseded("the pass was given up before its end")
+    return member.end(plan_id, results)
 
 
 def _running(run_id: str) -> LocalPass:
