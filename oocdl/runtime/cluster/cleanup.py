@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
@@ -10,6 +11,12 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
+
+AGAIN_SECONDS = 1.0
+"""Between two attempts to reach a member that does not answer."""
+
+_clearing: set[asyncio.Task[None]] = set()
+"""Those that this scheduler is about."""
 
 
 class Cleanup(SchedulerPlugin):
@@ -22,14 +29,23 @@ class Cleanup(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A client has left, or its connection is broken."""
         if client == self._client_id:
-            scheduler.remove_plugin(self.name)
-            scheduler._ongoing_background_tasks.call_soon(self._clear, scheduler)
+            self.begin(scheduler)
+
+    def begin(self, scheduler: Scheduler) -> asyncio.Task[None]:
+        """Begin to tear the crew down; it goes on until all members have answered, or are gone."""
+        scheduler.remove_plugin(self.name)
+        clearing = asyncio.create_task(self._clear(scheduler))
+        _clearing.add(clearing)
+        clearing.add_done_callback(_clearing.discard)
+        return clearing
 
     async def _clear(self, scheduler: Scheduler) -> None:
-        there = [address for address in self._members if address in scheduler.workers]
-        await _call(scheduler, there, worker_tasks.tear_down, self._run_id)
-        await _call(scheduler, there, dask_limits.release_nanny, self._run_id, nanny=True)
         dask_records.resize_sent_by_scheduler(dask_records.usual_length(), scheduler)
+        tear_down, release = worker_tasks.tear_down, dask_limits.release_nanny
+        await asyncio.gather(
+            _call_all(scheduler, self._members, tear_down, self._run_id),
+            _call_all(scheduler, self._members, release, self._run_id, nanny=True),
+        )
 
 
 class Stay(SchedulerPlugin):
@@ -54,19 +70,30 @@ class Stay(SchedulerPlugin):
             scheduler.remove_plugin(self.name)
 
 
+async def clear_up(name: str, most_seconds: float, dask_scheduler: Scheduler) -> None:
+    """Have the ``Cleanup`` of this name do its work, and wait for that as long; runs on the scheduler."""
+    plugin = dask_scheduler.plugins.get(name)
+    if isinstance(plugin, Cleanup):
+        await asyncio.wait([plugin.begin(dask_scheduler)], timeout=most_seconds)
+
+
 def forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
     """Remove a plugin, if it is there; runs on the scheduler."""
     if name in dask_scheduler.plugins:
         dask_scheduler.remove_plugin(name)
 
 
-async def _call(
+async def _call_all(
     scheduler: Scheduler,
-    workers: Sequence[str],
+    workers: Collection[str],
     function: Callable[..., Any],
     *arguments: Any,
     nanny: bool = False,
 ) -> None:
+    """Call a function on workers, or on their nannies, until each has answered or has left the scheduler.
+
+    One that is stopped answers when it goes on, which may be later than any connection waits.
+    """
     message = {
         "op": "run",
         "function": dumps(function),  # type: ignore[no-untyped-call]
@@ -74,4 +101,11 @@ async def _call(
         "kwargs": dumps({}),  # type: ignore[no-untyped-call]
         "wait": True,
     }
-    await scheduler.broadcast(msg=message, workers=workers, nanny=nanny, on_error="ignore")
+
+    async def call(address: str) -> None:
+        while (state := scheduler.workers.get(address)) is not None and (state.nanny or not nanny):
+            if await scheduler.broadcast(msg=message, workers=[address], nanny=nanny, on_error="ignore"):
+                return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    await asyncio.gather(*(call(address) for address in workers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -93,10 +94,14 @@ def restore_limits(worker: Worker, before: Limits) -> None:
 
 _held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDictionary()
 """Nannies of this process, by which run each is held, and what lets it go when its worker is gone."""
+_over: deque[str] = deque(maxlen=64)
+"""Runs that are over for the nannies of this process: a message to hold one may come late."""
 
 
 async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
     """Keep a nanny from killing its worker at 95 % of its limit, as long as that worker lives."""
+    if run_id in _over:
+        return
     if dask_worker in _held:
         _held.pop(dask_worker)[1].cancel()
     _stop(dask_worker)
@@ -104,7 +109,8 @@ async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
 
 
 async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
-    """Undo ``hold_nanny``; nothing, if another run holds it by now."""
+    """Undo ``hold_nanny``, also one that comes later; nothing, if another run holds it by now."""
+    _over.append(run_id)
     if dask_worker in _held and _held[dask_worker][0] == run_id:
         _held.pop(dask_worker)[1].cancel()
         _start(dask_worker)

@@ -14,7 +14,6 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import count
 from time import monotonic, sleep
-from typing import Any
 
 from dask import annotate  # type: ignore[attr-defined]
 from dask._expr import LLGExpr
@@ -30,7 +29,7 @@ from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
-from oocdl.runtime.cluster.cleanup import Cleanup, forget_plugin
+from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import (
     Step,
@@ -63,7 +62,7 @@ GROW_SECONDS = 5.0
 """Workers that come while a run goes on join it when no further one has come for so long."""
 PAUSE_SECONDS = 1.0
 """Between two attempts to gather a crew."""
-FAREWELL_SECONDS = 20.0
+FAREWELL_SECONDS = 15.0
 """Members that are given up have so long to clear up."""
 
 
@@ -221,19 +220,8 @@ class ClusterSession(Held):
         self.groups = []
         self.before_crew = self.moved()
         self.ends = {}
-        with suppress(Exception):
-            there = [address for address in watch.members if address in roll(self.client)]
-            options: Any = {"workers": there, "on_error": "return"}
-            calls = [
-                self.client._run(dask_limits.release_nanny, self.run_id, nanny=True, **options),
-                self.client._run(worker_tasks.tear_down, self.run_id, **options),
-            ]
-            deadline = monotonic() + FAREWELL_SECONDS
-            for asked in [in_loop(self.client, call) for call in calls]:
-                with suppress(TimeoutError):  # one that is stopped clears up when it goes on
-                    asked.result(max(deadline - monotonic(), 0))
-            on_scheduler(self.client, forget_plugin, f"oocdl-{self.run_id}")
-            on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.usual_length())
+        with suppress(Exception):  # whoever does not answer in time is told by the scheduler when it does
+            on_scheduler(self.client, clear_up, f"oocdl-{self.run_id}", FAREWELL_SECONDS)
             dask_records.shorten_client_log(self.client, dask_records.usual_length())
 
     def gather_again(self) -> int:

@@ -6,6 +6,7 @@ They run in a worker's event loop; what takes long goes to the member's own thre
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,8 @@ from oocdl.storage.run.commit import Writer
 
 _closing: set[asyncio.Future[None]] = set()
 """Members of this process that let go of what they have."""
+_left: deque[str] = deque(maxlen=64)
+"""Runs that this process was told to leave, maybe before it was told to take part: messages may overtake."""
 
 
 class MemberPlugin(WorkerPlugin):
@@ -60,7 +63,7 @@ class MemberPlugin(WorkerPlugin):
 async def set_up(setup: Setup, dask_worker: Worker) -> bool:
     """Make this worker a member; returns whether it sees the run directory.
 
-    It has nothing of the run if that fails.
+    It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before.
     """
     for other in list(members.values()):
         if other.setup.owner != setup.owner:
@@ -68,6 +71,8 @@ async def set_up(setup: Setup, dask_worker: Worker) -> bool:
         await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
     if _closing:  # two runs at once would take twice the memory
         await asyncio.wait(set(_closing))
+    if setup.run_id in _left:
+        raise Superseded("the run has ended before this worker took part")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
@@ -86,7 +91,8 @@ async def set_up(setup: Setup, dask_worker: Worker) -> bool:
 
 
 async def tear_down(run_id: str, dask_worker: Worker) -> None:
-    """End this worker's part of a run, if it has one."""
+    """End this worker's part of a run, if it has one; it will have none."""
+    _left.append(run_id)
     if run_id in members:
         await dask_worker.plugin_remove(f"oocdl-{run_id}")
 

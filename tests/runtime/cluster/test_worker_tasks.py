@@ -1,4 +1,4 @@
-"""Tasks of a pass that is given up leave a member as the step found it."""
+"""What members are told late, twice or in another order changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.cluster import member, worker_tasks
+from oocdl.runtime.cluster import dask_limits, member, worker_tasks
+from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
 from oocdl.runtime.cluster.local_pass import Superseded
 
 
@@ -45,3 +46,44 @@ def test_a_pass_that_ends_after_a_step_was_rolled_back_changes_nothing(
         return complete
 
     assert asyncio.run(both()) and one.held == {"w": "old"} and not ended
+
+
+def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has died while workers were set up, and the message to set up is the slower one."""
+    monkeypatch.setattr(worker_tasks, "_left", worker_tasks._left.copy())
+    monkeypatch.setattr(dask_limits, "_over", dask_limits._over.copy())
+    worker: Any = SimpleNamespace(address="tcp://1", local_directory=".", plugins={})
+    setup: Any = SimpleNamespace(run_id="late", owner="x")
+    nanny: Any = SimpleNamespace(periodic_callbacks=None, pid=1)
+
+    async def both() -> None:
+        await worker_tasks.tear_down("late", worker)
+        with pytest.raises(Superseded, match="has ended before"):
+            await worker_tasks.set_up(setup, worker)
+        await dask_limits.release_nanny("late", nanny)
+        await dask_limits.hold_nanny("late", nanny)
+
+    asyncio.run(both())
+    assert "late" not in member.members and nanny not in dask_limits._held
+
+
+def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped goes on later than a connection waits; one that has left needs nothing."""
+    monkeypatch.setattr("oocdl.runtime.cluster.cleanup.AGAIN_SECONDS", 0.0)
+    tries: list[tuple[str, bool]] = []
+
+    async def broadcast(
+        *, msg: Any, workers: list[str], nanny: bool, on_error: str
+    ) -> dict[str, dict[str, str]]:
+        tries.append((workers[0], nanny))
+        return {} if workers == ["stopped"] and len(tries) < 9 else {workers[0]: {"status": "OK"}}
+
+    scheduler: Any = SimpleNamespace(
+        plugins={}, stream_comms={}, client_comms={}, broadcast=broadcast,
+        workers={"stopped": SimpleNamespace(nanny=None), "well": SimpleNamespace(nanny="n")},
+    )  # fmt: skip
+    scheduler.remove_plugin = scheduler.plugins.pop
+    scheduler.plugins["oocdl-run"] = Cleanup("run", "client", ["gone", "stopped", "well"])
+    asyncio.run(clear_up("oocdl-run", 10.0, scheduler))
+    assert tries.count(("well", False)) == tries.count(("well", True)) == 1
+    assert tries[-1] == ("stopped", False) and len(tries) == 9 and not scheduler.plugins
