@@ -130,7 +130,7 @@ class Connection:
                 "commit: start it again to go on"
             )
         try:
-            in_loop(client, self._probe()).result()
+            in_loop(client, self._probe()).result(CONNECT_SECONDS)
             where: Any = {"scheduler_file": f} if (f := client.scheduler_file) else {"address": self._address}
             self.client = Client(  # type: ignore[no-untyped-call]
                 **where, security=client.security, timeout=CONNECT_SECONDS, set_as_default=False
@@ -175,7 +175,7 @@ def gather(client: Client, timeout_seconds: float, tell: Tell, owner: str = "") 
         try:
             answers = Watch(client, there, tell).ask(_present)
         except WorkersLost:
-            if client.status != "running":
+            if client.status != "running" or monotonic() - begun > timeout_seconds:
                 raise
             sleep(POLL_SECONDS)
             continue
@@ -196,7 +196,7 @@ def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
     begun, changed, known = monotonic(), monotonic(), 0
     wanted, told, calls = max(expected(client), 1), False, []
     while True:
-        there = [address for address, silent in roll(client).items() if silent < TELL_SECONDS]
+        there = [address for address, seen in roll(client).items() if seen.silent < TELL_SECONDS]
         if len(there) != known:
             changed, known = monotonic(), len(there)
         settled = monotonic() - changed > SETTLE_SECONDS

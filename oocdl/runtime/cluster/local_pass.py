@@ -21,6 +21,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import window_of
 from oocdl.runtime import execute
+from oocdl.runtime.cluster.progress import Work
 from oocdl.runtime.scheduler import Running
 from oocdl.storage.cache.chunk import Chunk
 
@@ -30,7 +31,10 @@ class Superseded(StoreError):
 
 
 class LocalPass:
-    """A pass that runs on this member. ``take`` gives a stored piece; ``wanted`` are kept for ``results``."""
+    """A pass that runs on this member. ``take`` gives a stored piece; ``wanted`` are kept for ``results``.
+
+    ``work`` counts its units.
+    """
 
     def __init__(
         self,
@@ -39,8 +43,9 @@ class LocalPass:
         wanted: Sequence[TaskKey],
         facts: tuple[str, str, str, PassInfo],
         threads: int,
+        work: Work,
     ) -> None:
-        self._threads = threads
+        self._threads, self._work = threads, work
         self._order, self._facts = order, facts
         sent = [step for step in order.steps if isinstance(step, Bundle)]
         self._sends: dict[TaskKey, Future[tuple[Chunk, ...]]] = {one.key: Future() for one in sent}
@@ -135,7 +140,6 @@ class LocalPass:
 
     def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
         """All tasks in order, and the keys of those that arrive."""
-        run_id, _, plan_id, info = self._facts
         tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
         arriving: list[TaskKey] = []
         for step in self._order.steps:
@@ -143,22 +147,22 @@ class LocalPass:
                 arriving.append(step)
                 tasks[step] = DataNode(step, None)
             elif isinstance(step, Strip):
-                tasks[step.key] = _strip_task(step.key, step.region, step.source, run_id)
+                tasks[step.key] = self._strip_task(step.key, step.region, step.source)
             elif isinstance(step, Bundle):
                 items = [TaskRef(item) for item in step.items]
                 tasks[step.key] = Task(step.key, self._hand_out, step.key, *items)
             else:
-                tasks[step[1].key] = _call_task(*step, run_id, plan_id, info)
+                tasks[step[1].key] = self._call_task(*step)
         return tasks, arriving
 
+    def _strip_task(self, key: TaskKey, region: Region, source: TaskKey) -> Task:
+        run_id, *_ = self._facts
+        return Task(key, self._work.run, execute.run_strip, run_id, region, TaskRef(source))
 
-def _strip_task(key: TaskKey, region: Region, source: TaskKey, run_id: str) -> Task:
-    return Task(key, execute.run_strip, run_id, region, TaskRef(source))
-
-
-def _call_task(number: int, call: Call, run_id: str, plan_id: str, info: PassInfo) -> Task:
-    if isinstance(call, PickCall):
-        return Task(call.key, execute.pick, TaskRef(call.source), call.number)
-    run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
-    references = [TaskRef(argument) for argument in call.arguments]
-    return Task(call.key, run, run_id, plan_id, number, info, *references)
+    def _call_task(self, number: int, call: Call) -> Task:
+        if isinstance(call, PickCall):
+            return Task(call.key, execute.pick, TaskRef(call.source), call.number)
+        run_id, _, plan_id, info = self._facts
+        run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
+        references = [TaskRef(argument) for argument in call.arguments]
+        return Task(call.key, self._work.run, run, run_id, plan_id, number, info, *references)

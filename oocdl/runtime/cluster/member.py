@@ -22,7 +22,7 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, tri
 from oocdl.host.limits import check_budget
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
-from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.machine import discards_old_weights, machine_for
 from oocdl.planning.pass_plan import PassPlan
@@ -30,6 +30,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
+from oocdl.runtime.cluster.progress import Report, Work
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.moved import Moved
 from oocdl.storage.cache.chunk import Chunk
@@ -125,6 +126,9 @@ class Member:
     """The last pass: others may still ask for bundles of it."""
     awaited: dict[str, asyncio.Future[LocalPass]] = field(default_factory=dict)
     """Passes that others ask for before they have begun here, by name."""
+    asked: dict[int, Bundle] = field(default_factory=dict)
+    """Bundles that others were asked for and that have not come, by number."""
+    work: Work = field(default_factory=Work)
     begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """Names of the last passes."""
 
@@ -161,6 +165,25 @@ class Member:
             name: local_orders(one.exchange, [self.number])[self.number] for name, one in known.passes.items()
         }
 
+    def report(self) -> Report:
+        """What this member does now."""
+        moved, waiting = [self.work.done], 0
+        if hasattr(self, "tier"):
+            stats, waiting = self.tier.stats, self.tier.waiting
+            moved += [stats.read_bytes, stats.written_bytes]
+        first = next(iter(self.asked.values()), None)
+        words = "has nothing to do"
+        if first is not None:
+            words = f"waits for what layer {first.key.layer!r} of {self.address_of(first.sender)} makes"
+        elif self.running is not None:
+            words = "waits for its own units"
+        arriving_bytes = sum(bundle.nbytes for bundle in self.asked.values())
+        return Report(self.work.running - waiting, tuple(moved), arriving_bytes, words)
+
+    def address_of(self, number: int) -> str:
+        """The address of a member."""
+        return next(address for address, known in self.setup.numbers.items() if known == number)
+
     @property
     def sees_run(self) -> bool:
         """Whether the run directory is on a disk that this worker shares with the driver."""
@@ -176,6 +199,9 @@ class Member:
         if self.running is not None:
             self.running.fail(Superseded("the run has left this worker"))
         self.pool.shutdown()
+        self.work.run(self._let_go)
+
+    def _let_go(self) -> None:
         self.held.clear()
         self.before.clear()
         self.delivered.clear()
@@ -222,7 +248,8 @@ class Member:
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
         threads = self.setup.threads
-        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads)
+        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads, self.work)
+        self.asked = {}
         self.running.start(self.pool)
         self.begun_before.append(name)
         waiting = self.awaited.pop(name, None)

@@ -13,11 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import count
+from math import prod
 from time import monotonic, sleep
 
+import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
 from dask._expr import LLGExpr
 from distributed import Client, Future
+from distributed.protocol.pickle import dumps
 
 from oocdl.config import Settings
 from oocdl.errors import ResourceError
@@ -189,7 +192,8 @@ class ClusterSession(Held):
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
-        sees = self.watch.ask(worker_tasks.set_up, setup)
+        packed: bytes = dumps(setup)  # type: ignore[no-untyped-call]
+        sees = self.watch.ask(worker_tasks.set_up, packed, nbytes=len(packed) * len(self.addresses))
         self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
@@ -243,7 +247,7 @@ class ClusterSession(Held):
 
     def _present(self) -> set[str]:
         """Workers that are there, and not silent."""
-        return {address for address, silent in roll(self.client).items() if silent < TELL_SECONDS}
+        return {address for address, seen in roll(self.client).items() if seen.silent < TELL_SECONDS}
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -304,8 +308,10 @@ class ClusterSession(Held):
     def _collect(self, plan_id: str, value: str, info: PassInfo) -> None:
         """Have members send what they have made of a watched value."""
         assert self.watch is not None and self.deliver is not None
+        factored = self.compiled[plan_id].plan.factored
+        nbytes = prod(factored.shapes[value]) * np.dtype(factored.graph.values[value].dtype).itemsize
         for address in self.addresses:  # one at a time: all of it may be more than this process has room for
-            made = self.watch.ask(worker_tasks.delivered, self.run_id, value, only=[address])
+            made = self.watch.ask(worker_tasks.delivered, self.run_id, value, only=[address], nbytes=nbytes)
             for chunk in made[address]:
                 self.deliver(plan_id, value, chunk.region, chunk.copy(), info)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def load(shares: Shares, compiled: CompiledPass, plan_id: str, read: weight_io.R
         for key in mine:  # one at a time: all of them may be more than this process has room for
             piece = weight_io.read_piece(compiled.pieces, compiled.plan.factored, read, key)
             if piece is not None:
-                ask(worker_tasks.hold, shares.run_id, {key: piece}, True, only=[address])
+                given = shares.run_id, {key: piece}, True
+                ask(worker_tasks.hold, *given, only=[address], nbytes=piece.nbytes)
 
 
 def commit(
@@ -91,7 +93,8 @@ def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name:
         address = shares.addresses[shares.homes[key]]
         if address not in shares.apart:
             continue
-        found = shares.watch.ask(worker_tasks.held, shares.run_id, [key], only=[address])
+        nbytes = prod(region_shape(region)) * np.dtype(factored.graph.values[name].dtype).itemsize
+        found = shares.watch.ask(worker_tasks.held, shares.run_id, [key], only=[address], nbytes=nbytes)
         ((box, part),) = own_regions(factored.factors[name], region)
         array = found[address][key].copy()[part].reshape(region_shape(box))
         if name in factored.graph.updates:
@@ -103,9 +106,9 @@ def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: 
     """Put the pieces of an array together here, whose chunks they do not make up."""
     regions, factored = compiled.pieces[spec.name], compiled.plan.factored
     keys = [stored_key(spec.name, number) for number in range(len(regions))]
-    found = shares.watch.ask(worker_tasks.held, shares.run_id, keys).values()
-    chunks = {key: chunk for one in found for key, chunk in one.items()}
     full = np.empty(spec.shape, spec.dtype)
+    found = shares.watch.ask(worker_tasks.held, shares.run_id, keys, nbytes=full.nbytes).values()
+    chunks = {key: chunk for one in found for key, chunk in one.items()}
     for key, region in zip(keys, regions, strict=True):
         weight_io.fill(full, factored.factors[spec.name], region, chunks[key].copy())
     if spec.name in factored.graph.updates:

@@ -42,6 +42,7 @@ async def hand_out(run_id: str, name: str, number: int, now: bool) -> Any:
     if not now:
         return None
     running.handed_out(key)
+    member.work.count()
     return to_serialize(Parcel(chunks))  # type: ignore[no-untyped-call]
 
 
@@ -71,6 +72,7 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
                 async with one_at_a_time:
                     parcel = await ask(True)
             _arrived(member, running, bundle.items, parcel.chunks)
+            del member.asked[bundle.key.number]
         except Exception as error:  # told to whoever waits for the end of the pass
             running.fail(error)
         finally:
@@ -81,6 +83,7 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
         if bundle.reader >= GROUPS_AHEAD:
             await result(running.groups[bundle.reader - GROUPS_AHEAD])
         await room.acquire()
+        member.asked[bundle.key.number] = bundle
         task = asyncio.create_task(fetch(bundle))
         asked.add(task)
         task.add_done_callback(asked.discard)
@@ -93,6 +96,7 @@ def _arrived(member: Member, running: LocalPass, keys: Sequence[Any], chunks: Se
         raise Superseded("a bundle has come after its pass")
     for key, chunk in zip(keys, chunks, strict=True):
         member.tier.foresee(chunk, running.uses(key))
+    member.work.count()
     running.arrive(keys, chunks)
 
 

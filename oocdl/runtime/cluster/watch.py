@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError as LocalCancelled
 from concurrent.futures import Future as LocalFuture
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from distributed import Future, KilledWorker, Scheduler
 from distributed.client import ClosedClientError
@@ -22,6 +22,7 @@ from distributed.metrics import time as scheduler_time
 
 from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime.cluster.local_pass import Superseded
+from oocdl.runtime.cluster.progress import METRIC, Report, Stillness, report_of
 from oocdl.runtime.lost import WorkersLost
 
 LOOK_SECONDS, LOOKS = 1.0, 3
@@ -45,22 +46,24 @@ class Watch:
     def __init__(self, client: Any, members: Collection[str], tell: Callable[[str], None]) -> None:
         self.client, self.members, self._tell = client, tuple(members), tell
         self._silent: set[str] = set()
+        self._stillness = Stillness(tell)
         self._looked = float("-inf")
 
     def look(self) -> None:
-        """Look whether all members are there and well; raise WorkersLost if not.
+        """Look whether all members are there and well, and whether anybody moves; raise WorkersLost if not.
 
         Looks at most once in ``LOOK_SECONDS``.
         """
-        if monotonic() - self._looked < LOOK_SECONDS:
+        since = monotonic() - self._looked
+        if since < LOOK_SECONDS:
             return
-        silent = roll(self.client, self._tell)
+        there = roll(self.client, self._tell)
         self._looked = monotonic()
-        gone = [address for address in self.members if address not in silent]
+        gone = [address for address in self.members if address not in there]
         if gone:
             raise WorkersLost(f"{_named(gone)} gone")
         for address in self.members:
-            seconds = silent[address]
+            seconds = there[address].silent
             if seconds < TELL_SECONDS:
                 if address in self._silent:
                     self._silent.remove(address)
@@ -74,10 +77,17 @@ class Watch:
                     f"worker {address} has been silent for {seconds:.0f} s; it is given up after "
                     f"{DROP_SECONDS:.0f} s"
                 )
+        # Of a time in which nobody has looked, as driver or scheduler were stopped, nothing is known.
+        reports = {address: there[address].report for address in self.members}
+        self._stillness.look(reports, min(since, 2 * LOOK_SECONDS))
 
-    def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]]) -> None:
-        """Wait until all are done, or one has failed. Raises WorkersLost."""
+    def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]], nbytes: int = 0) -> None:
+        """Wait until all are done, or one has failed. Raises WorkersLost, also if nobody moves any more.
+
+        ``nbytes``: what travels between the driver and members meanwhile.
+        """
         change = threading.Event()
+        self._stillness.begin(nbytes)
 
         def done(_: object) -> None:
             change.set()
@@ -100,16 +110,18 @@ class Watch:
         *arguments: Any,
         nanny: bool = False,
         only: Sequence[str] | None = None,
+        nbytes: int = 0,
     ) -> dict[str, Any]:
         """Call a function on all members, or ``only`` on some, or on their nannies; returns their answers.
 
-        Raises what it raises on one of them, WorkersLost if one is lost meanwhile.
+        ``nbytes``: of the arguments and answers, where these are large. Raises what the function raises on
+        one of them, WorkersLost if one is lost meanwhile.
         """
         asked = self.client._run(
             function, *arguments, workers=list(only or self.members), nanny=nanny, on_error="return"
         )
         answer = in_loop(self.client, asked)
-        self.wait([answer])
+        self.wait([answer], nbytes)
         try:
             found: Mapping[str, Any] = answer.result()
         except Exception as error:
@@ -165,12 +177,21 @@ def open_client() -> Iterator[None]:
         raise WorkersLost("the connection to the scheduler is closed") from error
 
 
-def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, float]:
-    """Return the workers that there are, and for how many seconds each has been silent.
+class Seen(NamedTuple):
+    """What the scheduler knows of a worker."""
 
-    ``tell`` is called with a line if the scheduler is silent, too. Raises WorkersLost if it does not answer.
+    silent: float
+    """Seconds since its last heartbeat."""
+    report: Report | None
+    """What that has told, if it is a member."""
+
+
+def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, Seen]:
+    """Return the workers that there are, and what is known of each.
+
+    ``tell`` is called with a line if the scheduler is silent. Raises WorkersLost if it does not answer.
     """
-    found: dict[str, float] = on_scheduler(client, _silent_seconds, tell=tell)
+    found: dict[str, Seen] = on_scheduler(client, _seen, tell=tell)
     return found
 
 
@@ -207,9 +228,13 @@ def on_scheduler(
             raise WorkersLost(f"the scheduler is gone ({error})") from error
 
 
-def _silent_seconds(dask_scheduler: Scheduler) -> dict[str, float]:
+def _seen(dask_scheduler: Scheduler) -> dict[str, Seen]:
     now = scheduler_time()
-    return {address: now - state.last_seen for address, state in dask_scheduler.workers.items()}
+    found: dict[str, Seen] = {}
+    for address, state in dask_scheduler.workers.items():
+        told = state.metrics.get(METRIC)
+        found[address] = Seen(now - state.last_seen, None if told is None else report_of(told))
+    return found
 
 
 async def _forget(address: str, dask_scheduler: Scheduler) -> None:

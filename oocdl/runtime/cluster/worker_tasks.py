@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
+from distributed.protocol.pickle import loads
 
 from oocdl.errors import OocdlError, ResourceError
 from oocdl.host.heap import use_one_heap
@@ -22,6 +23,7 @@ from oocdl.runtime import execute
 from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import Member, PassEnd, Setup, member_of, members
+from oocdl.runtime.cluster.progress import METRIC, told
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording
@@ -44,7 +46,12 @@ class MemberPlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         worker.handlers[HANDLER] = hand_out
+        worker.metrics[METRIC] = self.report
         self.limits = lift_limits(worker, self.member.setup.run_id, self.member.setup.crossing_bytes)
+
+    def report(self, worker: Worker) -> list[Any]:
+        """What this member does: a heartbeat tells it the scheduler."""
+        return told(self.member.report())
 
     async def teardown(self, worker: Worker) -> None:
         members.pop(self.member.setup.run_id, None)
@@ -58,13 +65,16 @@ class MemberPlugin(WorkerPlugin):
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
         await closing
+        if worker.metrics.get(METRIC) == self.report:  # else that of the next run
+            del worker.metrics[METRIC]
 
 
-async def set_up(setup: Setup, dask_worker: Worker) -> bool:
+async def set_up(packed: bytes, dask_worker: Worker) -> bool:
     """Make this worker a member; returns whether it sees the run directory.
 
     It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before.
     """
+    setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
     for other in list(members.values()):
         if other.setup.owner != setup.owner:
             raise ResourceError("a worker process takes part in one run at a time; this one has another")
@@ -197,4 +207,4 @@ def _running(run_id: str) -> LocalPass:
 
 
 async def _in_pool(member: Member, call: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(member.pool, call)
+    return await asyncio.get_running_loop().run_in_executor(member.pool, member.work.run, call)

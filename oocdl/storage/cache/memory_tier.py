@@ -133,6 +133,11 @@ class Tier:
         return self._ledger.capacity_bytes
 
     @property
+    def waiting(self) -> int:
+        """Callers of ``reserve`` that wait for memory."""
+        return len(self._ledger.line)
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``, kept pages included."""
         return self._pool.mapped_bytes

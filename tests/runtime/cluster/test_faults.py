@@ -19,8 +19,10 @@ from distributed.comm import CommClosedError
 import oocdl
 from oocdl.errors import ResourceError
 from oocdl.events import Committed, Event, Notice, RunStopped, StepDone, WorkersChanged
+from oocdl.runtime import execute
 from oocdl.runtime.cluster import crew, worker_tasks
 from oocdl.runtime.cluster.session import ClusterSession
+from oocdl.runtime.cluster.transfers import HANDLER
 from oocdl.runtime.cluster.watch import Watch, on_scheduler
 from oocdl.runtime.lost import WorkersLost
 from oocdl.training import loop
@@ -106,6 +108,64 @@ def test_a_killed_worker_is_told_and_made_up_for(
     assert [row["step"] for row in run.history] == [1, 2, 3, 4, 5, 6]
     client.wait_for_workers(2)
     assert processes.remains(client) == {}  # the nanny of the new worker, too, watches it again
+
+
+def swallow_bundles(dask_worker: Any) -> None:
+    """Have a worker answer its crew nothing more; runs there. The next crew is answered."""
+
+    async def swallow(**_: Any) -> None:
+        await asyncio.Event().wait()
+
+    dask_worker.handlers[HANDLER] = swallow
+
+
+@pytest.mark.timeout(100)
+def test_a_crew_of_which_nobody_moves_is_told_and_gathered_anew(
+    client: Client,
+    job: tuple[Path, Path],
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All members live and send heartbeats, and each waits for what another has given, or will never give."""
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 2.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 6.0)
+    events: list[Event] = []
+    lose = at_step(3, lambda: client.run(swallow_bundles))
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, lose], **QUICK)
+    assert nets.files_of(run) == expected
+    told = [event.text for event in events if isinstance(event, Notice)]
+    assert "no worker has moved for" in told[0] and "waits for what layer" in told[0], told
+    assert [type(event) for event in events].count(WorkersChanged) == 1
+    assert processes.remains(client) == {}
+
+
+def slow_down(seconds: float) -> None:
+    """Have the next unit of a worker take so long; runs there."""
+    run_unit = execute.run_unit
+
+    def slow(*given: Any) -> Any:
+        execute.run_unit = run_unit
+        time.sleep(seconds)
+        return run_unit(*given)
+
+    execute.run_unit = slow
+
+
+def test_a_slow_unit_is_waited_for(
+    client: Client,
+    job: tuple[Path, Path],
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 2.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 4.0)
+    events: list[Event] = []
+    slow = at_step(3, lambda: client.run(slow_down, 12.0))
+    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, slow], **QUICK)
+    assert nets.files_of(run) == expected and max(row["seconds"] for row in run.history) >= 12
+    assert not [event for event in events if isinstance(event, Notice | WorkersChanged)]
 
 
 def test_a_second_run_is_refused_and_the_first_unharmed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
     monkeypatch.setattr(worker_tasks, "_left", worker_tasks._left.copy())
     monkeypatch.setattr(dask_limits, "_over", dask_limits._over.copy())
     worker: Any = SimpleNamespace(address="tcp://1", local_directory=".", plugins={})
-    setup: Any = SimpleNamespace(run_id="late", owner="x")
+    setup = pickle.dumps(SimpleNamespace(run_id="late", owner="x"))
     nanny: Any = SimpleNamespace(periodic_callbacks=None, pid=1)
 
     async def both() -> None:
