@@ -6,6 +6,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -91,17 +92,28 @@ def connected(given: Any) -> Iterator[Client]:
 @contextmanager
 def _staying(client: Client) -> Iterator[None]:
     """Workers are not taken away while they are idle."""
-    stay = Stay(client.id)
     try:
-        asked = client._register_scheduler_plugin(stay, stay.name, idempotent=True)
-        in_loop(client, asked).result(CONNECT_SECONDS)
-    except (WorkersLost, OSError) as error:
-        raise ResourceError(f"no scheduler answers the client: {error}") from error
+        keep_workers(client)
+    except WorkersLost as lost:
+        raise ResourceError(f"no scheduler answers the client: {lost}") from lost
     try:
         yield
     finally:
         with suppress(WorkersLost):  # it is gone with its scheduler, or with the client
-            on_scheduler(client, forget_plugin, stay.name)
+            on_scheduler(client, forget_plugin, Stay(client.id).name)
+
+
+def keep_workers(client: Client) -> None:
+    """Have the scheduler take no workers away; a scheduler that has started anew has to be told again.
+
+    Raises WorkersLost if it does not answer.
+    """
+    stay = Stay(client.id)
+    asked = client._register_scheduler_plugin(stay, stay.name, idempotent=True)
+    try:
+        in_loop(client, asked).result(CONNECT_SECONDS)
+    except (OSError, CancelledError) as error:
+        raise WorkersLost(f"the scheduler does not answer ({error})") from error
 
 
 class Connection:

@@ -117,6 +117,7 @@ class ClusterSession(Held):
         while True:
             try:
                 self.client = self.connection.renew()
+                crew.keep_workers(self.client)
                 self._gather(max(deadline - monotonic(), 1.0))
                 return
             except WorkersLost as lost:

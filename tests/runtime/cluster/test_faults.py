@@ -366,17 +366,31 @@ def test_a_cluster_that_adapts_leaves_members_alone(
     assert nets.files_of(run) == expected and changed == []
 
 
+def staying(address: str) -> list[str]:
+    """Plugins of a scheduler that keep workers from being taken away."""
+    with Client(address, timeout=60, set_as_default=False) as client:
+        return client.run_on_scheduler(
+            lambda dask_scheduler: [name for name in dask_scheduler.plugins if "oocdl-stay" in name]
+        )
+
+
 def test_the_scheduler_starts_anew(
     job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Its client gives up after a second; the run makes a new one, and the workers are new as well."""
+    """Its client gives up after a second; the run makes a new one, and the workers are new as well.
+
+    The new scheduler, too, is told to take no worker away.
+    """
+    kept: list[list[str]] = []
     with processes.cluster(tmp_path, [False, False]) as there:
         with Client(there.address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             client._timeout = 1.0
             kill = at_step(3, lambda: there.scheduler.send(signal.SIGKILL))
-            run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[kill], **QUICK)
+            look = at_step(5, lambda: kept.append(staying(there.address)))
+            run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[kill, look], **QUICK)
             assert client.status == "closed"
+        assert len(kept[0]) == 1 and staying(there.address) == []
         assert nets.files_of(run) == expected
         with Client(there.address, timeout=60, set_as_default=False) as client:
             assert processes.remains(client) == {}
