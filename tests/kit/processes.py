@@ -165,18 +165,37 @@ def left_behind(dask_worker: Any) -> list[str]:
     return found
 
 
+def runs_of() -> list[str]:
+    """Runs in which a worker has part; runs there."""
+    from oocdl.runtime.cluster import member
+
+    return list(member.members)
+
+
 def held_nanny(dask_worker: Any) -> list[str]:
     """The same of its nanny; runs there."""
     monitor = dask_worker.periodic_callbacks.get("memory_monitor")
     return [] if monitor is None or monitor.is_running() else ["a nanny's memory monitor that is off"]
 
 
+ANSWER_SECONDS = 60.0
+"""Workers that are stopped are killed, or go on, before this."""
+
+
+def ask(client: distributed.Client, function: Any, nanny: bool = False) -> dict[str, list[str]]:
+    """Call a function on all workers, or their nannies; raises TimeoutError if one does not answer."""
+    found: dict[str, list[str]] = client.sync(
+        client._run, function, nanny=nanny, on_error="ignore", callback_timeout=ANSWER_SECONDS
+    )
+    return found
+
+
 def remains(client: distributed.Client, seconds: float = 30.0) -> Mapping[str, list[str]]:
     """What workers still have of a run after some seconds, by address; empty: nothing."""
     deadline = time.monotonic() + seconds
     while True:
-        found = {**client.run(left_behind, on_error="ignore")}
-        for address, more in client.run(held_nanny, nanny=True, on_error="ignore").items():
+        found = {**ask(client, left_behind)}
+        for address, more in ask(client, held_nanny, nanny=True).items():
             found[address] = [*found.get(address, []), *more]
         found = {address: words for address, words in found.items() if words}
         if not found or time.monotonic() > deadline:
