@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
@@ -14,9 +15,6 @@ from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to reach a member that does not answer."""
-
-_clearing: set[asyncio.Task[None]] = set()
-"""Those that this scheduler is about."""
 
 
 class Cleanup(SchedulerPlugin):
@@ -31,21 +29,21 @@ class Cleanup(SchedulerPlugin):
         if client == self._client_id:
             self.begin(scheduler)
 
-    def begin(self, scheduler: Scheduler) -> asyncio.Task[None]:
-        """Begin to tear the crew down; it goes on until all members have answered, or are gone."""
+    def begin(self, scheduler: Scheduler) -> asyncio.Event:
+        """Begin to tear the crew down, until all members have answered or are gone; tells when."""
         scheduler.remove_plugin(self.name)
-        clearing = asyncio.create_task(self._clear(scheduler))
-        _clearing.add(clearing)
-        clearing.add_done_callback(_clearing.discard)
-        return clearing
+        done = asyncio.Event()
+        scheduler._ongoing_background_tasks.call_soon(self._clear, scheduler, done)
+        return done
 
-    async def _clear(self, scheduler: Scheduler) -> None:
+    async def _clear(self, scheduler: Scheduler, done: asyncio.Event) -> None:
         dask_records.resize_sent_by_scheduler(dask_records.usual_length(), scheduler)
         tear_down, release = worker_tasks.tear_down, dask_limits.release_nanny
         await asyncio.gather(
             _call_all(scheduler, self._members, tear_down, self._run_id),
             _call_all(scheduler, self._members, release, self._run_id, nanny=True),
         )
+        done.set()
 
 
 class Stay(SchedulerPlugin):
@@ -74,7 +72,8 @@ async def clear_up(name: str, most_seconds: float, dask_scheduler: Scheduler) ->
     """Have the ``Cleanup`` of this name do its work, and wait for that as long; runs on the scheduler."""
     plugin = dask_scheduler.plugins.get(name)
     if isinstance(plugin, Cleanup):
-        await asyncio.wait([plugin.begin(dask_scheduler)], timeout=most_seconds)
+        with suppress(TimeoutError):  # it goes on
+            await asyncio.wait_for(plugin.begin(dask_scheduler).wait(), most_seconds)
 
 
 def forget_plugin(name: str, dask_scheduler: Scheduler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections import Counter
@@ -122,7 +123,7 @@ class Connection:
     def __init__(self, client: Client) -> None:
         assert client.scheduler is not None
         self.client, self._given = client, client
-        self._address = client.scheduler.address
+        self._address, self._file = client.scheduler.address, client.scheduler_file
 
     def renew(self) -> Client:
         """Return a client that is connected: the one that there was, or a new one of the same scheduler.
@@ -142,10 +143,11 @@ class Connection:
                 "commit: start it again to go on"
             )
         try:
+            if self._file and Path(self._file).is_file():  # one that starts elsewhere has written it anew
+                self._address = json.loads(Path(self._file).read_text())["address"]
             in_loop(client, self._probe()).result(CONNECT_SECONDS)
-            where: Any = {"scheduler_file": f} if (f := client.scheduler_file) else {"address": self._address}
             self.client = Client(  # type: ignore[no-untyped-call]
-                **where, security=client.security, timeout=CONNECT_SECONDS, set_as_default=False
+                self._address, security=client.security, timeout=CONNECT_SECONDS, set_as_default=False
             )
         except (OSError, ValueError) as error:
             raise WorkersLost(f"no scheduler answers at {self._address}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import threading
@@ -364,6 +365,41 @@ def test_a_cluster_that_adapts_leaves_members_alone(
         cluster.adapt(minimum=0, maximum=2, interval="500ms", wait_count=2)
         run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[pause], **QUICK)
     assert nets.files_of(run) == expected and changed == []
+
+
+def test_a_scheduler_is_found_again_by_its_file_or_without(tmp_path: Path) -> None:
+    """It has taken its file away as it ended; the next one may be elsewhere, and write another."""
+    file = tmp_path / "scheduler.json"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    with processes.cluster(tmp_path / "first", []) as first:
+        file.write_text(json.dumps({"address": first.address}))
+        with Client(scheduler_file=str(file), timeout=60, set_as_default=False) as client:
+            connection = crew.Connection(client)
+            client._timeout = 1.0
+            file.unlink()
+            first.scheduler.send(signal.SIGKILL)
+            assert renewed(connection).status == "running"
+            connection.client._timeout = 1.0
+            with processes.cluster(tmp_path / "second", []) as second:
+                file.write_text(json.dumps({"address": second.address}))
+                first.over.set()
+                first.scheduler.end()
+                found = renewed(connection)
+                assert found.scheduler is not None and found.scheduler.address == second.address
+                connection.close()
+
+
+def renewed(connection: crew.Connection) -> Client:
+    """A connection to the scheduler that was started again."""
+    deadline = time.monotonic() + 60
+    while True:
+        time.sleep(0.5)
+        try:
+            if connection.client.status != "running":
+                return connection.renew()
+        except WorkersLost:
+            assert time.monotonic() < deadline
 
 
 def staying(address: str) -> list[str]:

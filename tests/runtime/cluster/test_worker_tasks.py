@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.core import AsyncTaskGroup
 
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime.cluster import dask_limits, member, worker_tasks
@@ -81,6 +82,7 @@ def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.M
 
     scheduler: Any = SimpleNamespace(
         plugins={}, stream_comms={}, client_comms={}, broadcast=broadcast,
+        _ongoing_background_tasks=AsyncTaskGroup(),
         workers={"stopped": SimpleNamespace(nanny=None), "well": SimpleNamespace(nanny="n")},
     )  # fmt: skip
     scheduler.remove_plugin = scheduler.plugins.pop
