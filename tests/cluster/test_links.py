@@ -42,6 +42,18 @@ def test_a_link_is_cut(tmp_path: Path, seconds: float | None) -> None:
     assert seconds == 5 or told and told[0] < TOLD_SECONDS
 
 
+def test_workers_that_do_not_reach_each_other(tmp_path: Path) -> None:
+    """All of them send heartbeats, and wait for each other: that is told, and none is taken for dead."""
+
+    def hurt(found: Hosts) -> None:
+        found.part(True)
+        time.sleep(80)
+        found.part(False)
+
+    told = _trained(tmp_path, hurt, 110)
+    assert told and told[0] < TOLD_SECONDS
+
+
 def test_a_slow_link(tmp_path: Path) -> None:
     assert not _trained(tmp_path, lambda found: found.throttle(1, "400mbit"), 20)
 

@@ -45,6 +45,11 @@ class Hosts:
         """Undo ``cut``."""
         run("ip", "link", "set", f"oocdl-h{number}", "up")
 
+    def part(self, apart: bool) -> None:
+        """Cut all links between hosts, or undo that; each still reaches the scheduler."""
+        for number in range(len(self.names)):
+            run("bridge", "link", "set", "dev", f"oocdl-h{number}", "isolated", "on" if apart else "off")
+
     def throttle(self, number: int, rate: str) -> None:
         """Limit what a host sends, as by ``tc``: "400mbit"."""
         limit = ("tbf", "rate", rate, "burst", "512kb", "latency", "200ms")
