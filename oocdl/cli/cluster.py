@@ -15,7 +15,8 @@ from oocdl.cluster.detect import write_site
 from oocdl.cluster.options import job_settings, walltime_text
 from oocdl.cluster.site import SYSTEMS, site_path
 from oocdl.cluster.systems import dashboard_hint, job_script, start
-from oocdl.errors import InputError
+from oocdl.config import parse_bytes
+from oocdl.errors import BudgetError, InputError
 from oocdl.report.progress import counted
 from oocdl.training.signals import Signals
 
@@ -78,7 +79,7 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
     """What ``fit`` takes as ``client``, of the values of ``worker_options``, ``job_options`` and ``spill``.
 
     Jobs are submitted here, and cancelled at the end, whatever it is: an error, Ctrl-C, SIGTERM or SIGHUP.
-    Raises InputError for options that do not go together.
+    Raises InputError for options that do not go together, BudgetError for a budget that is more than jobs have.
     """
     ways = [name for name in ("cluster", "scheduler_address", "scheduler_file") if given[name] is not None]
     if len(ways) > 1:
@@ -91,9 +92,20 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
         yield None if named is None else str(named)
         return
     options = _options(given)
+    if given["memory"] is not None:
+        _check_memory(parse_bytes(given["memory"]), job_settings(given["cluster"], options).memory_bytes)
     with Signals() as signals, signals.allowed(), start(given["cluster"], options, _tell) as jobs:
         _announce(jobs, given["cluster"], options)
         yield jobs
+
+
+def _check_memory(memory_bytes: int, job_bytes: int) -> None:
+    """Workers would refuse it, too, but only when their jobs have come through the queue."""
+    if memory_bytes > job_bytes:
+        raise BudgetError(
+            f"memory={memory_bytes >> 20} MiB is more than a job has ({job_bytes >> 20} MiB); give "
+            "less with --memory, or jobs more with --node-memory"
+        )
 
 
 def _tell(line: str) -> None:
