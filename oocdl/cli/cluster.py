@@ -79,7 +79,7 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
     """What ``fit`` takes as ``client``, of the values of ``worker_options``, ``job_options`` and ``spill``.
 
     Jobs are submitted here, and cancelled at the end, whatever it is: an error, Ctrl-C, SIGTERM or SIGHUP.
-    Raises InputError for options that do not go together, BudgetError for a budget that is more than jobs have.
+    Raises InputError for options that do not go together, BudgetError for a budget that jobs do not have.
     """
     ways = [name for name in ("cluster", "scheduler_address", "scheduler_file") if given[name] is not None]
     if len(ways) > 1:

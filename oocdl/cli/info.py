@@ -103,7 +103,7 @@ def run_tables(run: Run) -> list[Table]:
             ("first loss", f"{first['loss']:.6g}"),
             ("last loss", f"{last['loss']:.6g} at step {last['step']}"),
             ("time", duration(sum(row["seconds"] for row in history))),
-            ("peak memory", size_text(max(row["peak_bytes"] for row in history))),
+            ("peak memory", size_text(max(row.get("process_bytes", row["peak_bytes"]) for row in history))),
         ]
     for title, value in rows:
         state.add_row(cell(title), cell(value))

@@ -52,8 +52,10 @@ class MemoryGuard:
         """What the tier does without. It never gets it back: what was not predicted once may come again."""
         self.notice: str | None = None
         """What a run tells its user, once; None: nothing had to be withheld."""
+        self.seen_bytes = 0
+        """The most that the process had of memory of its own, of all times that it was measured."""
         self._measure, self._clock = measure, clock
-        self._measured_at = self._relieved_at = float("-inf")
+        self._measured_at = self._relieved_at = self._seen_at = float("-inf")
 
     def is_due(self) -> bool:
         """Whether it is time to measure again; if so, the next time is counted from now."""
@@ -73,7 +75,16 @@ class MemoryGuard:
 
     def has_bytes(self) -> int:
         """Measure what the process has of memory of its own."""
-        return self._measure()
+        found = self._measure()
+        self.seen_bytes = max(self.seen_bytes, found)
+        return found
+
+    def see(self) -> None:
+        """Measure the process if that was not done here for a while, for ``seen_bytes`` alone."""
+        now = self._clock()
+        if now - self._seen_at >= PERIOD_SECONDS:
+            self._seen_at = now
+            self.has_bytes()
 
     def withhold(self, nbytes: int, over_bytes: int) -> None:
         """Withhold so much from the tier: the process was about to have ``over_bytes`` more than it may."""
@@ -88,7 +99,7 @@ class MemoryGuard:
 
     def excess_bytes(self, to_come_bytes: int) -> int:
         """How far the process would be beyond its whole budget, pages of files given up; negative: below."""
-        return self._measure() + to_come_bytes + self._kernel_bytes - self._budget_bytes
+        return self.has_bytes() + to_come_bytes + self._kernel_bytes - self._budget_bytes
 
     def check_alone(self, to_come_bytes: int) -> None:
         """Raise ResourceError if one unit is too much that will take so many bytes, all others waiting."""

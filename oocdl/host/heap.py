@@ -148,6 +148,8 @@ class Heap:
                 yield
             finally:
                 with self._lock:
+                    if self._guard is not None:
+                        self._guard.see()  # what it has freed is still there
                     self._running -= scratch_bytes
                     self._computing -= 1
                     self._ended.notify_all()
@@ -156,6 +158,14 @@ class Heap:
     def notice(self) -> str | None:
         """What the guard tells the user, once it had to withhold memory."""
         return None if self._guard is None else self._guard.notice
+
+    def process_bytes(self) -> int:
+        """Return the most memory of its own that the process had, of all times that it was measured."""
+        if self._guard is None:
+            return anonymous_bytes()
+        with self._lock:
+            self._guard.has_bytes()
+            return self._guard.seen_bytes
 
     def withheld_bytes(self, need_bytes: int = 0) -> int:
         """Measure the process, if it is time to, and return what the memory tier is to do without.

@@ -5,7 +5,7 @@
 >>> from oocdl.events import RunFinished, RunStarted, StepDone
 >>> with show_progress(512 << 20, Console(width=120)) as listener:
 ...     listener(RunStarted(None, "unet.run", steps=2, done=1))
-...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "peak_bytes": 200 << 20}))
+...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "process_bytes": 200 << 20}))
 ...     listener(RunFinished(2, 2.0))
 2 steps in unet.run, 1 of them done
 step 2/2, epoch 1, loss 0.5000, 2.0 s/step, 0:00 left, peak 200 of 512 MiB
@@ -149,8 +149,8 @@ class Progress:
         parts = [f"step {self.done}/{self.steps}", f"epoch {row['epoch'] + 1}", f"loss {row['loss']:.4f}"]
         parts.append(f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s")
         parts.append(f"{clock_time((self.steps - self.done) * mean)} left")
-        if "peak_bytes" in row:
-            parts.append(f"peak {row['peak_bytes'] / 2**20:.0f} of {self.budget_bytes / 2**20:.0f} MiB")
+        if "process_bytes" in row:
+            parts.append(f"peak {row['process_bytes'] / 2**20:.0f} of {self.budget_bytes / 2**20:.0f} MiB")
         disk_bytes = sum(moved for _, moved in self.recent)
         if disk_bytes:
             parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MEMORY = ("peak_bytes", "process_bytes")
+"""Fields that are the most so far; all others add up."""
+
 
 @dataclass(frozen=True)
 class Moved:
-    """What a step moved, in bytes."""
+    """What a step moved, and what memory it took, in bytes."""
 
     unit_read_bytes: int
     """Read by units, as the plan counts."""
@@ -19,3 +22,5 @@ class Moved:
     """Written to the spill."""
     peak_bytes: int
     """Counted peak of the process so far: base, running programs and tier. Of several, of the largest."""
+    process_bytes: int
+    """The most memory of its own that the process was seen to have so far. Of several, of the largest."""

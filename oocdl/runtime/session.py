@@ -229,6 +229,7 @@ class Session(Held):
             stats.read_bytes,
             stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
+            self.context.heap.process_bytes(),
         )
 
     def measured(self) -> Measured:

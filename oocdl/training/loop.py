@@ -39,7 +39,7 @@ from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.lost import WorkersLost
-from oocdl.runtime.moved import Moved
+from oocdl.runtime.moved import MEMORY, Moved
 from oocdl.runtime.session import Held, Session
 from oocdl.runtime.trace import StepTrace
 from oocdl.storage.files import reporting
@@ -211,7 +211,7 @@ class Trainer:
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
         row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
         for name, value in asdict(after).items():
-            row[name] = value if name == "peak_bytes" else value - getattr(before, name)
+            row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
 
     def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:

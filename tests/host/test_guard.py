@@ -261,3 +261,12 @@ def test_a_second_unit_waits_for_the_first(tmp_path: Path) -> None:
             assert not done.wait(0.05)
         assert done.wait(10)
         thread.join()
+
+
+def test_the_most_that_was_seen_is_remembered() -> None:
+    process = Process(60 * MIB)
+    heap = Heap(2, 50 * MIB, Arrays, process.guard(100 * MIB))
+    with heap.program(0):
+        process.nbytes = 80 * MIB
+    process.nbytes = 70 * MIB
+    assert heap.process_bytes() == 80 * MIB

@@ -29,7 +29,7 @@ def started(steps: int = 10, done: int = 0) -> RunStarted:
 
 def step(number: int, seconds: float = 0.25, moved_bytes: int = 0) -> StepDone:
     row = {"step": number, "epoch": 0, "loss": 1 / number, "seconds": seconds, "lr": 0.1}
-    moved = {"peak_bytes": 100 * MIB, "read_bytes": moved_bytes, "written_bytes": moved_bytes}
+    moved = {"process_bytes": 100 * MIB, "read_bytes": moved_bytes, "written_bytes": moved_bytes}
     return StepDone(row | moved)
 
 

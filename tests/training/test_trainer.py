@@ -69,6 +69,7 @@ def test_history(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
         "lr",
         "seconds",
         "peak_bytes",
+        "process_bytes",
         "read_bytes",
         "written_bytes",
         "unit_read_bytes",

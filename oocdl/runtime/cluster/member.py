@@ -277,6 +277,7 @@ class Member:
             stats.read_bytes,
             stats.written_bytes,
             self.machine.base_bytes + stats.peak_bytes,
+            self.context.heap.process_bytes(),
         )
         return PassEnd(scalars, moved, self.context.heap.notice)
 

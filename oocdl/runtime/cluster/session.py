@@ -54,7 +54,7 @@ from oocdl.runtime.cluster.watch import (
 )
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.measured import Measured, merged
-from oocdl.runtime.moved import Moved
+from oocdl.runtime.moved import MEMORY, Moved
 from oocdl.runtime.session import Deliver, Held, scalar_keys
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset
@@ -96,7 +96,7 @@ class ClusterSession(Held):
     tasks_since_forgetting: int = 0
 
     def __enter__(self) -> ClusterSession:
-        self.before_crew = Moved(0, 0, 0, 0, 0)
+        self.before_crew = Moved(0, 0, 0, 0, 0, 0)
         """What crews before this one have moved."""
         self.connection = crew.Connection(self.client)
         self.gather()
@@ -338,10 +338,11 @@ class ClusterSession(Held):
     # --- what is measured ------------------------------------------------------------------
 
     def moved(self) -> Moved:
-        """Totals over all members since the session began; the peak is the largest member's."""
+        """Totals over all members since the session began; memory is that of the largest member."""
         each = [self.before_crew, *(one.moved for one in self.ends.values())]
         totals = [sum(numbers) for numbers in zip(*map(astuple, each), strict=True)]
-        return replace(Moved(*totals), peak_bytes=max(one.peak_bytes for one in each))
+        largest = {name: max(getattr(one, name) for one in each) for name in MEMORY}
+        return replace(Moved(*totals), **largest)
 
     def measured(self) -> Measured:
         """What tasks took on all members of this crew."""
