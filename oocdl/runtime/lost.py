@@ -1,7 +1,21 @@
-"""The exception that says that workers of a run are not what they were."""
+"""The exception that says that workers of a run are not what they were, and how often that may be."""
 
 from __future__ import annotations
+
+from oocdl.errors import ResourceError
+
+MOST_LOSSES = 10
+"""So many times in a row workers may be lost while they are set up, or before a further step is done."""
 
 
 class WorkersLost(Exception):
     """Workers are lost, or have come: the run goes on from its last commit."""
+
+
+def check_losses(number: int, lost: WorkersLost) -> None:
+    """Raise ResourceError if workers were lost so often in a row that they will be again."""
+    if number == MOST_LOSSES:
+        raise ResourceError(
+            f"workers were lost {number} times before a further step was done ({lost}); look in their logs "
+            "why, such as memory; the run is committed: start it again to go on"
+        ) from lost

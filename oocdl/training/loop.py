@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import NonFiniteError, ResourceError
+from oocdl.errors import NonFiniteError
 from oocdl.events import (
     Committed,
     Event,
@@ -38,7 +38,7 @@ from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
-from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.moved import MEMORY, Moved
 from oocdl.runtime.session import Held, Session
 from oocdl.runtime.trace import StepTrace
@@ -47,9 +47,6 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
 from oocdl.training.workers import Workers
-
-MOST_LOSSES = 10
-"""So many times in a row workers may be lost before one step is done."""
 
 
 @dataclass(eq=False)
@@ -76,7 +73,9 @@ class Trainer:
         self.writing = threading.Lock()
         self.signals = Signals()
         self.stepped = False
-        """Whether a step was done since workers were lost."""
+        """Whether a step was done since workers were lost that had not been done before."""
+        self.furthest = 0
+        """Steps that have been done, some of which may have been lost."""
 
     def emit(self, event: Event) -> None:
         """Tell all listeners."""
@@ -120,11 +119,7 @@ class Trainer:
                     if self.committed == self.course.total_steps:
                         return
                     losses = 0 if self.stepped else losses + 1
-                    if losses == MOST_LOSSES:
-                        raise ResourceError(
-                            f"workers were lost {losses} times before one step was done ({lost}); look in "
-                            "their logs why, such as memory; the run is committed: start it again to go on"
-                        ) from lost
+                    check_losses(losses, lost)
                     self.rows, self.stepped = [], False
                     self.store.forget_uncommitted()
                     with self.signals.allowed():
@@ -177,7 +172,8 @@ class Trainer:
                 with self.signals.allowed():
                     row, moved = self._step(session, step, moved)
                 self.rows.append(row)
-                self.stepped = True
+                self.stepped = self.stepped or step.number >= self.furthest
+                self.furthest = max(self.furthest, step.number + 1)
             try:
                 trace.end(step.number, session, row)
                 with self.signals.allowed():

@@ -52,7 +52,7 @@ from oocdl.runtime.cluster.watch import (
     open_client,
     roll,
 )
-from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import MEMORY, Moved
 from oocdl.runtime.session import Deliver, Held, scalar_keys
@@ -111,9 +111,10 @@ class ClusterSession(Held):
     def gather(self) -> None:
         """Gather a crew of whoever is there, and set it up; waits ``wait_seconds`` for the first worker.
 
-        Raises ResourceError if nobody comes, and what setting up raises on a member.
+        Raises ResourceError if nobody comes, or those who come are lost again and again, and what setting up
+        raises on a member.
         """
-        deadline, told = monotonic() + self.wait_seconds, ""
+        deadline, told, losses = monotonic() + self.wait_seconds, "", 0
         while True:
             try:
                 self.client = self.connection.renew()
@@ -121,7 +122,9 @@ class ClusterSession(Held):
                 self._gather(max(deadline - monotonic(), 1.0))
                 return
             except WorkersLost as lost:
+                losses += self.watch is not None  # some had come
                 self.dissolve()
+                check_losses(losses, lost)
                 if monotonic() > deadline:
                     raise ResourceError(
                         f"the workers are gone ({lost}), and none has come in "

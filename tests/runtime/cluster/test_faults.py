@@ -21,12 +21,12 @@ import oocdl
 from oocdl.errors import ResourceError
 from oocdl.events import Committed, Event, Notice, RunStopped, StepDone, WorkersChanged
 from oocdl.runtime import execute
+from oocdl.runtime import lost as lost_
 from oocdl.runtime.cluster import crew, worker_tasks
 from oocdl.runtime.cluster.session import ClusterSession
 from oocdl.runtime.cluster.transfers import HANDLER
 from oocdl.runtime.cluster.watch import Watch, on_scheduler
 from oocdl.runtime.lost import WorkersLost
-from oocdl.training import loop
 from tests.kit import nets, processes
 from tests.kit.faults import OPTIONS
 
@@ -242,10 +242,34 @@ def test_losses_without_a_step_end(
     def load(*_: Any) -> None:
         raise WorkersLost("worker x is gone")
 
-    monkeypatch.setattr(loop, "MOST_LOSSES", 2)
+    monkeypatch.setattr(lost_, "MOST_LOSSES", 2)
     monkeypatch.setattr(ClusterSession, "load", load)
-    with pytest.raises(ResourceError, match="lost 2 times before one step was done"):
+    with pytest.raises(ResourceError, match="lost 2 times before a further step was done"):
         oocdl.fit(*job, workdir=tmp_path / "run", client=client, **QUICK)
+    assert processes.remains(client) == {}
+
+
+@pytest.mark.parametrize("where", ["set-up", "second step"])
+def test_workers_that_are_lost_again_and_again_end_the_run(
+    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As those are that their job's memory limit kills: at the same place, although they come each time."""
+    name = {"set-up": "_set_up", "second step": "run_pass"}[where]
+    before, lost = getattr(ClusterSession, name), [0]
+
+    def lose(session: ClusterSession, *arguments: Any) -> Any:
+        if where == "set-up" or arguments[1].number == 1:
+            lost[0] += 1
+            assert lost[0] < 6
+            raise WorkersLost("worker x is gone")
+        return before(session, *arguments)
+
+    monkeypatch.setattr(lost_, "MOST_LOSSES", 3)
+    monkeypatch.setattr(ClusterSession, name, lose)
+    options = {**QUICK, "commit_seconds": 1e9}
+    with pytest.raises(ResourceError, match="lost 3 times"):
+        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **options)
+    assert lost == [3] or where == "second step" and lost == [4]
     assert processes.remains(client) == {}
 
 
