@@ -186,6 +186,12 @@ def test_outputs_own_their_memory(engine: Engine) -> None:
         assert not any(np.shares_memory(result, other) for other in others)
 
 
+def test_whole_numbers_in_a_row(engine: Engine) -> None:
+    x = np.arange(1 << 19)
+    [result] = engine.compile(single("Neg", [x], [(x.shape, "int64")], key="whole numbers"))([x])
+    np.testing.assert_array_equal(result, -x)
+
+
 @pytest.mark.parametrize("op", ["Identity", "Reshape", "Expand", "Transpose", "Pad", "Slice"])
 def test_moving_nothing_still_copies(engine: Engine, op: str) -> None:
     x = noise(3, 4).astype("float32")

@@ -118,9 +118,11 @@ class ChainStep(AnyChainStep[Array]):
 
         NumPy's innermost loop would run over the channels alone.
         """
+        if not self.chain.channels_last:
+            return seen
         *_, places, channels = self.chain.domain
         alone = seen.ndim == self.rank and seen.shape[-2:] == (1, channels)
-        if not self.chain.channels_last or not alone or seen.size * places > MOST_COPIED_ELEMENTS:
+        if not alone or seen.size * places > MOST_COPIED_ELEMENTS:
             return seen
         return np.repeat(seen, places, axis=-2)
 

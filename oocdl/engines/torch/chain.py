@@ -167,9 +167,11 @@ class ChainStep(AnyChainStep[Tensor]):
 
         Loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
         """
+        if not self.chain.channels_last:
+            return tensor
         *_, places, channels = self.chain.domain
         alone = tensor.dim() == self.rank and tensor.shape[-2:] == (1, channels)
-        if not self.chain.channels_last or not alone or tensor.numel() * places > MOST_COPIED_ELEMENTS:
+        if not alone or tensor.numel() * places > MOST_COPIED_ELEMENTS:
             return tensor
         return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
 
