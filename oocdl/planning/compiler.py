@@ -66,6 +66,16 @@ class CompiledPass:
     """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
     never to the run on disk."""
 
+    def named_losses(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the loss of a pass, and its parts if there are several, as the history names them.
+
+        Empty for a pass that computes outputs.
+        """
+        if self.loss is None:
+            return {}
+        heads = self.output_losses if len(self.output_losses) > 1 else {}
+        return {"loss": found[self.loss], **{f"loss/{name}": found[value] for name, value in heads.items()}}
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Draft:

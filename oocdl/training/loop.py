@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -200,7 +200,7 @@ class Trainer:
         for number, (plan_id, info) in enumerate(passes, 1):
             if number == len(passes):
                 self._prepare_kept(plan_id, step.number)
-            losses.append(self._losses(plan_id, session.run_pass(plan_id, info)))
+            losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
             _check_loss(losses[-1]["loss"], step.number, info.indices)
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
@@ -209,15 +209,6 @@ class Trainer:
         for name, value in asdict(after).items():
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
-
-    def _losses(self, plan_id: str, found: Mapping[str, float]) -> dict[str, float]:
-        """Return the loss of a pass, and its parts if there are several, as the history names them."""
-        compiled = self.compiled[plan_id]
-        assert compiled.loss is not None
-        losses = {"loss": found[compiled.loss]}
-        if len(compiled.output_losses) > 1:
-            losses |= {f"loss/{name}": found[value] for name, value in compiled.output_losses.items()}
-        return losses
 
     def _meta(self, step: int) -> dict[str, int]:
         """What a commit says of the run."""

@@ -390,9 +390,6 @@ class _Inference:
                     found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
                 if made is not None:
                     made.note(rows)
-                compiled = self.compiled[plan_id]
-                named = {"loss": compiled.loss, **{f"loss/{k}": v for k, v in compiled.output_losses.items()}}
-                for title, value in named.items():
-                    if value is not None:
-                        totals[title] = totals.get(title, 0.0) + found[value] * len(rows)
+                for title, loss in self.compiled[plan_id].named_losses(found).items():
+                    totals[title] = totals.get(title, 0.0) + loss * len(rows)
         return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}

@@ -56,6 +56,12 @@ def killed_after(passes: int, patch: pytest.MonkeyPatch) -> list[tuple[int, ...]
     return seen
 
 
+def test_evaluate_names_losses_as_the_history_does(run: oocdl.Run, tmp_path: Path) -> None:
+    """A network of one head has one loss."""
+    assert list(run.evaluate(tmp_path / "data.zarr")) == ["loss"]
+    assert not [name for name in run.history[0] if name.startswith("loss/")]
+
+
 def test_it_goes_on_where_it_was_killed(
     run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
