@@ -39,14 +39,14 @@ def parse_bytes(size: float | str) -> int:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*((?:[KMGT]i?)?)B?\s*", size, re.IGNORECASE)
         if match is None:
-            raise InputError(f"'{_shown(size)}' is not a size; write for example '2GiB' or a number of bytes")
+            raise InputError(f"'{shown(size)}' is not a size; write for example '2GiB' or a number of bytes")
         number = float(match[1]) * BYTES_BY_UNIT[match[2].upper().replace("I", "i")]
     else:
         number = _finite("a size", size)
     if number > sys.maxsize:
-        raise InputError(f"a size of {_shown(size)} is more than any machine has")
+        raise InputError(f"a size of {shown(size)} is more than any machine has")
     if number < 1:
-        raise InputError(f"a size must be at least one byte, got {_shown(size)}")
+        raise InputError(f"a size must be at least one byte, got {shown(size)}")
     return int(number)
 
 
@@ -59,14 +59,14 @@ def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
         kind = OPTIMIZERS.get(optimizer) or OPTIMIZERS.get(optimizer.lower())
         if kind is None:
             raise InputError(
-                f"there is no optimizer '{_shown(optimizer)}'{_nearest(optimizer, OPTIMIZERS)}; "
+                f"there is no optimizer '{shown(optimizer)}'{nearest(optimizer, OPTIMIZERS)}; "
                 f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
             )
         rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
         optimizer = kind(lr=rate if callable(rate) else _finite("lr", rate))
     elif not isinstance(optimizer, Optimizer):
         raise InputError(
-            f"optimizer {_shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
+            f"optimizer {shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
         )
     elif lr is not None:
         raise InputError("lr goes with an optimizer given by name; this one has its own")
@@ -75,12 +75,14 @@ def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
     return optimizer
 
 
-def _nearest(word: object, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Ask whether the most alike of the known words was meant; nothing if none is alike."""
     near = difflib.get_close_matches(str(word), list(known), 1)
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as a short text in one line."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -91,7 +93,7 @@ def _finite(name: str, value: Any) -> float:
     except OverflowError:  # a whole number beyond all floats
         number = math.inf
     if not math.isfinite(number):
-        raise InputError(f"{name} must be a finite number, got {_shown(value)}")
+        raise InputError(f"{name} must be a finite number, got {shown(value)}")
     return number
 
 
@@ -101,25 +103,25 @@ def _whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InputError(f"{name} must be a whole number, got {_shown(value)}")
+        raise InputError(f"{name} must be a whole number, got {shown(value)}")
     if least is not None and number < least:
-        raise InputError(f"{name} must be at least {least}, got {_shown(number)}")
+        raise InputError(f"{name} must be at least {least}, got {shown(number)}")
     if abs(number) > most:
-        raise InputError(f"{name} must be at most {most}, got {_shown(number)}")
+        raise InputError(f"{name} must be at most {most}, got {shown(number)}")
     return number
 
 
 def flag(name: str, value: Any) -> bool:
     """Return a setting that is on or off; InputError for anything else, numbers among it."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{name} must be True or False, got {_shown(value)}")
+        raise InputError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def _one_of(*known: str) -> Callable[[str, Any], str]:
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in known:
-            raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {_shown(value)}")
+            raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {shown(value)}")
         return value
 
     return check
@@ -129,7 +131,7 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
     found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     for item in found:
         if not isinstance(item, str):
-            raise InputError(f"{name} takes names, got {_shown(item)}")
+            raise InputError(f"{name} takes names, got {shown(item)}")
     return found
 
 
@@ -138,15 +140,15 @@ def _mapping(item: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, 
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise InputError(f"{name} takes a mapping by name, got {_shown(value)}")
-        return {str(key): item(f"{name}['{_shown(key)}']", held) for key, held in value.items()}
+            raise InputError(f"{name} takes a mapping by name, got {shown(value)}")
+        return {str(key): item(f"{name}['{shown(key)}']", held) for key, held in value.items()}
 
     return check
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{name} takes a name, got {_shown(value)}")
+        raise InputError(f"{name} takes a name, got {shown(value)}")
     return value
 
 
@@ -155,13 +157,13 @@ def _parallel(name: str, value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise InputError(
-            f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {_shown(value)}"
+            f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {shown(value)}"
         )
     known, found = ("batch", "space", "channels"), dict[str, Any]()
     for key, count in value.items():
         if key not in known:
             raise InputError(
-                f"parallel does not know '{_shown(key)}'{_nearest(key, known)}; it takes {', '.join(known)}"
+                f"parallel does not know '{shown(key)}'{nearest(key, known)}; it takes {', '.join(known)}"
             )
         counts = count if key == "space" and isinstance(count, tuple | list) else (count,)
         checked = tuple(_whole(f"parallel['{key}']", number) for number in counts)
@@ -175,9 +177,9 @@ def _loss(value: Any) -> Loss:
     if str(value).endswith(".onnx"):
         return file_loss(path_of("loss", value))
     if not isinstance(value, Loss):
-        word = f"'{_shown(value)}'" if isinstance(value, str) else f"like {_shown(value)}"
+        word = f"'{shown(value)}'" if isinstance(value, str) else f"like {shown(value)}"
         raise InputError(
-            f"there is no loss {word}{_nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
+            f"there is no loss {word}{nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
             "an ONNX file, or an object of oocdl.losses"
         )
     return value
@@ -192,16 +194,14 @@ def _losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
     for output, given in value.items():
         pair = tuple(given) if isinstance(given, tuple | list) else (given, 1.0)
         if len(pair) != 2:
-            raise InputError(
-                f"loss['{_shown(output)}'] must be a loss or (loss, weight), got {_shown(given)}"
-            )
-        heads[str(output)] = (_loss(pair[0]), _finite(f"the weight of loss['{_shown(output)}']", pair[1]))
+            raise InputError(f"loss['{shown(output)}'] must be a loss or (loss, weight), got {shown(given)}")
+        heads[str(output)] = (_loss(pair[0]), _finite(f"the weight of loss['{shown(output)}']", pair[1]))
     return heads
 
 
 def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, Real) or not float(value) >= 0:
-        raise InputError(f"{name} must be a number of seconds, got {_shown(value)}")
+        raise InputError(f"{name} must be a number of seconds, got {shown(value)}")
     return float(value)
 
 
@@ -251,19 +251,9 @@ class Settings:
     def stored(self) -> dict[str, Any]:
         """Return plain data from which ``restored`` makes the settings that predict and evaluate need."""
         names = (
-            "inputs",
-            "targets",
-            "dims",
-            "scale",
-            "seed",
-            "logits",
-            "allow_missing_chunks",
-            "engine",
-            "precision",
-            "memory_bytes",
-            "spill",
-            "freeze",
-        )
+            "inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
+            "precision", "memory_bytes", "spill", "freeze",
+        )  # fmt: skip
         heads = {"heads": self.loss} if isinstance(self.loss, Mapping) else self.loss
         return {"loss": plain(heads), **{name: plain(getattr(self, name)) for name in names}}
 
@@ -295,15 +285,18 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
+OPTIONS = frozenset({*_CHECKS, "optimizer", "lr", "memory", "disk"})
+"""The options of ``fit`` that settings are made of."""
+
+
 def make_settings(**options: Any) -> Settings:
     """Check the options of ``fit`` and make settings of them.
 
     Raises InputError for a bad value, and for an unknown option, with the nearest known one.
     """
-    known = {*_CHECKS, "optimizer", "memory", "disk", "lr"}
     for name in options:
-        if name not in known:
-            raise InputError(f"unknown option '{_shown(name)}'{_nearest(name, sorted(known))}")
+        if name not in OPTIONS:
+            raise InputError(f"unknown option '{shown(name)}'{nearest(name, sorted(OPTIONS))}")
     values = {name: check(name, options[name]) for name, check in _CHECKS.items() if name in options}
     values["optimizer"] = parse_optimizer(options.get("optimizer", "adam"), options.get("lr"))
     for name in ("memory", "disk"):
@@ -369,7 +362,7 @@ def plain(value: Any) -> Any:
         return [plain(held) for held in value]
     if callable(value):
         return {"type": "function of the step", "values": _sampled(value)}
-    return _shown(value)
+    return shown(value)
 
 
 def _sampled(function: Callable[[int], Any]) -> list[float]:
@@ -392,9 +385,9 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
         keys = [*old, *(key for key in new if key not in old)]
         inner = [(key, f"{name}.{key}" if name else str(key)) for key in keys]
         return [text for key, label in inner for text in differences(old.get(key), new.get(key), label)]
-    return [] if old == new else [f"{_shown(name)} was {_in_words(old)}, is {_in_words(new)}"]
+    return [] if old == new else [f"{shown(name)} was {_in_words(old)}, is {_in_words(new)}"]
 
 
 def _in_words(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return str(kind) if kind else _shown("nothing" if value is None else value)
+    return str(kind) if kind else shown("nothing" if value is None else value)

@@ -36,6 +36,7 @@ from oocdl.cli.options import (
     Targets,
     Workdir,
     host_counts,
+    host_settings,
     numbers,
     pairs,
     run_files,
@@ -133,24 +134,25 @@ def search(
     **given: Any,
 ) -> None:
     """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
+    options: dict[str, Any] = {
+        "space": parse_space(space or ()),
+        "trials": trials,
+        "rungs": rungs,
+        "eta": eta,
+        "sampler": sampler,
+        "trials_per_round": trials_per_round,
+        "metric": metric,
+        "mode": mode,
+        "validation": validation,
+        "last_steps": last_steps,
+        "commit_seconds": commit_seconds,
+        "workdir": workdir,
+        "progress": progress,
+        **varied_settings(given),
+        **call_options(given),
+    }
     with workers(given) as client:
-        found = search_runs(
-            **varied_settings(given) | call_options(given),
-            space=parse_space(space or ()),
-            trials=trials,
-            rungs=rungs,
-            eta=eta,
-            sampler=sampler,
-            trials_per_round=trials_per_round,
-            metric=metric,
-            mode=mode,
-            validation=validation,
-            last_steps=last_steps,
-            client=client,
-            commit_seconds=commit_seconds,
-            workdir=workdir,
-            progress=progress,
-        )
+        found = search_runs(**options, client=client)
     say(str(found).rstrip())
     if found.best is not None:
         say(f"best: {found.best['run']}")
@@ -177,8 +179,8 @@ def plan(
     if picture is not None:
         say(f"picture {picture}")
     if counts is not None:
-        options = settings(given) | {"threads": None, "cores": made.machine.threads}
-        say(str(simulate_run(hosts=counts, **options)).rstrip())
+        options = host_settings({**given, "threads": None})
+        say(str(simulate_run(hosts=counts, cores=made.machine.threads, **options)).rstrip())
 
 
 @app.command()
@@ -201,7 +203,7 @@ def simulate(
         network=network,
         disk_rate=disk_rate,
         weak=weak,
-        **settings(given),
+        **host_settings(given),
     )
     picture = None if plot is None else found.plot(plot)
     say(str(found).rstrip())

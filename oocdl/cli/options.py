@@ -16,6 +16,14 @@ import typer
 from oocdl.errors import InputError
 from oocdl.ops.losses import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.training.signature import first_sentence
+from oocdl.training.trainer import fit
+
+
+def told(name: str) -> str:
+    """Return what ``fit`` says of an option, in one sentence."""
+    return first_sentence(fit, name)
+
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
 Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file; arrays with the sample axis first.")]
@@ -27,45 +35,32 @@ Register = Annotated[
 ]
 Loss = Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}; or output=loss:weight,..")]
 Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")]
-Rate = Annotated[float | None, typer.Option(help="Learning rate; default: the optimizer's.")]
-Epochs = Annotated[int, typer.Option(help="Epochs of the whole run.")]
-Steps = Annotated[int | None, typer.Option(help="Steps of the whole run, instead of --epochs.")]
-BatchSize = Annotated[int, typer.Option(help="Samples of one pass (of one step, without --accumulate).")]
-Accumulate = Annotated[
-    int, typer.Option(help="Passes of one step: gradients of so many batches make an update.")
-]
-Shuffle = Annotated[bool, typer.Option(help="Draw samples in a new order each epoch.")]
-Seed = Annotated[int, typer.Option(help="Of shuffling and dropout.")]
-Memory = Annotated[
-    str | None, typer.Option(help="Memory budget of the process, such as 2GiB; default: a safe share.")
-]
-Spill = Annotated[
-    str | None, typer.Option(help="Folder for what does not fit; default: $OOCDL_SPILL, or in the run.")
-]
-SpillDtype = Annotated[
-    str | None, typer.Option(help="bfloat16: activations may be rounded to 16 bits between layers.")
-]
-Disk = Annotated[
-    str | None, typer.Option(help="Limit of spill and run directory, such as 50GiB; default: what is free.")
-]
+Rate = Annotated[float | None, typer.Option(help=told("lr"))]
+Epochs = Annotated[int, typer.Option(help=told("epochs"))]
+Steps = Annotated[int | None, typer.Option(help=told("steps"))]
+BatchSize = Annotated[int, typer.Option(help=told("batch_size"))]
+Accumulate = Annotated[int, typer.Option(help=told("accumulate"))]
+Shuffle = Annotated[bool, typer.Option(help=told("shuffle"))]
+Seed = Annotated[int, typer.Option(help=told("seed"))]
+Memory = Annotated[str | None, typer.Option(help=told("memory"))]
+Spill = Annotated[str | None, typer.Option(help=told("spill"))]
+SpillDtype = Annotated[str | None, typer.Option(help=told("spill_dtype"))]
+Disk = Annotated[str | None, typer.Option(help=told("disk"))]
 Inputs = Annotated[list[str] | None, typer.Option(help="Model input=dataset array; may be repeated.")]
 Targets = Annotated[list[str] | None, typer.Option(help="Model output=dataset array; may be repeated.")]
 Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may be repeated.")]
 Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may be repeated.")]
-Logits = Annotated[str, typer.Option(help="auto: train without a final Softmax or Sigmoid.")]
-Missing = Annotated[bool, typer.Option(help="Chunks that a dataset does not store are its fill value.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse a model in which something looks wrong.")]
+Logits = Annotated[str, typer.Option(help=told("logits"))]
+Missing = Annotated[bool, typer.Option(help=told("allow_missing_chunks"))]
+Strict = Annotated[bool, typer.Option("--strict", help=told("strict"))]
 Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
-Threads = Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")]
-Engine = Annotated[
-    str,
-    typer.Option(help="auto, torch, onnxruntime, or torch:cuda."),
-]
-Precision = Annotated[str, typer.Option(help="float32; with the torch engine bfloat16 or float64, too.")]
+Threads = Annotated[int | None, typer.Option(help=told("threads"))]
+Engine = Annotated[str, typer.Option(help=told("engine"))]
+Precision = Annotated[str, typer.Option(help=told("precision"))]
 Freeze = Annotated[list[str] | None, typer.Option(help="Weights to leave as they are, as a pattern.")]
 Keep = Annotated[list[str] | None, typer.Option(help="Activation, or grad/weight, to leave in the run.")]
-Commit = Annotated[float, typer.Option(help="At most so many seconds of work are ever lost.")]
-Workdir = Annotated[Path | None, typer.Option(help="Run directory; default: MODEL.run beside the model.")]
+Commit = Annotated[float, typer.Option(help=told("commit_seconds"))]
+Workdir = Annotated[Path | None, typer.Option(help=told("workdir"))]
 
 
 def training_options(
@@ -153,6 +148,19 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("freeze", "keep"):
         options[name] = tuple(params[name] or ())
     return options
+
+
+def host_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the values of ``training_options`` into arguments of ``oocdl.simulate``.
+
+    Raises InputError for options that do not go with it.
+    """
+    if params["threads"] is not None:
+        raise InputError("give --cores, the compute threads of each host, not --threads")
+    if params["accumulate"] != 1:
+        raise InputError("a step of one pass is simulated: leave --accumulate out")
+    left_out = ("threads", "accumulate")
+    return {name: value for name, value in settings(params).items() if name not in left_out}
 
 
 def varied_settings(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def warn_of_draws(graph: Graph) -> None:
             f"the model draws random numbers in predictions, too, at {len(drawn)} places (the first is "
             f"{printable(drawn[0])}): only dropout and stochastic depth are known to be left out then",
             ModelWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 
-from oocdl.config import Settings, make_settings, restored
-from oocdl.engines.engine import resolve
+from oocdl.config import Settings, restored
 from oocdl.errors import CorruptError, InputError, StoreError, printable
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
-from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
-from oocdl.host.heap import use_one_heap
-from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
-from oocdl.ops import RULES
-from oocdl.planning.binding import Binding, bind
-from oocdl.planning.compiler import CompiledPass, draft_pass
-from oocdl.planning.machine import Machine, check_device, machine_for
 from oocdl.planning.passes import PassInfo
-from oocdl.planning.recipe import PassKind, Request
 from oocdl.pytorch.door import load
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
-from oocdl.runtime.session import Session
-from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
-from oocdl.storage.files import existing, reporting
+from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.predictions import Output, Predictions, warn_of_draws
-from oocdl.training.resume import identity, same_operators
-from oocdl.training.signals import Signals
+from oocdl.training.inference import Inference, Trained
+from oocdl.training.predictions import Output, Predictions
+from oocdl.training.signature import Size, public
 
 
 class _Arrays(Mapping[str, "zarr.Array[Any]"]):
@@ -136,6 +120,7 @@ class Run:
         """
         return read_report(self.path)
 
+    @public
     def export(self, path: str | Path) -> Path:
         """Write the model with its trained weights as an ONNX file; returns its path.
 
@@ -155,6 +140,7 @@ class Run:
         with reporting(target):
             return export_onnx(model.path, target, blocks)
 
+    @public
     def load_into(self, module: Any) -> None:
         """Put the trained weights and running statistics into a ``torch.nn.Module``.
 
@@ -178,12 +164,13 @@ class Run:
         passes = self.steps * int(self._store.meta["identity"]["accumulate"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)
 
+    @public
     def predict(
         self,
         dataset: Any,
         out: str | Path,
         *,
-        memory: int | str | None = None,
+        memory: Size | None = None,
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
         spill: str | Path | None = None,
@@ -196,13 +183,34 @@ class Run:
         and computes what is not there as it was written. An output whose name cannot be a file's has it in
         the attributes of its array.
 
-        ``memory`` is the budget of the process, by default that of the run; ``inputs`` maps model inputs to
-        arrays of the dataset. ``spill`` is the folder for what does not fit: by default ``$OOCDL_SPILL``,
-        else in the run, or in the folder for temporary files, with a warning, if the run can only be read.
-        Raises what ``fit`` raises.
+        Parameters
+        ----------
+        dataset
+            What the network is run over, as in ``fit``; it needs no targets.
+        out
+            Path of the Zarr group to write.
+        memory
+            Memory budget of the process; default: that of the run.
+        batch_size
+            Samples that go through the network at once.
+        inputs
+            Model input -> dataset array; default: as in the run.
+        spill
+            Folder for what does not fit; default: $OOCDL_SPILL, else in the run, or in the folder for
+            temporary files, with a warning, if the run can only be read.
+
+        Raises
+        ------
+        What ``fit`` raises.
         """
         target = path_of("out", out)
-        inference = _Inference(self, dataset, memory, batch_size, inputs, targets=False, spill=spill)
+        options: dict[str, Any] = {
+            "memory": memory,
+            "batch_size": batch_size,
+            "inputs": inputs,
+            "spill": spill,
+        }
+        inference = Inference(self._trained(), dataset, targets=False, **options)
         compiled = inference.first
         factored = compiled.plan.factored
         outputs = []
@@ -231,11 +239,12 @@ class Run:
         inference.run(deliver, made)
         return made.finish()
 
+    @public
     def evaluate(
         self,
         dataset: Any,
         *,
-        memory: int | str | None = None,
+        memory: Size | None = None,
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
         targets: Mapping[str, str] | None = None,
@@ -243,14 +252,41 @@ class Run:
     ) -> dict[str, float]:
         """Return the mean loss of the trained model over a dataset; with several heads, their losses too.
 
-        The model runs as it predicts: with running statistics, without dropout. ``memory``, ``inputs`` and
-        ``targets`` are as in ``fit``, by default those of the run; ``spill`` as in ``predict``. Raises what
-        ``fit`` raises.
+        The model runs as it predicts: with running statistics, without dropout.
+
+        Parameters
+        ----------
+        dataset
+            What the network is run over, with its targets, as in ``fit``.
+        memory
+            Memory budget of the process; default: that of the run.
+        batch_size
+            Samples that go through the network at once.
+        inputs
+            Model input -> dataset array; default: as in the run.
+        targets
+            Model output -> dataset array that it is compared with; default: as in the run.
+        spill
+            Folder for what does not fit, as in ``predict``.
+
+        Raises
+        ------
+        What ``fit`` raises.
         """
-        asked = _Inference(
-            self, dataset, memory, batch_size, inputs, targets=True, target_map=targets, spill=spill
+        asked = Inference(
+            self._trained(),
+            dataset,
+            memory,
+            batch_size,
+            inputs,
+            targets=True,
+            target_map=targets,
+            spill=spill,
         )
         return asked.run()
+
+    def _trained(self) -> Trained:
+        return Trained(self.path, self._store, self._settings, self._model)
 
     @property
     def _model_path(self) -> Path:
@@ -276,120 +312,3 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
     for start in range(0, spec.shape[0], rows):
         stop = min(start + rows, spec.shape[0])
         yield store.read(spec.name, ((start, stop), *whole(spec.shape[1:])))
-
-
-class _Inference:
-    """Forward passes over a dataset, within a budget."""
-
-    def __init__(
-        self,
-        run: Run,
-        dataset: Any,
-        memory: int | str | None,
-        batch_size: int,
-        inputs: Mapping[str, str] | None,
-        targets: bool,
-        target_map: Mapping[str, str] | None = None,
-        spill: str | Path | None = None,
-    ) -> None:
-        stored = run._settings
-        try:
-            resolve(stored.engine)
-        except InputError as error:
-            raise StoreError(
-                f"the run in {run.path} is of another version of oocdl: {error}; export its model, and start "
-                "a run with that"
-            ) from None
-        checked = make_settings(
-            batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory, spill=spill
-        )
-        # Where the run's owner spilled is nothing to the caller.
-        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
-        changes |= {} if inputs is None else {"inputs": checked.inputs}
-        changes |= {} if target_map is None else {"targets": checked.targets}
-        changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
-        use_one_heap()
-        self.run_, self.settings = run, replace(stored, **changes)
-        self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
-        model = self.model = run._model()
-        same_operators(run.path, run._store.meta["identity"], digests(model.nodes))
-        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
-        self.dataset = self.dataset.only(self.binding.used)
-        self.scale = self._scale(run._store.meta["identity"], stored.scale or {})
-        check_budget(self.settings.memory_bytes)
-        self.machine: Machine = machine_for(self.settings, self.dataset)
-        self.batch = min(batch_size, self.binding.samples)
-        sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
-        limits = self.machine.limits(self.settings, self.machine.unit_bytes)
-        request = Request(
-            model=model,
-            binding=self.binding,
-            settings=self.settings,
-            batch=self.batch,
-            rules=RULES,
-            kind=PassKind.FORWARD,
-        )
-        self.compiled: dict[str, CompiledPass] = {
-            f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
-        }
-        for compiled in self.compiled.values():
-            check_device(compiled.plan, self.machine)
-        self.first = self.compiled[f"infer{self.batch}"]
-        warn_of_draws(self.first.plan.factored.graph)
-
-    def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
-        """Return factors by array of this dataset: those that the same input or head had in training."""
-        now = {("input", name): array for name, array in self.binding.inputs.items()}
-        now |= {("head", target.output): target.array for target in self.binding.targets}
-        then = {("input", name): array for name, array in identity["inputs"].items()}
-        then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
-        return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
-
-    def facts(self) -> dict[str, Any]:
-        """Return what predictions depend on, as plain data."""
-        manifest = self.run_._store.current()
-        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
-        plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
-        return {
-            "version": version,
-            "numerics": plans,
-            "scale": self.scale,
-            **identity(self.model, self.binding, self.settings),
-        }
-
-    def _spill(self) -> Path:
-        """Return the folder of the spill: a run that cannot be written is read all the same."""
-        inside = self.run_.path / "spill"
-        if os.access(existing(inside), os.W_OK) and not inside.is_symlink():
-            return self.settings.spill_folder(inside)
-        other = Path(tempfile.gettempdir()) / f"oocdl-spill-{os.geteuid()}"
-        folder = self.settings.spill_folder(other)
-        if folder == other:
-            warnings.warn(f"the run in {self.run_.path} cannot be written; spilling to {other}", stacklevel=4)
-        return folder
-
-    def run(self, deliver: Any = None, made: Predictions | None = None) -> dict[str, float]:
-        """Run all batches in dataset order; returns the losses, averaged over samples.
-
-        Batches whose samples are all in ``made`` are left out.
-        """
-        passes = () if deliver is None else self.compiled.values()
-        watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
-        totals: dict[str, float] = {}
-        done = set() if made is None else made.done
-        signals, spill = Signals(), self._spill()
-        session = Session(self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched)
-        with signals, session:
-            session.load(f"infer{self.batch}", self.run_._store.read)
-            for indices in batches(self.binding.samples, self.batch, shuffle=False):
-                rows = tuple(int(i) for i in indices)
-                if done.issuperset(rows):
-                    continue
-                plan_id = f"infer{len(rows)}"
-                with signals.allowed():
-                    found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
-                if made is not None:
-                    made.note(rows)
-                for title, loss in self.compiled[plan_id].named_losses(found).items():
-                    totals[title] = totals.get(title, 0.0) + loss * len(rows)
-        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from oocdl.config import parse_bytes
+from oocdl.config import OPTIONS, parse_bytes
 from oocdl.errors import InputError
 from oocdl.ops import RULES
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
 from oocdl.planning.budget import compile_within
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import draft_pass
@@ -21,12 +24,16 @@ from oocdl.planning.simulation.network import Cluster
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
 from oocdl.training.job import Job, job_of
+from oocdl.training.signature import LossLike, Names, Size, described_by, public
+from oocdl.training.trainer import fit
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)
 MOST_LANES = 256
 """Of all hosts together; where there are more threads, several of a host count as one."""
 
 
+@public
+@described_by(fit)
 def simulate(
     model: Any,
     dataset: Any,
@@ -36,7 +43,31 @@ def simulate(
     network: float | str = "10Gbit",
     disk_rate: float | str | None = None,
     weak: bool = False,
-    **options: Any,
+    loss: LossLike = "cross_entropy",
+    optimizer: str | Optimizer = "adam",
+    lr: Rate | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch_size: int = 1,
+    shuffle: bool = True,
+    seed: int = 0,
+    inputs: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    scale: Mapping[str, float] | None = None,
+    logits: Literal["strict", "auto"] = "strict",
+    allow_missing_chunks: bool = True,
+    strict: bool = False,
+    memory: Size | None = None,
+    disk: Size | None = None,
+    spill: str | Path | None = None,
+    spill_dtype: Literal["bfloat16"] | None = None,
+    parallel: Literal["auto"] | Mapping[str, int | Sequence[int]] = "auto",
+    engine: str = "auto",
+    precision: Literal["float32", "bfloat16", "float64"] = "float32",
+    freeze: Names = (),
+    keep: Names = (),
+    commit_seconds: float = 30.0,
 ) -> Scaling:
     """Predict a step on numbers of hosts that need not be there; nothing runs.
 
@@ -47,8 +78,6 @@ def simulate(
 
     Parameters
     ----------
-    model, dataset
-        As for ``fit``.
     hosts
         Numbers of hosts; speed-ups are over the first.
     cores
@@ -59,25 +88,23 @@ def simulate(
         Of each host, reading and writing: as ``network``; None: as this machine's.
     weak
         Whether the batch grows with the hosts: ``batch_size`` samples for each.
-    options
-        Those of ``fit``; ``memory`` is each host's.
+    memory
+        Memory budget of each host, such as "60GB"; default: a safe share of what this process may use.
 
     Raises
     ------
-    What ``plan`` raises; InputError for numbers that are none, and for ``accumulate``.
+    What ``plan`` raises; InputError for numbers that are none.
 
     Examples
     --------
     >>> print(oocdl.simulate("unet.onnx", "brain.zarr", hosts=[1, 4], memory="60GB"))  # doctest: +SKIP
     """
+    call = locals()
+    options = {name: call[name] for name in OPTIONS if name in call}
     if not hosts or any(type(count) is not int or count < 1 for count in hosts):
         raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
-    if options.get("threads") is not None:
-        raise InputError("give cores, the compute threads of each host, not threads")
     with planned_file(model, dataset, options) as path:
         job = job_of(path, dataset, {**options, "threads": cores})
-        if job.settings.accumulate != 1:
-            raise InputError("simulate takes no accumulate: a step of one pass is simulated")
         rates = known_rates(job.machine.engine)
         if disk_rate is not None:
             speed = parse_rate("disk_rate", disk_rate)

@@ -6,12 +6,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from oocdl.config import OPTIONS
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
 from oocdl.report.disk_check import check_start
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import Progress, show_progress
@@ -23,35 +26,8 @@ from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.run import Run
+from oocdl.training.signature import LossLike, Names, Size, like, public
 from oocdl.training.workers import WAIT_SECONDS, Workers, workers_of
-
-ONLY_FIT = (
-    "workdir",
-    "resume",
-    "callbacks",
-    "progress",
-    "client",
-    "wait_seconds",
-    "scheduler",
-    "replan",
-    "plan",
-    "trace",
-)
-"""Options of ``fit`` that do not change a plan."""
-
-
-def plan(model: Any, dataset: Any, **options: Any) -> Plan:
-    """Return what ``fit`` with the same arguments would do and need; nothing runs.
-
-    ``options`` are those of ``fit``; the ones that do not change the plan are ignored. Raises what ``fit``
-    raises for a model, dataset, option or budget.
-
-    >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
-    """
-    for name in ONLY_FIT:
-        options.pop(name, None)
-    with planned_file(model, dataset, options) as path:
-        return job_of(path, dataset, options).plan()
 
 
 def open(workdir: str | Path) -> Run:
@@ -59,21 +35,48 @@ def open(workdir: str | Path) -> Run:
     return Run(path_of("workdir", workdir))
 
 
+@public
 def fit(
     model: Any,
     dataset: Any,
     *,
+    loss: LossLike = "cross_entropy",
+    optimizer: str | Optimizer = "adam",
+    lr: Rate | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch_size: int = 1,
+    accumulate: int = 1,
+    shuffle: bool = True,
+    seed: int = 0,
+    inputs: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    scale: Mapping[str, float] | None = None,
+    logits: Literal["strict", "auto"] = "strict",
+    allow_missing_chunks: bool = True,
+    strict: bool = False,
+    memory: Size | None = None,
+    disk: Size | None = None,
+    spill: str | Path | None = None,
+    spill_dtype: Literal["bfloat16"] | None = None,
+    parallel: Literal["auto"] | Mapping[str, int | Sequence[int]] = "auto",
+    threads: int | None = None,
+    engine: str = "auto",
+    precision: Literal["float32", "bfloat16", "float64"] = "float32",
+    freeze: Names = (),
+    keep: Names = (),
+    commit_seconds: float = 30.0,
     workdir: str | Path | None = None,
-    resume: bool | str = True,
+    resume: bool | Literal["restart"] = True,
     replan: bool = False,
-    plan: Any = None,
+    plan: Plan | str | Path | None = None,
     client: Any = None,
     wait_seconds: float = WAIT_SECONDS,
     scheduler: Callable[..., Any] | None = None,
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: str | Path | None = None,
-    **options: Any,
 ) -> Run:
     """Train a network on a dataset within a memory budget, exactly as in-core training would.
 
@@ -84,48 +87,97 @@ def fit(
         ``torch.nn.Module``, exported as ``from_torch`` does, into the run directory. It is trained in the
         modes of its parts, and only read: ``Run.load_into`` puts the trained weights into it.
     dataset
-        A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first.
-        A missing channel axis of size one is added. Chunks that are not stored are their fill value;
-        ``allow_missing_chunks=False`` refuses them.
+        A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first. A missing
+        channel axis of size one is added.
+    loss
+        What is minimized. "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1" or "ctc"; one of your own by
+        its name (``oocdl.losses.register``); an object of ``oocdl.losses``, which has class weights and other
+        fields; an ONNX file of (prediction, target) that gives one number; or a mapping output -> loss or
+        (loss, weight).
+    optimizer
+        What makes the updates. "sgd", "adam", "adamw", one of your own by its name
+        (``oocdl.optim.register``), or an object of ``oocdl.optim``, which has momentum, weight decay,
+        clipping and other fields.
+    lr
+        Learning rate of an optimizer that is given by name; default: 0.01 of "sgd", 0.001 of others. It is a
+        number, a schedule of ``oocdl.optim``, or any function of the step, from 0.
+    epochs
+        Epochs of the whole run.
+    steps
+        Steps of the whole run, instead of its epochs. A step is one update.
+    batch_size
+        Samples that go through the network at once.
+    accumulate
+        Passes of one step, over a batch each: an update is made by the mean of their gradients.
+    shuffle
+        Draw samples in a new order each epoch.
+    seed
+        Seed of shuffling and dropout.
+    inputs
+        Model input -> dataset array, where their names differ.
+    targets
+        Model output -> dataset array that it is compared with, where it is not the one that is left.
+    dims
+        Open dimension of the model -> its size, where the dataset does not tell.
+    scale
+        Dataset array -> factor that its values are multiplied by.
+    logits
+        "auto" trains without a final Softmax or Sigmoid, which the losses contain.
+    allow_missing_chunks
+        Chunks that the dataset does not store are their fill value, as Zarr says; False refuses them.
+    strict
+        Refuse a model in which something looks wrong.
+    memory
+        Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client
+        it is that of each worker process, by default what the workers may use.
+    disk
+        Limit of spill and run directory together, such as "50GiB"; default: what is free.
+    spill
+        Folder for what does not fit into memory; default: $OOCDL_SPILL, or in the run.
+    spill_dtype
+        "bfloat16": activations may be rounded to 16 bits between layers if that is faster.
+    parallel
+        At least these cuts: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
+    threads
+        Compute threads; default: all cores.
+    engine
+        "torch", "onnxruntime", "auto" (torch if it is installed), or on a GPU "torch:cuda", "torch:cuda:1".
+    precision
+        "float32", "float64", or "bfloat16" (of convolutions and products).
+    freeze
+        Weights to leave as they are, by names or patterns such as "encoder.*".
+    keep
+        Activations, or gradients as "grad/<weight>", of the last step to leave in the run (``Run.kept``).
+    commit_seconds
+        At most so many seconds of work are ever lost.
     workdir
-        The run directory, made if it is not there; default ``<model>.run`` beside the file, or
-        ``<Class>.run`` in the current folder for a module.
-    resume, replan, plan
-        ``resume=True`` goes on with the run that is there (or returns it if it is finished), False refuses
-        if there is one, ``"restart"`` starts anew. ``replan=True`` plans anew, although it changes rounding.
-        ``plan``: a ``Plan``, or the directory of another run, whose cuts to repeat: the same bits, on any
-        number of workers.
-        A run of a module goes on with the weights of the run, whatever those of the module are now.
-    client, wait_seconds
+        The run directory, made if it is not there; default: <model>.run beside the file, or <Class>.run in
+        the current folder for a module.
+    resume
+        Go on with the run that is there (or return it if it is finished); False refuses if there is one,
+        "restart" starts anew. A run of a module goes on with the weights of the run, whatever those of the
+        module are now. More ``epochs`` or ``steps`` extend a run.
+    replan
+        Plan anew on resume, which changes rounding.
+    plan
+        A ``Plan``, or the directory of another run, whose cuts to repeat: the same bits, on any number of
+        workers.
+    client
         A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler
-        (``"tcp://.."``) or the path of a scheduler file; None: this process trains. ``memory`` is then the
-        budget of each worker process, by default what the workers may use. ``fit`` waits so many seconds for
-        the first worker. Workers may come and go: where some are lost, the run goes on from its last commit,
-        with the same bits; where all are, it waits as long again, then ends with ResourceError, resumable.
+        ("tcp://..") or the path of a scheduler file; None: this process trains. Workers may come and go:
+        where some are lost, the run goes on from its last commit, with the same bits; where all are, it waits
+        for ``wait_seconds``, then ends with ResourceError, resumable.
+    wait_seconds
+        Wait so long for the first worker of a client.
     scheduler
         A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own.
-    callbacks, progress
-        Callables that take one event (``oocdl.events``). Progress is a live line on a terminal, else text.
+    callbacks
+        Callables that take one event (``oocdl.events``).
+    progress
+        Show progress: a live line on a terminal, else lines of text.
     trace
-        A file to write a trace of one step to, which opens in ui.perfetto.dev (Chrome's trace event format):
-        the third step of this call, or the last if there are fewer. Results are the same.
-    options
-        ``loss``: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", "ctc", a loss object, an ONNX file
-        of (prediction, target) that gives one number, or a mapping output -> (loss, weight).
-        ``optimizer``: "sgd", "adam", "adamw", one of your own by its
-        name (``oocdl.optim.register``, ``oocdl.losses.register``) or an ``oocdl.optim`` object;
-        ``lr`` for one given by name. ``epochs``, ``steps`` (totals), ``batch_size``, ``shuffle``, ``seed``.
-        ``accumulate=k``: a step (one update) is k passes over a batch each, by the mean of their gradients.
-        ``inputs``, ``targets``: model name -> dataset array. ``dims``, ``scale`` (array -> factor),
-        ``logits="auto"`` strips a final Softmax. ``strict=True``: a model that looks wrong is refused.
-        ``memory``: budget of the process ("2GiB" or bytes).
-        ``spill``: folder for what does not fit (default: ``$OOCDL_SPILL``, or in the run). ``disk``: limit of
-        spill and run directory together, at most what is free. ``spill_dtype="bfloat16"``: activations may be
-        rounded to 16 bits between layers if that is faster. ``parallel``: at least these cuts,
-        ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``. ``engine``: "torch", "onnxruntime", "auto" (torch
-        if it is installed), or on a GPU "torch:cuda", "torch:cuda:1". ``precision``: "float32", "float64", or
-        "bfloat16" (of convolutions and products). ``threads``, ``freeze`` (patterns), ``keep``,
-        ``commit_seconds``.
+        File to write a trace of one step to, for ui.perfetto.dev (Chrome's trace event format). It is the
+        third step of this call, or the last if there are fewer. Results are the same.
 
     Returns
     -------
@@ -144,6 +196,8 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
+    call = locals()
+    options = {name: call[name] for name in OPTIONS}
     place = check_call(workdir, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
@@ -151,18 +205,35 @@ def fit(
     with ExitStack() as stack:
         if progress:
             listeners.append(stack.enter_context(show_progress(0)))
-
-        def say(text: str) -> None:
-            for listener in listeners:
-                listener(Notice(text))
-
-        workers = stack.enter_context(workers_of(client, wait_seconds, say))
+        workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
         crew: list[int] = []
         if workers is not None:
-            *crew, options["memory"] = workers.muster(options.get("memory"))
+            *crew, options["memory"] = workers.muster(memory)
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
         job = job_of(path, dataset, options, tuple(crew))
         return train(job, folder, resume, replan, given, workers, scheduler, listeners, False, target)
+
+
+def _notices(listeners: Sequence[Listener]) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        for listener in listeners:
+            listener(Notice(text))
+
+    return say
+
+
+@like(fit)
+def plan(model: Any, dataset: Any, **options: Any) -> Plan:
+    """Return what ``fit`` with the same arguments would do and need; nothing runs.
+
+    Options that do not change a plan, such as ``workdir``, are not looked at. Raises what ``fit`` raises for
+    a model, dataset, option or budget.
+
+    >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
+    """
+    options = {name: options[name] for name in OPTIONS}
+    with planned_file(model, dataset, options) as path:
+        return job_of(path, dataset, options).plan()
 
 
 def train(
@@ -250,4 +321,4 @@ def _planned_by(job: Job, given: Mapping[str, Any] | None) -> Plan:
 def _warn(plan: Plan) -> None:
     """Warn of what looks wrong in the model, where no progress is shown that would say it."""
     for remark in plan.trained.remarks:
-        warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=4)
+        warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=5)

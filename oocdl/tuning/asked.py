@@ -114,8 +114,6 @@ def asked_of(space: Any, options: Mapping[str, Any], measure: Measure, mode: str
     if given["sampler"] == "optuna":
         optuna_sampler.optuna()
     dimensions = checked_space(space, options)
-    if "seed" in options:
-        raise InputError("seed goes to the search; a trial's own is varied by space={'seed': [0, 1, 2]}")
     trials = given["trials"] if given["trials"] is None else whole_number("trials", given["trials"])
     trials = trial_count(given["sampler"], dimensions, trials)
     return Asked(

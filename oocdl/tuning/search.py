@@ -7,14 +7,18 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from oocdl.config import OPTIONS
 from oocdl.errors import InputError, StoreError
 from oocdl.events import SearchListener
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
 from oocdl.host.paths import path_of
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
 from oocdl.pytorch.door import is_module
 from oocdl.report.search_view import SearchProgress, search_text
 from oocdl.storage.files import reporting
@@ -22,6 +26,8 @@ from oocdl.storage.run.lock import RunLock
 from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.from_module import planned_file
 from oocdl.training.run import Run
+from oocdl.training.signature import LossLike, Names, Size, described_by, public
+from oocdl.training.trainer import fit
 from oocdl.training.workers import WAIT_SECONDS
 from oocdl.tuning import record as records
 from oocdl.tuning.asked import Asked, Data, asked_of, opened
@@ -85,6 +91,8 @@ class Search:
         return f"Search({str(self.path)!r}, trials={len(self._read().trials)})"
 
 
+@public
+@described_by(fit)
 def search(
     model: Any,
     dataset: Any,
@@ -95,19 +103,42 @@ def search(
     epochs: int | None = None,
     rungs: int = 1,
     eta: int = 3,
-    sampler: str = "random",
+    sampler: Literal["random", "grid", "optuna"] = "random",
     trials_per_round: int = 8,
     seed: int = 0,
     metric: Metric = "loss",
-    mode: str = "min",
+    mode: Literal["min", "max"] = "min",
     validation: Any = None,
     last_steps: int = 10,
+    loss: LossLike = "cross_entropy",
+    optimizer: str | Optimizer = "adam",
+    lr: Rate | None = None,
+    batch_size: int = 1,
+    accumulate: int = 1,
+    shuffle: bool = True,
+    inputs: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    scale: Mapping[str, float] | None = None,
+    logits: Literal["strict", "auto"] = "strict",
+    allow_missing_chunks: bool = True,
+    strict: bool = False,
+    memory: Size | None = None,
+    disk: Size | None = None,
+    spill: str | Path | None = None,
+    spill_dtype: Literal["bfloat16"] | None = None,
+    parallel: Literal["auto"] | Mapping[str, int | Sequence[int]] = "auto",
+    threads: int | None = None,
+    engine: str = "auto",
+    precision: Literal["float32", "bfloat16", "float64"] = "float32",
+    freeze: Names = (),
+    keep: Names = (),
+    commit_seconds: float = 30.0,
     client: Any = None,
     wait_seconds: float = WAIT_SECONDS,
     workdir: str | Path | None = None,
     callbacks: Sequence[SearchListener] = (),
     progress: bool = True,
-    **options: Any,
 ) -> Search:
     """Train a network with many settings, each a run of its own, and train those on that do best.
 
@@ -118,42 +149,58 @@ def search(
 
     Parameters
     ----------
-    model, dataset
-        As in ``fit``. With a client, all its workers have to see their files and ``workdir``.
+    model
+        As in ``fit``. With a client, all its workers have to see its file.
+    dataset
+        As in ``fit``. With a client, all its workers have to see it.
     space
         Option of ``fit`` -> list of values, or ``oocdl.space.Uniform``, ``LogUniform`` or ``IntUniform``.
         A dot leads to a field: ``"optimizer.weight_decay"``, ``"loss.smooth"``, ``"optimizer.lr.lr"`` of a
         schedule. What a run cannot take is refused before the first trial.
     trials
-        How many are drawn: by default 16, or all combinations, if there are fewer. A grid has all of them.
-    steps, epochs
-        Total of steps, or of epochs, in the first rung; one epoch if neither is given.
-    rungs, eta
-        How often the best 1 of ``eta`` (rounded down, at least one) train on to ``eta`` times the steps. A
-        schedule (``oocdl.optim.Cosine``) has to last for the last rung's: ``steps * eta**(rungs - 1)``.
-    sampler, trials_per_round, seed
-        "random" draws, "grid" takes every combination, "optuna" asks Optuna (``pip install 'oocdl[optuna]'``)
-        for ``trials_per_round`` trials at a time, and tells it their metrics in the first rung. The same seed
-        gives the same trials on any number of workers. It is the seed of ``fit`` too, if the space has none.
-    metric, mode, validation, last_steps
-        ``metric``: "loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a
-        number. A loss is that of ``Run.evaluate(validation)``, where a dataset is given, else the mean of
-        the losses of the last ``last_steps`` steps of training. ``mode``: whether "min" or "max" is best.
-    client, wait_seconds
+        How many are drawn; default: 16, or all combinations, if there are fewer. A grid has all of them.
+    steps
+        Total of steps in the first rung.
+    epochs
+        Total of epochs in the first rung; 1 if neither this nor ``steps`` is given.
+    rungs
+        How often the best train on, the first time included. A schedule (``oocdl.optim.Cosine``) has to last
+        for the last rung's ``steps * eta**(rungs - 1)``.
+    eta
+        The best of so many (rounded down, at least one) train on, to so many times the steps.
+    sampler
+        "random" draws, "grid" takes every combination, "optuna" asks Optuna (the extra ``oocdl[optuna]``).
+    trials_per_round
+        Trials that Optuna is asked for at a time; it is told their metrics in the first rung.
+    seed
+        Seed of the draws: the same gives the same trials on any number of workers. It is the seed of ``fit``
+        too, if the space has none.
+    metric
+        "loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a number.
+    mode
+        Whether "min" or "max" is best.
+    validation
+        Dataset whose loss counts (``Run.evaluate``); None: that of training.
+    last_steps
+        Training's loss is the mean over so many of the last steps.
+    memory
+        Memory budget of a trial; default: a safe share of what a worker may use, divided by the workers that
+        share it. It is kept when a search goes on.
+    threads
+        Compute threads of a trial; default: as many as a worker has. They are kept when a search goes on.
+    client
         A ``distributed.Client``, a Dask cluster, or the address or file of a scheduler, whose workers train
         one trial at a time each; None: this process does, one after the other. A trial whose worker is lost
-        goes on with another, from its last commit. While there is no worker, it is waited for one so many
-        seconds.
+        goes on with another, from its last commit.
+    wait_seconds
+        Wait so long for a worker while there is none.
     workdir
-        Folder of the search; by default ``<model>.search`` beside the file, or ``<Class>.search`` in the
-        current folder for a module. Runs are in its ``trials``.
-    callbacks, progress
+        Folder of the search; default: <model>.search beside the file, or <Class>.search in the current folder
+        for a module. Runs are in its ``trials``. With a client, all its workers have to see it.
+    callbacks
         Callables that take one event (``TrialDone``, ``RungDone``, ``Notice`` of ``oocdl.events``).
-        Progress is a line for each of them.
-    options
-        All other options of ``fit`` are those of every trial. ``memory`` is the budget of a trial. By default
-        it is a safe share of what a worker may use, divided by the workers that share it; and ``threads`` as
-        many as a worker has. Both are kept when a search goes on.
+    progress
+        Show progress: a line for each event.
 
     Returns
     -------
@@ -177,6 +224,7 @@ def search(
     ...     trials=27, steps=100, rungs=3, validation="valid.zarr", memory="4GiB")
     >>> print(found.best, found.best_run.export("best.onnx"))  # doctest: +SKIP
     """
+    options = varied(locals(), fit)
     place = check_call(workdir, None, callbacks, resume=True, replan=False, progress=progress)
     check_seconds("wait_seconds", wait_seconds)
     measure = Measure(metric, validation, last_steps)
@@ -184,17 +232,35 @@ def search(
         space, options, measure, mode, trials=trials, steps=steps, epochs=epochs, rungs=rungs, eta=eta,
         sampler=sampler, trials_per_round=trials_per_round, seed=seed,
     )  # fmt: skip
-    if place is None:
-        name = f"{type(model).__name__}.search"
-        place = Path(name) if is_module(model) else path_of("model", model).with_suffix(".search")
     listeners: list[SearchListener] = [*callbacks, *([SearchProgress()] if progress else [])]
-    folder = place.absolute()
+    folder = (place or _folder_for(model)).absolute()
     with _locked(folder):
         data = opened(asked, _model_file(model, dataset, asked, folder), dataset)
         say = Said(listeners, warns=not progress)
         with _crew(client, data, folder, say.note, wait_seconds) as crew:
             Searching(folder, asked, data, crew, say).run()
     return Search(folder)
+
+
+def varied(call: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Return those options of ``fit`` in a call that are not as they are by default."""
+    defaults = {
+        name: found.default for name, found in signature(function).parameters.items() if name in OPTIONS
+    }
+    own = ("seed", "steps", "epochs")
+    return {
+        name: call[name]
+        for name, default in defaults.items()
+        if name in call
+        and name not in own
+        and not (type(call[name]) is type(default) and call[name] == default)
+    }
+
+
+def _folder_for(model: Any) -> Path:
+    """The folder of a search by default."""
+    name = f"{type(model).__name__}.search"
+    return Path(name) if is_module(model) else path_of("model", model).with_suffix(".search")
 
 
 def _dask(module: str) -> Any:

@@ -253,7 +253,7 @@ def test_a_damaged_file_is_named(
         ({"metric": 3}, "metric takes 'loss' or a function"),
         ({"metric": "dice"}, "no metric 'dice'; there is loss"),
         ({"batch_size": 2}, "'batch_size' is given twice"),
-        ({"trace": "x"}, "unknown option 'trace'"),
+        ({"trace": "x"}, "search takes no 'trace'"),
         ({"client": 3}, "client takes a distributed.Client"),
         ({"space": {"loss": ["dise"]}}, r"space\['loss'\] has 'dise': there is no loss"),
         ({"space": {"lr": ["x"]}}, "lr must be a finite number"),

@@ -1,0 +1,166 @@
+"""Forward passes of a run's model over a dataset, within a budget, for ``predict`` and ``evaluate``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oocdl.config import Settings, make_settings
+from oocdl.engines.engine import resolve
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.onnx.own_operators import digests
+from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.host.heap import use_one_heap
+from oocdl.host.limits import check_budget
+from oocdl.ops import RULES
+from oocdl.planning.binding import Binding, bind
+from oocdl.planning.compiler import CompiledPass, draft_pass
+from oocdl.planning.machine import Machine, check_device, machine_for
+from oocdl.planning.passes import PassInfo
+from oocdl.planning.recipe import PassKind, Request
+from oocdl.runtime.session import Session
+from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
+from oocdl.storage.files import existing
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.predictions import Predictions, warn_of_draws
+from oocdl.training.resume import identity, same_operators
+from oocdl.training.signals import Signals
+from oocdl.training.signature import Size
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run whose weights are read."""
+
+    path: Path
+    store: RunStore
+    settings: Settings
+    """Those that it was trained with."""
+    model: Callable[[], OnnxModel]
+    """Opens its model. Raises StoreError if that has changed."""
+
+
+class Inference:
+    """Forward passes over a dataset, within a budget."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        dataset: Any,
+        memory: Size | None,
+        batch_size: int,
+        inputs: Mapping[str, str] | None,
+        targets: bool,
+        target_map: Mapping[str, str] | None = None,
+        spill: str | Path | None = None,
+    ) -> None:
+        stored = trained.settings
+        try:
+            resolve(stored.engine)
+        except InputError as error:
+            raise StoreError(
+                f"the run in {trained.path} is of another version of oocdl: {error}; export its model, and "
+                "start a run with that"
+            ) from None
+        checked = make_settings(
+            batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory, spill=spill
+        )
+        # Where the run's owner spilled is nothing to the caller.
+        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
+        changes |= {} if inputs is None else {"inputs": checked.inputs}
+        changes |= {} if target_map is None else {"targets": checked.targets}
+        changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
+        use_one_heap()
+        self.trained, self.settings = trained, replace(stored, **changes)
+        self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
+        model = self.model = trained.model()
+        same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
+        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
+        self.dataset = self.dataset.only(self.binding.used)
+        self.scale = self._scale(trained.store.meta["identity"], stored.scale or {})
+        check_budget(self.settings.memory_bytes)
+        self.machine: Machine = machine_for(self.settings, self.dataset)
+        self.batch = min(batch_size, self.binding.samples)
+        sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
+        limits = self.machine.limits(self.settings, self.machine.unit_bytes)
+        request = Request(
+            model=model,
+            binding=self.binding,
+            settings=self.settings,
+            batch=self.batch,
+            rules=RULES,
+            kind=PassKind.FORWARD,
+        )
+        self.compiled: dict[str, CompiledPass] = {
+            f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
+        }
+        for compiled in self.compiled.values():
+            check_device(compiled.plan, self.machine)
+        self.first = self.compiled[f"infer{self.batch}"]
+        warn_of_draws(self.first.plan.factored.graph)
+
+    def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
+        """Return factors by array of this dataset: those that the same input or head had in training."""
+        now = {("input", name): array for name, array in self.binding.inputs.items()}
+        now |= {("head", target.output): target.array for target in self.binding.targets}
+        then = {("input", name): array for name, array in identity["inputs"].items()}
+        then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
+        return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what predictions depend on, as plain data."""
+        manifest = self.trained.store.current()
+        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
+        plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
+        return {
+            "version": version,
+            "numerics": plans,
+            "scale": self.scale,
+            **identity(self.model, self.binding, self.settings),
+        }
+
+    def _spill(self) -> Path:
+        """Return the folder of the spill: a run that cannot be written is read all the same."""
+        inside = self.trained.path / "spill"
+        if os.access(existing(inside), os.W_OK) and not inside.is_symlink():
+            return self.settings.spill_folder(inside)
+        other = Path(tempfile.gettempdir()) / f"oocdl-spill-{os.geteuid()}"
+        folder = self.settings.spill_folder(other)
+        if folder == other:
+            text = f"the run in {self.trained.path} cannot be written; spilling to {other}"
+            warnings.warn(text, stacklevel=5)
+        return folder
+
+    def run(self, deliver: Any = None, made: Predictions | None = None) -> dict[str, float]:
+        """Run all batches in dataset order; returns the losses, averaged over samples.
+
+        Batches whose samples are all in ``made`` are left out.
+        """
+        passes = () if deliver is None else self.compiled.values()
+        watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
+        totals: dict[str, float] = {}
+        done = set() if made is None else made.done
+        signals, spill = Signals(), self._spill()
+        session = Session(self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched)
+        with signals, session:
+            session.load(f"infer{self.batch}", self.trained.store.read)
+            for indices in batches(self.binding.samples, self.batch, shuffle=False):
+                rows = tuple(int(i) for i in indices)
+                if done.issuperset(rows):
+                    continue
+                plan_id = f"infer{len(rows)}"
+                with signals.allowed():
+                    found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
+                if made is not None:
+                    made.note(rows)
+                for title, loss in self.compiled[plan_id].named_losses(found).items():
+                    totals[title] = totals.get(title, 0.0) + loss * len(rows)
+        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
