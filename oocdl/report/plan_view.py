@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from dask.delayed import Delayed
-from rich.table import Table
-from rich.text import Text
 
 from oocdl.config import Settings
 from oocdl.errors import InputError, printable
@@ -26,7 +24,8 @@ from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
-from oocdl.report.run_report import Report, computing_seconds, make_report, table_of, text_of
+from oocdl.report.run_report import Report, computing_seconds, make_report
+from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, mib, text_of
 from oocdl.report.trained_view import trained_text
 from oocdl.runtime.session import Held, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -39,6 +38,17 @@ STORED_VERSIONS = 3
 """Versions of weights and state that are on disk while one is written."""
 PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
+
+
+COLUMNS = (
+    Column("layer", "layer", kind="name"),
+    Column("shards", "shards", rank=1),
+    Column("unit_bytes", "unit MiB", mib, 2),
+    Column("read_bytes", "read MiB", mib, 3),
+    Column("written_bytes", "write MiB", mib, 4),
+    Column("flops", "GFLOP", lambda flops: f"{flops / 1e9:.2f}", 5),
+    Column("seconds", "seconds", "{:.4f}".format),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,50 +260,57 @@ class Plan:
         title = f"{self.model}: one step of batch {self.settings.batch_size}"
         return title if self.course.passes == 1 else f"{title} x {self.course.passes} passes"
 
-    def table(self) -> Table:
-        """Make the table of layers, with their cuts and costs."""
-        title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
-        columns = ("layer", "shards", "unit MiB", "read MiB", "write MiB", "GFLOP", "seconds")
-        table = table_of(title, *columns)
-        names = self.compiled.plan.classes.names
+    def table(self, every: bool = False) -> Sheet:
+        """Make the table of layers, with their cuts and costs: a row each, or of many layers one each block.
+
+        ``every``: a row each, however many they are.
+        """
+        names, plan = self.compiled.plan.classes.names, self.compiled.plan
         seconds = computing_seconds(self.simulated[-1:])
-        for layer in self.layers:
-            cut = " ".join(f"{names[c]}:{n}" for c, n in layer.grid.items() if n > 1)
-            table.add_row(
-                Text(printable(layer.layer.name)),
-                cut or "1",
-                f"{layer.peak_bytes / 2**20:.1f}",
-                f"{layer.read_bytes / 2**20:.1f}",
-                f"{layer.written_bytes / 2**20:.1f}",
-                f"{layer.flops / 1e9:.2f}",
-                f"{seconds[layer.layer.name]:.4f}",
+        titles = [printable(layer.layer.name) for layer in self.layers]
+        rows = []
+        for label, places in blocks(titles, len(titles) if every else MOST_ROWS):
+            layers = [self.layers[at] for at in places]
+            cuts = {
+                " ".join(f"{names[c]}:{n}" for c, n in one.grid.items() if n > 1) or "1" for one in layers
+            }
+            rows.append(
+                (
+                    label,
+                    cuts.pop() if len(cuts) == 1 else f"{sum(len(one.units) for one in layers)} units",
+                    max(one.peak_bytes for one in layers),
+                    sum(one.read_bytes for one in layers),
+                    sum(one.written_bytes for one in layers),
+                    sum(one.flops for one in layers),
+                    sum(seconds[one.layer.name] for one in layers),
+                )
             )
-        plan = self.compiled.plan
-        table.add_section()
-        table.add_row(
+        most = max(layer.peak_bytes for layer in self.layers)
+        total = (
             f"{len(self.layers)} layers",
             f"{plan.tasks} units",
-            f"{max(layer.peak_bytes for layer in self.layers) / 2**20:.1f}",
-            f"{plan.read_bytes / 2**20:.1f}",
-            f"{plan.written_bytes / 2**20:.1f}",
-            f"{plan.flops / 1e9:.2f}",
-            f"{sum(seconds.values()):.4f}",
+            most,
+            plan.read_bytes,
+            plan.written_bytes,
         )
-        return table
+        title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
+        return Sheet(title, COLUMNS, rows, (*total, plan.flops, sum(seconds.values())))
 
-    def budget_table(self) -> Table:
+    def budget_table(self) -> Sheet:
         """Make the table of memory: the terms of the predicted peak, and the budget."""
         simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
-        table = table_of("", "memory", "MiB")
-        for name, nbytes, ends in (
-            ("base process", self.process_bytes, False),
-            ("arrays and programs, simulated", simulated, False),
-            ("to spare for them", self.most_bytes - simulated, True),
-            ("predicted peak", self.peak_bytes, False),
-            ("budget", self.settings.memory_bytes, True),
-        ):
-            table.add_row(name, f"{nbytes / 2**20:.0f}", end_section=ends)
-        return table
+        columns = (
+            Column("what", "memory", kind="words"),
+            Column("nbytes", "MiB", lambda n: f"{n / 2**20:.0f}"),
+        )
+        rows = (
+            ("base process", self.process_bytes),
+            ("arrays and programs, simulated", simulated),
+            ("to spare for them", self.most_bytes - simulated),
+            ("predicted peak", self.peak_bytes),
+            ("budget", self.settings.memory_bytes),
+        )
+        return Sheet("", columns, rows, ends=frozenset({2}))
 
     def summary(self) -> str:
         """Write a few lines on time, spill, disk and engine of a step."""
@@ -312,5 +329,9 @@ class Plan:
             )
         )
 
+    def text(self, every: bool = False) -> str:
+        """Write all there is to know, in lines as long as the terminal is wide; ``every`` as in ``table``."""
+        return text_of(trained_text(self.trained), self.table(every), self.budget_table(), self.summary())
+
     def __str__(self) -> str:
-        return text_of(trained_text(self.trained), self.table(), self.budget_table(), self.summary())
+        return self.text()

@@ -7,27 +7,32 @@ there are others.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
+from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, text_of
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
 REPORT_FILE = "report.json"
-TABLE_COLUMNS = 110
-"""Characters of a line of tables."""
+
+
+COLUMNS = (
+    Column("layer", "layer", kind="name"),
+    Column("units", "units", rank=4),
+    Column("predicted_seconds", "predicted s", "{:.4f}".format),
+    Column("seconds", "measured s", "{:.4f}".format),
+    Column("ratio", "ratio", "{:.2f}".format, 1),
+    Column("gather_seconds", "reading s", "{:.4f}".format, 3),
+    Column("wait_seconds", "waiting s", "{:.4f}".format, 2),
+)
 
 
 @dataclass(frozen=True)
@@ -73,62 +78,56 @@ class Report:
     predicted: Total
     measured: Total
 
-    def table(self) -> Table:
-        """Make the table of layers, a row each."""
-        counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
-        title = f"one step, predicted and measured (mean of {counted})"
-        columns = ("units", "predicted s", "measured s", "ratio", "reading s", "waiting s")
-        table = table_of(title, "layer", *columns)
-        for layer in self.layers:
-            table.add_row(
-                Text(printable(layer.name)),
-                str(layer.units),
-                *(f"{number:.4f}" for number in (layer.predicted_seconds, layer.seconds)),
-                f"{layer.ratio:.2f}",
-                *(f"{number:.4f}" for number in (layer.gather_seconds, layer.wait_seconds)),
-            )
-        return table
+    def table(self, every: bool = False) -> Sheet:
+        """Make the table of layers: a row each, or one for each block where they are many.
 
-    def totals(self) -> Table:
+        ``every``: a row each, however many they are.
+        """
+        counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        names = [layer.name for layer in self.layers]
+        rows = [
+            (label, *self._sums([self.layers[at] for at in places]))
+            for label, places in blocks(names, len(names) if every else MOST_ROWS)
+        ]
+        return Sheet(f"one step, predicted and measured (mean of {counted})", COLUMNS, rows)
+
+    def _sums(self, layers: Sequence[LayerReport]) -> tuple[float, ...]:
+        """The numbers of a row."""
+        predicted, measured = sum(one.predicted_seconds for one in layers), sum(one.seconds for one in layers)
+        gathering, waiting = (
+            sum(one.gather_seconds for one in layers),
+            sum(one.wait_seconds for one in layers),
+        )
+        units = sum(one.units for one in layers)
+        return units, predicted, measured, measured / predicted, gathering, waiting
+
+    def totals(self) -> Sheet:
         """Make the table of the whole step."""
-        table = table_of("", "in total", "predicted", "measured", "ratio")
+        columns = (
+            Column("what", "in total", kind="words"),
+            Column("predicted", "predicted"),
+            Column("measured", "measured"),
+            Column("ratio", "ratio", rank=1),
+        )
         sums = (
             sum(layer.predicted_seconds for layer in self.layers),
             sum(layer.seconds for layer in self.layers),
         )
         before, after = self.predicted, self.measured
-        rows = (
+        rows = []
+        for name, expected, found, unit, digits in (
             ("computing of all tasks, one after another, s", *sums, 1, 3),
             ("a step, s", before.seconds, after.seconds, 1, 3),
             ("peak memory as counted, MiB", before.peak_bytes, after.peak_bytes, 2**20, 0),
             ("read from the spill, MiB", before.spill_read_bytes, after.spill_read_bytes, 2**20, 1),
             ("written to the spill, MiB", before.spill_written_bytes, after.spill_written_bytes, 2**20, 1),
-        )
-        for name, expected, found, unit, digits in rows:
+        ):
             ratio = f"{found / expected:.2f}" if expected else ""
-            table.add_row(name, f"{expected / unit:.{digits}f}", f"{found / unit:.{digits}f}", ratio)
-        return table
+            rows.append((name, f"{expected / unit:.{digits}f}", f"{found / unit:.{digits}f}", ratio))
+        return Sheet("", columns, rows)
 
     def __str__(self) -> str:
         return text_of(self.table(), self.totals())
-
-
-def table_of(title: str, *columns: str) -> Table:
-    """Make an empty table whose first column takes names, and whose others take numbers."""
-    table = Table(title=Text(title) if title else None, title_justify="left")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    return table
-
-
-def text_of(*parts: Table | str, columns: int = TABLE_COLUMNS) -> str:
-    """Print tables and lines as text, at most so many columns wide, with one line break at its end."""
-    out = io.StringIO()
-    console = Console(file=out, width=columns, force_terminal=False, highlight=False, markup=False)
-    for part in parts:
-        console.print(part)
-    lines = out.getvalue().removesuffix("\n").split("\n")
-    return "\n".join(printable(line.rstrip()) for line in lines) + "\n"
 
 
 def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:

@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report.figure import empty_figure, picture_path, written
-from oocdl.report.run_report import table_of, text_of
+from oocdl.report.tables import Column, Sheet, text_of
 
 SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
 """Told apart by colour-blind eyes, and by their dashes."""
+
+
+COLUMNS = (
+    Column("hosts", "hosts"),
+    Column("batch", "batch", rank=4),
+    Column("seconds", "s/step", "{:.3g}".format),
+    Column("speedup", "speed-up", "{:.3g}".format),
+    Column("efficiency", "%", lambda share: f"{100 * share:.0f}", 1),
+    Column("memory_bytes", "GiB/host", lambda nbytes: f"{nbytes / 2**30:.2f}", 3),
+    Column("traffic_bytes", "MiB/host", lambda nbytes: f"{nbytes / 2**20:.0f}", 2),
+    Column("limit", "limited by"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +58,10 @@ class Scaling:
     """Whether the batch grows with the hosts."""
     rows: tuple[ScalingRow, ...]
 
-    def table(self) -> Table:
-        """Make the table, at most 80 characters wide: % is efficiency, GiB/host memory, MiB/host traffic."""
-        heads = ("hosts", "batch", "s/step", "speed-up", "%", "GiB/host", "MiB/host", "limited by")
-        table = table_of(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", *heads)
-        for row in self.rows:
-            table.add_row(
-                f"{row.hosts}",
-                f"{row.batch}",
-                f"{row.seconds:.3g}",
-                f"{row.speedup:.3g}",
-                f"{100 * row.efficiency:.0f}",
-                f"{row.memory_bytes / 2**30:.2f}",
-                f"{row.traffic_bytes / 2**20:.0f}",
-                row.limit,
-            )
-        return table
+    def table(self) -> Sheet:
+        """Make the table: % is efficiency, GiB/host memory, MiB/host traffic."""
+        rows = [[getattr(row, column.key) for column in COLUMNS] for row in self.rows]
+        return Sheet(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", COLUMNS, rows)
 
     def __str__(self) -> str:
         return text_of(self.table())

@@ -1,4 +1,4 @@
-"""A search as text: its table in 80 columns, and a line for each trial and rung that is done."""
+"""A search as text: its table, and a line for each trial and rung that is done."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from oocdl.errors import printable
 from oocdl.events import Notice, RungDone, SearchEvent, TrialDone
 from oocdl.report.progress import counted, duration
-from oocdl.report.run_report import table_of, text_of
+from oocdl.report.tables import Column, Sheet, text_of
 
-SEARCH_COLUMNS = 80
 FACTS = ("state", "rung", "steps", "metric", "error", "seconds", "peak_bytes", "run")
 """What a row of ``Search.table`` has beside the trial and its values."""
 
@@ -30,13 +28,22 @@ def search_text(rows: Sequence[Mapping[str, Any]]) -> str:
     └───────┴────────┴───────┴─────────┴──────────┘
     <BLANKLINE>
     """
-    names = [name for name in (rows[0] if rows else {}) if name not in ("trial", *FACTS)]
-    table = table_of("", "trial", "metric", "steps", *map(printable, names), "state")
-    for row in rows:
-        found = (row["metric"], row["steps"], *(row[name] for name in names), row["state"])
-        table.add_row(str(row["trial"]), *(Text(printable(value_text(value))) for value in found))
     errors = [f"trial {row['trial']}: {printable(row['error'])}" for row in rows if row["error"]]
-    return text_of(table, *errors, columns=SEARCH_COLUMNS)
+    return text_of(search_table(rows), *errors)
+
+
+def search_table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    """Make the table of a search, whose later values go first where there is no room."""
+    names = [name for name in (rows[0] if rows else {}) if name not in ("trial", *FACTS)]
+    values = [Column(name, name, value_text, rank) for rank, name in enumerate(names, 3)]
+    columns = (
+        Column("trial", "trial", kind="name"),
+        Column("metric", "metric", value_text),
+        Column("steps", "steps", value_text, 2),
+        *values,
+        Column("state", "state", rank=1),
+    )
+    return Sheet("", columns, [[row[column.key] for column in columns] for row in rows])
 
 
 def value_text(value: Any) -> str:

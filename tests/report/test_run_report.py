@@ -16,7 +16,8 @@ from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.timeline import Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
-from oocdl.report.run_report import TABLE_COLUMNS, computing_seconds, make_report, read_report
+from oocdl.report.run_report import computing_seconds, make_report, read_report
+from oocdl.report.tables import MOST_ROWS
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
 from tests.kit import nets
@@ -45,11 +46,15 @@ def run(job: tuple[Path, Path]) -> oocdl.Run:
 # --- before ------------------------------------------------------------------------------
 
 
-def test_the_plan_shows_seconds_and_the_budget(job: tuple[Path, Path]) -> None:
+def test_the_plan_shows_seconds_and_the_budget(
+    job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = oocdl.plan(*job, **QUICK)
+    assert max(map(len, str(plan).splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "160")
     text = str(plan)
     lines = text.splitlines()
-    assert max(map(len, lines)) <= TABLE_COLUMNS
+    assert len(plan.layers) <= MOST_ROWS
     seconds = computing_seconds(plan.simulated)
     for layer in plan.layers:
         (row,) = (line for line in lines if line.startswith(f"│ {layer.layer.name} "))
@@ -105,7 +110,7 @@ def test_the_report_stays_with_the_run_and_is_a_table(run: oocdl.Run) -> None:
     report = oocdl.open(run.path).report()
     assert report == run.report()
     lines = str(report).splitlines()
-    assert max(map(len, lines)) <= TABLE_COLUMNS
+    assert max(map(len, lines)) <= 80
     for word in ("predicted s", "measured s", "ratio", "a step, s", "written to the spill, MiB", "5 steps"):
         assert word in str(report)
     assert sum(line.startswith("│ down1.conv1 ") for line in lines) == 1

@@ -1,0 +1,210 @@
+"""Tables that follow the width they are printed at: names are shortened, and what matters least goes first.
+
+>>> columns = (Column("layer", "layer", kind="name"), Column("bytes", "MiB", mib, 1), Column("flops", "FLOP"))
+>>> print(text_of(Sheet("", columns, [("encoder.block1.conv", 3 << 20, 1234)]), columns=22))
+┏━━━━━━━━━━━━━┳━━━━━━┓
+┃ layer       ┃ FLOP ┃
+┡━━━━━━━━━━━━━╇━━━━━━┩
+│ encod….conv │ 1234 │
+└─────────────┴──────┘
+no room for: MiB
+<BLANKLINE>
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from oocdl.errors import printable
+
+MOST_ROWS = 40
+"""Tables of layers with more rows are grouped by blocks."""
+LEAST_COLUMNS: Mapping[str, int] = {"name": 16, "words": 24}
+"""So much room is made for a column before another is shortened further."""
+NARROWEST = 8
+"""No column is made narrower."""
+
+
+def mib(nbytes: float) -> str:
+    """Write bytes as MiB, for a column that says so."""
+    return f"{nbytes / 2**20:.1f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a ``Sheet``."""
+
+    key: str
+    """Name of the value, where rows are data."""
+    title: str
+    text: Callable[[Any], str] = str
+    rank: int = 0
+    """Where there is no room, the columns of the highest rank go first; those of rank 0 stay."""
+    kind: Literal["name", "words", "number"] = "number"
+    """Names are shortened in the middle, words are wrapped, numbers stay as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Rows of values, which rich prints as a table as wide as the console is."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    total: Sequence[Any] | None = None
+    """A further row, below a line: values, or texts as they are shown."""
+    ends: Set[int] = field(default_factory=frozenset)
+    """Rows with a line below them, by number."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as plain data."""
+        return [dict(zip((column.key for column in self.columns), row, strict=True)) for row in self.rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table, missing = self.fitted(options.max_width)
+        yield table
+        if missing:
+            yield Text(f"no room for: {', '.join(missing)}")
+
+    def fitted(self, width: int) -> tuple[Table, list[str]]:
+        """Make a table of at most so many characters a line; returns it with titles of columns left out."""
+        texts = [self._texts(row) for row in self.rows]
+        texts += [] if self.total is None else [self._texts(self.total)]
+        natural = [
+            max(cell_len(text) for text in (column.title, *(row[at] for row in texts)))
+            for at, column in enumerate(self.columns)
+        ]
+        chosen = self._chosen(natural, width)
+        widths = self._widths(chosen, natural, width)
+        made = Table(
+            title=Text(printable(self.title)) if self.title else None,
+            title_justify="left",
+            show_header=any(column.title for column in self.columns),
+        )
+        for at in chosen:
+            column = self.columns[at]
+            justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
+            made.add_column(Text(column.title), justify=justify, overflow="fold", max_width=widths[at])
+        for number, row in enumerate(texts):
+            last = self.total is not None and number == len(self.rows) - 1
+            cells = [self._cell(at, row[at], widths[at]) for at in chosen]
+            made.add_row(*cells, end_section=last or number in self.ends)
+        return made, [self.columns[at].title for at in range(len(natural)) if at not in chosen]
+
+    def _texts(self, row: Sequence[Any]) -> list[str]:
+        return [
+            printable(value if isinstance(value, str) else column.text(value))
+            for column, value in zip(self.columns, row, strict=True)
+        ]
+
+    def _cell(self, at: int, text: str, width: int) -> Text:
+        return Text(shortened(text, width) if self.columns[at].kind == "name" else text)
+
+    def _chosen(self, natural: Sequence[int], width: int) -> list[int]:
+        """The columns for which there is room."""
+        chosen = list(range(len(natural)))
+        while True:
+            least = sum(
+                min(natural[at], LEAST_COLUMNS.get(self.columns[at].kind, natural[at])) for at in chosen
+            )
+            ranks = [self.columns[at].rank for at in chosen]
+            if least + _frame(len(chosen)) <= width or not any(ranks):
+                return chosen
+            chosen.remove(max(chosen, key=lambda at: (self.columns[at].rank, at)))
+
+    def _widths(self, chosen: Sequence[int], natural: Sequence[int], width: int) -> dict[int, int]:
+        """The width of each column: the widest that may be narrower give what is missing."""
+        widths = {at: natural[at] for at in chosen}
+        soft = [at for at in chosen if self.columns[at].kind != "number"]
+        missing = sum(widths.values()) + _frame(len(chosen)) - width
+        while missing > 0 and soft:
+            widest = max(soft, key=lambda at: widths[at])
+            if widths[widest] <= NARROWEST:
+                break
+            widths[widest] -= 1
+            missing -= 1
+        return widths
+
+
+def _frame(columns: int) -> int:
+    """The characters that lines and the space beside them take."""
+    return 3 * columns + 1
+
+
+def shortened(text: str, width: int) -> str:
+    """Leave out the middle of a name that is too long.
+
+    >>> shortened("update/bottom.conv1.weight/next", 16)
+    'update/b…ht/next'
+    """
+    if cell_len(text) <= width:
+        return text
+    head, tail = text, text
+    while cell_len(head) > width // 2:
+        head = head[:-1]
+    while cell_len(tail) > width - 1 - cell_len(head):
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def key_values(title: str, pairs: Sequence[tuple[str, Any]]) -> Sheet:
+    """Make a table of two columns without a head: what something is, and its value."""
+    return Sheet(title, (Column("what", "", kind="words"), Column("value", "", kind="words")), pairs)
+
+
+def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[int]]]:
+    """Group layers by the blocks of a network so that there are at most so many groups.
+
+    Returns the label and the places of each group. Layers of one pass (forward, ``grad/``, ``update/``) are
+    together that have the longest beginnings of their names in common; where names tell nothing, those are
+    that follow one another. Each is a group of its own where they are few.
+
+    >>> blocks(["down.conv1", "down.conv2", "grad/down.conv2", "grad/down.conv1"], most=2)
+    [('down (2 layers)', [0, 1]), ('grad/down (2 layers)', [2, 3])]
+    """
+    if len(names) <= most:
+        return [(name, [at]) for at, name in enumerate(names)]
+    parts = [_parts(name) for name in names]
+    for depth in range(max(map(len, parts)) - 1, 1, -1):
+        found: dict[tuple[str, ...], list[int]] = {}
+        for at, part in enumerate(parts):
+            found.setdefault(part[:depth], []).append(at)
+        if len(found) <= most:
+            return [(_label("".join(part), places, names), places) for part, places in found.items()]
+    size = -(-len(names) // most)
+    runs = [list(range(start, min(start + size, len(names)))) for start in range(0, len(names), size)]
+    return [(_label(f"{names[run[0]]} to {names[run[-1]]}", run, names), run) for run in runs]
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The pass of a layer ("" for forward), and the parts of its name with the signs between them."""
+    found = re.match(r"(grad/|update/)?(.*)", name, re.DOTALL)
+    assert found is not None
+    return (found[1] or "", *re.findall(r"[./]*[^./]+|[./]+", found[2]))
+
+
+def _label(label: str, places: Sequence[int], names: Sequence[str]) -> str:
+    return names[places[0]] if len(places) == 1 else f"{label} ({len(places)} layers)"
+
+
+def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:
+    """Print tables and lines as text, with one line break at its end.
+
+    It is at most so many columns wide; None: as wide as the terminal, or 80 where there is none.
+    """
+    out = io.StringIO()
+    width = Console().width if columns is None else columns
+    console = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+    lines = out.getvalue().removesuffix("\n").split("\n")
+    return "\n".join(printable(line.rstrip()) for line in lines) + "\n"
