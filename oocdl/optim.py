@@ -2,7 +2,7 @@
 
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.optimizers import SGD, Adam, AdamW, Own, register
-from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp
+from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, Then, WarmUp
 
-__all__ = ["SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Polynomial", "Step", "WarmUp"]
+__all__ = ["SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Polynomial", "Step", "Then", "WarmUp"]
 __all__ += ["Builder", "Own", "register"]

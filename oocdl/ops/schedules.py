@@ -7,7 +7,7 @@ Any callable ``step -> float`` will do; these are the usual ones, equal to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import cos, pi
 
 from oocdl.errors import InputError
@@ -43,55 +43,67 @@ class Step:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from ``lr`` to ``minimum`` in ``steps`` steps: ``CosineAnnealingLR``."""
+    """Half a cosine from ``lr`` to ``minimum`` in ``steps`` steps: ``CosineAnnealingLR``.
+
+    ``steps`` is by default as long as the run.
+    """
 
     lr: float
-    steps: int
+    steps: int | None = None
     minimum: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("steps", self.steps)
+        if self.steps is not None:
+            _positive("steps", self.steps)
 
     def __call__(self, step: int) -> float:
-        part = min(step / self.steps, 1.0)
+        part = min(step / _said(self.steps), 1.0)
         return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * part)) / 2
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """``lr * (1 - step / steps) ** power``: ``PolynomialLR``; nnU-Net uses power 0.9."""
+    """``lr * (1 - step / steps) ** power``: ``PolynomialLR``; nnU-Net uses power 0.9.
+
+    ``steps`` is by default as long as the run.
+    """
 
     lr: float
-    steps: int
+    steps: int | None = None
     power: float = 0.9
 
     def __post_init__(self) -> None:
-        _positive("steps", self.steps)
+        if self.steps is not None:
+            _positive("steps", self.steps)
 
     def __call__(self, step: int) -> float:
-        return float(self.lr * (1 - min(step / self.steps, 1.0)) ** self.power)
+        return float(self.lr * (1 - min(step / _said(self.steps), 1.0)) ** self.power)
 
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Half cosines from ``lr / start`` to ``lr`` to ``lr / start / end``: ``OneCycleLR``."""
+    """Half cosines from ``lr / start`` to ``lr`` to ``lr / start / end``: ``OneCycleLR``.
+
+    ``steps`` is by default as long as the run.
+    """
 
     lr: float
-    steps: int
+    steps: int | None = None
     rising: float = 0.3
     """The share of the steps in which the rate rises."""
     start: float = 25.0
     end: float = 1e4
 
     def __post_init__(self) -> None:
-        _positive("steps", self.steps)
+        if self.steps is not None:
+            _positive("steps", self.steps)
 
     def __call__(self, step: int) -> float:
-        low = self.lr / self.start
-        peak = self.rising * self.steps - 1
+        low, steps = self.lr / self.start, _said(self.steps)
+        peak = self.rising * steps - 1
         if peak > 0 and step <= peak:
             return _blend(low, self.lr, step / peak)
-        part = min((step - peak) / max(self.steps - 1 - peak, 1e-9), 1.0)
+        part = min((step - peak) / max(steps - 1 - peak, 1e-9), 1.0)
         return _blend(self.lr, low / self.end, part)
 
 
@@ -109,6 +121,45 @@ class WarmUp:
     def __call__(self, step: int) -> float:
         part = min(step / self.steps, 1.0)
         return rate(self.after, step) * (self.start + (1 - self.start) * part)
+
+
+@dataclass(frozen=True)
+class Then:
+    """``first`` for ``steps`` steps, then ``after``, which counts from there: ``SequentialLR``.
+
+    It is how a run goes on by another schedule: ``Then(Cosine(0.1, 100), 100, Cosine(0.01))``.
+    """
+
+    first: Rate
+    steps: int
+    after: Rate
+
+    def __post_init__(self) -> None:
+        _positive("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        return rate(self.first, step) if step < self.steps else rate(self.after, step - self.steps)
+
+
+def lasting(lr: Rate, steps: int) -> Rate:
+    """Return a schedule for a run of so many steps: one that says nothing else lasts as long.
+
+    >>> lasting(WarmUp(Cosine(0.1), 10), 100)
+    WarmUp(after=Cosine(lr=0.1, steps=100, minimum=0.0), steps=10, start=0.3333333333333333)
+    """
+    if isinstance(lr, Cosine | Polynomial | OneCycle) and lr.steps is None:
+        return replace(lr, steps=max(steps, 1))
+    if isinstance(lr, WarmUp):
+        return replace(lr, after=lasting(lr.after, steps))
+    if isinstance(lr, Then):
+        return replace(lr, first=lasting(lr.first, lr.steps), after=lasting(lr.after, steps - lr.steps))
+    return lr
+
+
+def _said(steps: int | None) -> int:
+    if steps is None:
+        raise InputError("this schedule lasts as long as a run; for how long outside of one? give steps")
+    return steps
 
 
 def _positive(name: str, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from oocdl.errors import BudgetError, InputError, OocdlError
 from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.paths import path_of
+from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, check_capacity, check_device, machine_for
@@ -122,5 +123,7 @@ def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: tu
     opened = inspect_onnx(path_of("model", model))
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    data = data.only(binding.used)
+    total = Course(binding.samples, settings).total_steps
+    optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
+    settings, data = replace(settings, optimizer=optimizer), data.only(binding.used)
     return Job(opened, data, settings, binding, machine_for(settings, data, *crew))

@@ -18,6 +18,7 @@ from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import installed_version, processor
 from oocdl.host.paths import path_of
+from oocdl.ops.schedules import Rate, rate
 from oocdl.planning.binding import Binding
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
@@ -58,9 +59,10 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
     }
 
 
-def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray]) -> RunStore:
+def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate) -> RunStore:
     """Open and lock a run that these facts, and these arrays of a dataset, may go on with.
 
+    The learning rate has to be as it was at all steps that are done; later ones are as the caller says.
     Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
     StoreError for a run of another version of oocdl.
     """
@@ -76,7 +78,8 @@ def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataAr
         }
         changed = [one.changed for one in found.values() if one.changed]
         same_operators(folder, known, facts.get("operators", {}))
-        others = differences({**known, "dataset": None}, {**facts, "dataset": None})
+        others = differences(_compared(known), _compared(facts))
+        others += _rate_differences(store.history(), lr)
         refuse_if(f"the run in {folder} was started differently", [*others, *changed])
         for one in found.values():
             if one.copied:
@@ -85,6 +88,24 @@ def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataAr
         store.close()
         raise
     return store
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that have to be equal."""
+    optimizer = facts.get("optimizer")
+    without = {**optimizer, "lr": None} if isinstance(optimizer, Mapping) else optimizer
+    return {**facts, "dataset": None, "optimizer": without}
+
+
+def _rate_differences(history: Sequence[Mapping[str, Any]], lr: Rate) -> list[str]:
+    """Say where the learning rate is another than at the steps that are done; empty if nowhere."""
+    for row in history:
+        now = rate(lr, row["step"] - 1)
+        if now != row["lr"]:
+            was, done = f"optimizer.lr was {row['lr']:.6g} at step {row['step']}", history[-1]["step"]
+            way_out = f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
+            return [f"{was}, is {now:.6g} ({way_out})"]
+    return []
 
 
 def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:

@@ -156,7 +156,8 @@ def fit(
     resume
         Go on with the run that is there (or return it if it is finished); False refuses if there is one,
         "restart" starts anew. A run of a module goes on with the weights of the run, whatever those of the
-        module are now. More ``epochs`` or ``steps`` extend a run.
+        module are now. More ``epochs`` or ``steps`` extend a run. The learning rate has to be as it was at
+        the steps that are done; ``oocdl.optim.Then`` lets another follow.
     replan
         Plan anew on resume, which changes rounding.
     plan
@@ -282,6 +283,7 @@ def _open_store(
     identity = resuming.identity(job.model, job.binding, job.settings)
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
+    lr = job.settings.optimizer.lr
     if not exists or resume == "restart":
         made = _planned_by(job, given)
         check_start(made, folder, spills)
@@ -293,7 +295,7 @@ def _open_store(
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
-        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays))
+        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, lr))
         frozen = None if replan else resuming.read_plan(store, facts)
         if frozen is not None:
             resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")

@@ -197,7 +197,7 @@ def check_schedule(asked: Asked, samples: int, values: Mapping[str, Any]) -> Non
     rate, last = asked.settings(values).optimizer.lr, total_steps(asked, samples, values, asked.rungs - 1)
     while isinstance(rate, WarmUp):
         rate = rate.after
-    if isinstance(rate, Cosine | Polynomial | OneCycle) and rate.steps < last and asked.rungs > 1:
+    if isinstance(rate, Cosine | Polynomial | OneCycle) and asked.rungs > 1 and (rate.steps or 0) < last:
         raise InputError(
             f"the learning rate, a {type(rate).__name__} of {rate.steps} steps, ends before the last rung at "
             f"{last} steps: a run that goes on cannot have another; give it steps={last}"

@@ -16,7 +16,7 @@ from oocdl.config import make_settings
 from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, StoreError
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
-from oocdl.optim import SGD, Adam, Cosine
+from oocdl.optim import SGD, Adam, Cosine, Then
 from oocdl.storage.cache import direct_io
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
@@ -70,6 +70,27 @@ def test_a_run_goes_on_to_the_same_bits(fit: Fit, optimizer: Any) -> None:
     assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history]
 
 
+def test_a_schedule_is_extended_by_another(fit: Fit) -> None:
+    """Steps that are done keep their rates: the run is that of the whole schedule from its beginning."""
+    first = Adam(lr=Cosine(0.1))
+    both = Adam(lr=Then(Cosine(0.1, 3), 3, Cosine(0.05)))
+    whole = fit("whole", steps=7, optimizer=both)
+    assert [row["lr"] for row in whole.history[:4]] == [Cosine(0.1, 3)(n) for n in range(3)] + [0.05]
+    fit(steps=3, optimizer=first)
+    told = r"lr was 0.075 at step 2, is .* pass lr=oocdl.optim.Then\(what it was, 3, another\)"
+    refused(InputError, told, lambda: fit(steps=7, optimizer=first))
+    run = fit(steps=7, optimizer=both)
+    assert nets.files_of(run) == nets.files_of(whole)
+    refused(InputError, "at step 4, is 0.09", lambda: fit(steps=9, optimizer=Adam(lr=Then(both.lr, 3, 0.09))))
+    assert fit(steps=9, optimizer=Adam(lr=Then(both.lr, 7, 0.01))).history[-1]["lr"] == 0.01
+
+
+def test_a_rate_that_comes_later_may_be_another(fit: Fit) -> None:
+    fit(steps=2, optimizer=Adam(lr=[0.1, 0.2, 0.3].__getitem__))
+    run = fit(steps=3, optimizer=Adam(lr=[0.1, 0.2, 0.4].__getitem__))
+    assert [row["lr"] for row in run.history] == [0.1, 0.2, 0.4]
+
+
 def test_a_finished_run_is_returned(fit: Fit) -> None:
     seen: list[Any] = []
     first = fit(epochs=2)
@@ -100,8 +121,8 @@ def test_epochs_and_steps_are_totals(fit: Fit) -> None:
     [
         ({"batch_size": 5}, "batch_size was 2, is 5; choose another workdir, or resume='restart'"),
         ({"seed": 1, "shuffle": False}, "shuffle was True, is False; seed was 0, is 1"),
-        ({"lr": 0.5}, r"optimizer\.lr was 0\.001, is 0\.5"),
-        ({"optimizer": Adam(lr=lambda step: 0.1)}, r"optimizer\.lr was 0\.001, is function of the step"),
+        ({"lr": 0.5}, r"optimizer\.lr was 0\.001 at step 1, is 0\.5"),
+        ({"optimizer": Adam(lr=lambda step: 0.1)}, r"optimizer\.lr was 0\.001 at step 1, is 0\.1"),
         ({"optimizer": "sgd"}, "optimizer was Adam, is SGD"),
         ({"loss": DiceCE()}, r"loss\.y\.loss was CrossEntropy, is DiceCE"),
         ({"loss": CrossEntropy(class_weights=(1, 2, 3))}, r"class_weights was nothing, is \[1, 2, 3\]"),
