@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from oocdl.cli.optimizing import SCHEDULES, loss_of, optimizer_of
 from oocdl.errors import InputError
 from oocdl.ops.losses import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
@@ -36,6 +37,18 @@ Register = Annotated[
 Loss = Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}; or output=loss:weight,..")]
 Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")]
 Rate = Annotated[float | None, typer.Option(help=told("lr"))]
+Momentum = Annotated[float | None, typer.Option(help="Of sgd.")]
+Nesterov = Annotated[bool, typer.Option("--nesterov", help="Of sgd with momentum: Nesterov's.")]
+Decay = Annotated[float | None, typer.Option(help="Weight decay; default: the optimizer's.")]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")]
+Schedule = Annotated[
+    str | None, typer.Option(help=f"Of the learning rate, over the whole run: {', '.join(SCHEDULES)}.")
+]
+WarmSteps = Annotated[int | None, typer.Option(help="Steps over which the learning rate rises, at first.")]
+ClassWeights = Annotated[
+    str | None, typer.Option(help="Of cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5.")
+]
+Ignored = Annotated[int | None, typer.Option(help="Label that does not count.")]
 Epochs = Annotated[int, typer.Option(help=told("epochs"))]
 Steps = Annotated[int | None, typer.Option(help=told("steps"))]
 BatchSize = Annotated[int, typer.Option(help=told("batch_size"))]
@@ -69,6 +82,14 @@ def training_options(
     loss: Loss = "cross_entropy",
     optimizer: Optimizer = "adam",
     lr: Rate = None,
+    schedule: Schedule = None,
+    warm_up: WarmSteps = None,
+    momentum: Momentum = None,
+    nesterov: Nesterov = False,
+    weight_decay: Decay = None,
+    clip_norm: Clip = None,
+    class_weights: ClassWeights = None,
+    ignore_index: Ignored = None,
     epochs: Epochs = 1,
     steps: Steps = None,
     batch_size: BatchSize = 1,
@@ -119,8 +140,6 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
     plain = (
         "model",
         "dataset",
-        "optimizer",
-        "lr",
         "epochs",
         "steps",
         "batch_size",
@@ -138,8 +157,8 @@ def settings(params: Mapping[str, Any]) -> dict[str, Any]:
         "engine",
         "precision",
     )
-    options = {name: params[name] for name in plain}
-    options["loss"] = parse_loss(params["loss"])
+    options = {name: params[name] for name in plain} | optimizer_of(params)
+    options["loss"] = loss_of(parse_loss(params["loss"]), params)
     options["parallel"] = parse_parallel(params["parallel"])
     for name in ("inputs", "targets"):
         options[name] = pairs(name, params[name])
@@ -164,12 +183,9 @@ def host_settings(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def varied_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the values of ``training_options`` into arguments of ``oocdl.search``, which may vary the others.
-
-    Those that are what they are by default are left out: they are the same there.
-    """
-    defaults = {name: p.default for name, p in inspect.signature(training_options).parameters.items()}
-    return {name: value for name, value in settings(params).items() if params[name] != defaults[name]}
+    """Turn the values of ``training_options`` into arguments of ``oocdl.search``: no epochs by default."""
+    found = settings(params)
+    return {**found, "epochs": None if found["epochs"] == 1 else found["epochs"]}
 
 
 def run_files(paths: Sequence[Path]) -> None:
