@@ -76,6 +76,9 @@ class CompiledPass:
         heads = self.output_losses if len(self.output_losses) > 1 else {}
         return {"loss": found[self.loss], **{f"loss/{name}": found[value] for name, value in heads.items()}}
 
+    def __repr__(self) -> str:
+        return f"<CompiledPass: {len(self.plan.layers)} layers, {self.plan.tasks} tasks>"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Draft:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from oocdl.errors import BudgetError, InputError
+from oocdl.errors import BudgetError, InputError, printable
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import region_size
@@ -53,6 +53,9 @@ class LayerPlan:
     scratch: Mapping[str, ProgramScratch]
     """Key of each program -> the scratch that it takes while it runs."""
 
+    def __repr__(self) -> str:
+        return f"<LayerPlan of {printable(self.layer.name)[:100]}: {len(self.units)} units>"
+
     @property
     def peak_bytes(self) -> int:
         """Memory of the largest unit: arrays and scratch."""
@@ -72,6 +75,9 @@ class PassPlan:
     """Threads of all processes that it was cut for, if these are many: each may add to a sum of its own."""
     workers: int = 1
     """Processes that it was cut for: each has partial sums of its own."""
+
+    def __repr__(self) -> str:
+        return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"
 
     @property
     def peak_unit_bytes(self) -> int:

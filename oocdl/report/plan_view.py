@@ -22,6 +22,7 @@ from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
+from oocdl.report import html
 from oocdl.report.figure import Scene, draw
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report
@@ -332,6 +333,34 @@ class Plan:
     def text(self, every: bool = False) -> str:
         """Write all there is to know, in lines as long as the terminal is wide; ``every`` as in ``table``."""
         return text_of(trained_text(self.trained), self.table(every), self.budget_table(), self.summary())
+
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"<Plan of {html.shortened(self.model)}: {len(self.layers)} layers, {self.tasks} tasks a step of "
+            f"batch {settings.batch_size}, within {settings.memory_bytes / 2**20:.0f} MiB>"
+        )
+
+    def _repr_html_(self) -> str:
+        budget, start = self.settings.memory_bytes, 0.0
+        points: list[tuple[float, float]] = []
+        for one in self.simulated:
+            points += [(start + at.seconds, at.resident_bytes + at.reserved_bytes) for at in one.moments]
+            start += one.seconds
+        return html.block(
+            f"{self._title()}: {self.seconds:.3g} s predicted",
+            html.bar(
+                self.peak_bytes / budget,
+                f"predicted peak {self.peak_bytes / 2**20:.0f} of {budget / 2**20:.0f} MiB",
+            ),
+            html.facts(
+                line.partition(": " if ": " in line else " ")[::2] for line in self.summary().splitlines()
+            ),
+            html.curve(
+                "arrays and programs in memory over the step, and the room for them", points, self.room_bytes
+            ),
+            html.table(self.table(), "print(plan.text(every=True)) shows all"),
+        )
 
     def __str__(self) -> str:
         return self.text()

@@ -16,6 +16,7 @@ from typing import Any
 from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
+from oocdl.report import html
 from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, text_of
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
@@ -128,6 +129,16 @@ class Report:
 
     def __str__(self) -> str:
         return text_of(self.table(), self.totals())
+
+    def __repr__(self) -> str:
+        before, after = self.predicted.seconds, self.measured.seconds
+        return (
+            f"<Report of {len(self.layers)} layers: {before:.3g} s a step predicted, {after:.3g} s measured "
+            f"(mean of {self.steps})>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html.block("predicted and measured", html.table(self.totals()), html.table(self.table()))
 
 
 def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:

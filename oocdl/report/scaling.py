@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from oocdl.planning.simulation.hosts import SimulatedHosts
+from oocdl.report import html
 from oocdl.report.figure import empty_figure, picture_path, written
 from oocdl.report.tables import Column, Sheet, text_of
 
@@ -46,7 +47,7 @@ class ScalingRow:
     limit: str
     """"compute", "network", "disk", "messages", "scheduler" or, where nothing is busy most of the time,
     "dependencies": hosts or threads wait for each other."""
-    details: SimulatedHosts
+    details: SimulatedHosts = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Scaling:
         """Make the table: % is efficiency, GiB/host memory, MiB/host traffic."""
         rows = [[getattr(row, column.key) for column in COLUMNS] for row in self.rows]
         return Sheet(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", COLUMNS, rows)
+
+    def __repr__(self) -> str:
+        hosts = ", ".join(str(row.hosts) for row in self.rows)
+        return f"<Scaling of {html.shortened(self.title)}: {html.shortened(hosts)} hosts>"
+
+    def _repr_html_(self) -> str:
+        return html.block("", html.table(self.table()))
 
     def __str__(self) -> str:
         return text_of(self.table())

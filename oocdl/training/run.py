@@ -11,7 +11,7 @@ from typing import Any
 import zarr
 
 from oocdl.config import Settings, restored
-from oocdl.errors import CorruptError, InputError, StoreError, printable
+from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -19,6 +19,8 @@ from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.paths import path_of
 from oocdl.planning.passes import PassInfo
 from oocdl.pytorch.door import load
+from oocdl.report import html
+from oocdl.report.progress import duration
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
@@ -28,38 +30,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.predictions import Output, Predictions
 from oocdl.training.signature import Size, public
-
-
-class _Arrays(Mapping[str, "zarr.Array[Any]"]):
-    """Maps names of weights to read-only Zarr arrays of the committed version."""
-
-    def __init__(self, store: RunStore, model: Path) -> None:
-        self.store = store
-        self.model = model
-
-    def _names(self) -> list[str]:
-        manifest = self.store.current()
-        found = manifest.tensors.values() if manifest else ()
-        return [tensor.spec.name for tensor in found if tensor.spec.kind == "weights"]
-
-    def __getitem__(self, name: str) -> zarr.Array[Any]:
-        if name not in (names := self._names()):
-            # A tied weight has several names in the module that the file was made of.
-            metadata = inspect_onnx(self.model).metadata if self.model.is_file() else None
-            found = metadata.initializer_of(name) if metadata is not None else None
-            if found not in names:
-                raise KeyError(name)
-            name = found
-        return self.store.array("weights", name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        return len(self._names())
-
-    def __repr__(self) -> str:
-        return printable(f"<{len(self)} arrays: {', '.join(self)}>")
+from oocdl.training.weights import Weights
 
 
 @dataclass(eq=False)
@@ -105,7 +76,7 @@ class Run:
     @property
     def weights(self) -> Mapping[str, zarr.Array[Any]]:
         """Committed weights by the model's initializer names, which in a file of a module are PyTorch's."""
-        return _Arrays(self._store, self._model_path)
+        return Weights(self._store, self._model_path)
 
     @property
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
@@ -298,6 +269,24 @@ class Run:
         if model.fingerprint() != self._store.meta["identity"]["model"]:
             raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
         return model
+
+    def _repr_html_(self) -> str:
+        rows, manifest = self.history, self._store.current()
+        asked = int(manifest.meta["steps"]) if manifest else 0
+        told: list[tuple[str, object]] = [("model", self._store.meta["model"])]
+        if rows:
+            told += [
+                ("loss", f"{rows[0]['loss']:.4g} at first, {rows[-1]['loss']:.4g} now"),
+                ("time", f"{duration(sum(row['seconds'] for row in rows))} in steps"),
+                ("peak memory", f"{max(row.get('peak_bytes', 0) for row in rows) / 2**20:.0f} MiB"),
+                ("learning rate", f"{rows[-1]['lr']:.4g}"),
+            ]
+        return html.block(
+            f"run {self.path}",
+            html.bar(self.steps / asked if asked else 0.0, f"{self.steps} of {asked} steps"),
+            html.facts(told),
+            html.curve("loss of each step", [(row["step"], row["loss"]) for row in rows]),
+        )
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.steps}{'' if self.finished else ', unfinished'})"

@@ -20,7 +20,7 @@ from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.pytorch.door import is_module
-from oocdl.report.search_view import SearchProgress, search_text
+from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
 from oocdl.training.arguments import check_call, check_seconds
@@ -86,6 +86,9 @@ class Search:
 
     def __str__(self) -> str:
         return search_text(self.table)
+
+    def _repr_html_(self) -> str:
+        return search_html(str(self.path), self.table)
 
     def __repr__(self) -> str:
         return f"Search({str(self.path)!r}, trials={len(self._read().trials)})"

@@ -64,6 +64,10 @@ class Trained:
     told: bool = False
     """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
 
+    def __repr__(self) -> str:
+        found = ", ".join(f"{self.count(part)[0]} {part.value}" for part in Part if self.count(part)[0])
+        return f"<Trained: {found or 'no tensors'}; {len(self.remarks)} remarks>"
+
     def of(self, part: Part) -> tuple[TensorRecord, ...]:
         """Return the initializers of one part."""
         return tuple(record for record in self.tensors if record.part is part)

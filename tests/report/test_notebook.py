@@ -1,0 +1,183 @@
+"""What a notebook shows: one line for ``repr``, a small page of text for plans, runs, reports and weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.report import html
+from oocdl.report.run_report import LayerReport, Report, Total
+from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.weights import Weights
+from tests.kit import nets
+
+EVIL = "<script>alert(1)</script>"
+MOST_BYTES = 100_000
+
+
+class Page(HTMLParser):
+    """The tags and the text of HTML; tags that are opened have to be closed."""
+
+    EMPTY = ("polyline",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("href", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def page_of(shown: Any) -> Page:
+    """What a notebook shows of something; small, without a script."""
+    text: str = shown._repr_html_()
+    assert len(text.encode()) < MOST_BYTES
+    found = Page(text)
+    assert not {"script", "link", "img", "iframe"} & set(found.tags)
+    return found
+
+
+def is_one_short_line(shown: Any) -> bool:
+    return len(repr(shown)) < 300 and "\n" not in repr(shown)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
+    folder = tmp_path_factory.mktemp("run")
+    model = write_unet3d(folder / "unet.onnx", base=2, depth=1, classes=2)
+    data = nets.write_data(folder / "data.zarr", nets.volumes(2, 16))
+    return oocdl.fit(
+        model, data, loss="dice_ce", memory="4GiB", engine="onnxruntime", steps=3, progress=False
+    )
+
+
+def named(plan: oocdl.Plan, count: int, name: str) -> oocdl.Plan:
+    """The plan with so many layers that are called so, or begin so."""
+    main = plan.kinds["main"]
+    one = main.plan.layers[0]
+    layers = tuple(replace(one, layer=replace(one.layer, name=f"{name}{n}")) for n in range(count))
+    unit = plan.simulated[0].units[0]
+    ran = tuple(
+        unit._replace(position=n, key=unit.key._replace(layer=layer.layer.name))
+        for n, layer in enumerate(layers)
+    )
+    kinds = {"main": replace(main, plan=replace(main.plan, layers=layers))}
+    made = replace(plan, kinds=kinds, model=f"{name}.onnx")
+    made.__dict__["simulated"] = (replace(plan.simulated[0], units=ran),)
+    made.__dict__["room_bytes"] = plan.room_bytes
+    return made
+
+
+def report(count: int, name: str) -> Report:
+    layers = tuple(LayerReport(f"{name}{n}", 8, 0.5, 0.25 + n, 0.1, 0.1, 1.0, 1.0) for n in range(count))
+    return Report(3, layers, Total(2.0, 1 << 20, 0, 0), Total(3.0, 1 << 20, 0, 0))
+
+
+def test_what_users_get_is_one_line(run: oocdl.Run) -> None:
+    plan = run.plan
+    scaling = oocdl.Scaling("unet.onnx", True, ())
+    shown = [plan, plan.compiled, plan.trained, *plan.layers, run, run.weights, run.report(), scaling]
+    assert all(is_one_short_line(one) for one in shown), [repr(one)[:300] for one in shown]
+    assert "unet.onnx" in repr(plan) and f"{len(plan.layers)} layers" in repr(plan)
+    assert f"{len(run.weights)} arrays" in repr(run.weights)
+
+
+def test_a_model_with_a_long_name_is_still_one_line(run: oocdl.Run) -> None:
+    assert is_one_short_line(replace(run.plan, model="\n\x1b" * 120 + ".onnx"))
+    assert is_one_short_line(named(run.plan, 500, "layer"))
+
+
+def test_a_plan_as_a_page(run: oocdl.Run) -> None:
+    page = page_of(run.plan)
+    assert all(layer.layer.name in page.text for layer in run.plan.layers)
+    assert "predicted peak" in page.text and "svg" in page.tags
+    assert f"{run.plan.settings.memory_bytes / 2**20:.0f} MiB" in page.text
+
+
+def test_a_run_as_a_page(run: oocdl.Run) -> None:
+    page = page_of(run)
+    assert "3 of 3 steps" in page.text and f"{run.history[-1]['loss']:.4g} now" in page.text
+    assert "svg" in page.tags
+
+
+def test_weights_and_a_report_as_a_page(run: oocdl.Run) -> None:
+    weights = page_of(run.weights).text
+    assert all(name in weights for name in run.weights)
+    shown = page_of(run.report()).text
+    assert all(layer.name in shown for layer in run.report().layers) and "ratio" in shown
+
+
+@pytest.mark.parametrize(
+    "name", [EVIL, "x" * 10_000, '"><img src=x onerror=alert(1)>'], ids=["script", "long", "image"]
+)
+def test_names_are_text_however_many_there_are(run: oocdl.Run, tmp_path: Path, name: str) -> None:
+    with RunStore.create(tmp_path / "r", {"model": name}) as store:
+        specs = [TensorSpec(f"{name}{n}", "weights", (1,), "float32", (1,)) for n in range(500)]
+        commit = store.begin(0, specs)
+        for spec in specs:
+            commit.write(spec.name, ((0, 1),), np.ones(1, np.float32))
+        commit.finish({"step": 0})
+        weights = page_of(Weights(store, tmp_path / "none.onnx"))
+    plan = page_of(named(run.plan, 500, name))
+    assert "and 460 more" in weights.text and "500 layers" in plan.text
+    for page in (weights, plan, page_of(report(500, name))):
+        assert name[:20] in page.text
+
+
+def test_a_curve_keeps_its_peak_and_stays_small() -> None:
+    points = [(float(n), 1000.0 if n == 123_456 else n % 7) for n in range(1_000_000)]
+    drawn = html.curve("loss", points, limit=2000.0)
+    assert len(drawn) < 10_000
+    (line, _) = re.findall(r'points="([^"]*)"', drawn)
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert min(heights) == pytest.approx(html.CURVE_HIGH / 2, abs=1)
+    assert sum(height < html.CURVE_HIGH * 0.9 for height in heights) == 1
+
+
+def test_a_curve_of_nothing_is_nothing() -> None:
+    assert html.curve("loss", []) == html.curve("loss", [(1.0, 2.0)]) == ""
+    assert html.curve("loss", [(1.0, float("nan")), (2.0, float("inf"))]) == ""
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Iterator[oocdl.Search]:
+    model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 16))
+    yield oocdl.search(
+        model, data, space={"lr": [0.1, 0.01]}, steps=1, memory="4GiB", engine="onnxruntime", progress=False
+    )
+
+
+def test_a_search_and_scaling_as_pages(search: oocdl.Search) -> None:
+    page = page_of(search)
+    assert page.text.count("finished") == 2 and "0.01" in page.text and is_one_short_line(search)
+    assert "weak scaling" in page_of(oocdl.Scaling(EVIL, True, ())).text
