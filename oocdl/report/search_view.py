@@ -10,6 +10,7 @@ from rich.console import Console
 from oocdl.errors import printable
 from oocdl.events import Notice, RungDone, SearchEvent, TrialDone
 from oocdl.report import html
+from oocdl.report.notebook import block_here
 from oocdl.report.progress import counted, duration
 from oocdl.report.tables import Column, Sheet, text_of
 
@@ -67,9 +68,10 @@ def value_text(value: Any) -> str:
 
 
 class SearchProgress:
-    """Prints a line for each trial and rung that is done, on stderr. A listener."""
+    """Prints a line for each trial and rung that is done, on stderr, or in one output of a notebook."""
 
     def __init__(self, console: Console | None = None) -> None:
+        self.block = None if console else block_here()
         self.console = console or Console(stderr=True, highlight=False)
 
     def __call__(self, event: SearchEvent) -> None:
@@ -83,6 +85,8 @@ class SearchProgress:
                 self._print(text)
 
     def _print(self, text: str) -> None:
+        if self.block is not None:
+            return self.block.line(text)
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 

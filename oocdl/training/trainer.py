@@ -16,8 +16,9 @@ from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.report.disk_check import check_start
+from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
-from oocdl.report.progress import Progress, show_progress
+from oocdl.report.progress import Progress
 from oocdl.runtime.trace import checked_path
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
@@ -205,7 +206,7 @@ def fit(
     listeners = list(callbacks)
     with ExitStack() as stack:
         if progress:
-            listeners.append(stack.enter_context(show_progress(0)))
+            listeners.append(stack.enter_context(progress_here(0)))
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
         crew: list[int] = []
         if workers is not None:
@@ -256,7 +257,7 @@ def train(
     with ExitStack() as stack:
         store, made = _open_store(stack, folder, job, resume, replan, given, spills=workers is None)
         if progress:
-            callbacks = [*callbacks, stack.enter_context(show_progress(job.settings.memory_bytes))]
+            callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
             _warn(made)
         Trainer(job, store, made, callbacks, workers, scheduler, trace).run()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
+from oocdl.events import Notice, RunFinished, RunStarted, StepDone
 from oocdl.report import html
+from oocdl.report.notebook import Block, NotebookProgress, block_here, progress_here
+from oocdl.report.progress import Progress
 from oocdl.report.run_report import LayerReport, Report, Total
+from oocdl.report.search_view import SearchProgress
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.weights import Weights
@@ -181,3 +189,60 @@ def test_a_search_and_scaling_as_pages(search: oocdl.Search) -> None:
     page = page_of(search)
     assert page.text.count("finished") == 2 and "0.01" in page.text and is_one_short_line(search)
     assert "weak scaling" in page_of(oocdl.Scaling(EVIL, True, ())).text
+
+
+class Published:
+    """What IPython would be told: the output of a cell, by its id."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, dict[str, str]] = {}
+        self.times = 0
+
+    def __call__(self, data: dict[str, str], transient: dict[str, str], update: bool) -> None:
+        assert update == (transient["display_id"] in self.shown)
+        self.shown[transient["display_id"]] = data
+        self.times += 1
+
+
+def test_progress_is_one_output_that_is_written_again() -> None:
+    published, now = Published(), [0.0]
+    with NotebookProgress(Block(published), 512 << 20, lambda: now[0]) as listener:
+        listener(RunStarted(None, f"{EVIL}.run", 1000, 0))
+        assert "the first step" in next(iter(published.shown.values()))["text/plain"]
+        for number in range(1, 1001):
+            now[0] += 0.01
+            row = {"step": number, "epoch": 0, "loss": 1 / number, "seconds": 0.01, "peak_bytes": 1 << 20}
+            listener(StepDone(row))
+        listener(RunFinished(1000, 10.0))
+    (data,) = published.shown.values()
+    assert published.times < 20
+    page = Page(data["text/html"])
+    assert page.tags.count("pre") == 1 and "script" not in page.tags
+    for text in (page.text, data["text/plain"]):
+        assert f"1000 steps in {EVIL}.run" in text and "finished 1000 steps in 10.0 s" in text
+        assert text.count("step 1000/1000") == 1 and "step 999" not in text
+    assert "width:100.0%" in data["text/html"]
+
+
+def test_lines_of_a_week_stay_few() -> None:
+    published = Published()
+    block = Block(published)
+    for number in range(10_000):
+        block.line(f"notice {number}")
+    (data,) = published.shown.values()
+    assert len(data["text/html"]) < MOST_BYTES and "notice 9999" in data["text/plain"]
+
+
+def test_no_notebook_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert block_here() is None and type(progress_here(1 << 20)) is Progress
+    on_a_terminal = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", on_a_terminal)
+    assert block_here() is None
+    published = Published()
+    shell = SimpleNamespace(kernel=object(), display_pub=SimpleNamespace(publish=published))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert isinstance(progress_here(1 << 20), NotebookProgress)
+    SearchProgress()(Notice("a line"))
+    SearchProgress(Console(file=io.StringIO()))(Notice("elsewhere"))
+    assert [data["text/plain"] for data in published.shown.values()] == ["a line"]
