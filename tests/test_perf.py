@@ -227,6 +227,7 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text()
     assert all(f"examples/{path.name}" in text for path in (ROOT / "examples").glob("*.py"))
+    assert "examples/notebook.ipynb" in (ROOT / "tests/report/test_notebook.py").read_text()
 
 
 def test_first_steps(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ class NotebookProgress(Progress):
     """Progress of runs as one output of a cell."""
 
     def __init__(self, block: Block, budget_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(budget_bytes, Console(file=io.StringIO(), force_jupyter=False), clock)
+        # A kernel says of itself that it is a terminal (FORCE_COLOR).
+        nowhere = Console(file=io.StringIO(), force_jupyter=False, force_terminal=False)
+        super().__init__(budget_bytes, nowhere, clock)
         self.block = block
 
     def _start(self, event: RunStarted) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
 from rich.console import Console
 
 import oocdl
@@ -28,6 +32,7 @@ from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.weights import Weights
 from tests.kit import nets
+from tests.kit.code import ROOT
 
 EVIL = "<script>alert(1)</script>"
 MOST_BYTES = 100_000
@@ -191,6 +196,22 @@ def test_a_search_and_scaling_as_pages(search: oocdl.Search) -> None:
     assert "weak scaling" in page_of(oocdl.Scaling(EVIL, True, ())).text
 
 
+def test_the_example_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    path = ROOT / "examples/notebook.ipynb"
+    assert not any(cell.get("outputs") for cell in nbformat.read(path, 4).cells)
+    book = nbformat.read(path, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the client's own
+        NotebookClient(book, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert len(nbformat.writes(book)) < 500_000
+    outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
+    assert all(output.output_type in ("display_data", "execute_result") for output in outputs), outputs
+    (progress,) = (output for output in outputs if output.output_type == "display_data")
+    assert "step 24/24" in progress.data["text/plain"] and "first step" not in progress.data["text/html"]
+    assert sum("text/html" in output.data for output in outputs) == 5  # plan, progress, run, report, weights
+
+
 class Published:
     """What IPython would be told: the output of a cell, by its id."""
 
@@ -204,7 +225,8 @@ class Published:
         self.times += 1
 
 
-def test_progress_is_one_output_that_is_written_again() -> None:
+def test_progress_is_one_output_that_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a kernel
     published, now = Published(), [0.0]
     with NotebookProgress(Block(published), 512 << 20, lambda: now[0]) as listener:
         listener(RunStarted(None, f"{EVIL}.run", 1000, 0))
