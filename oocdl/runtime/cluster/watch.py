@@ -77,9 +77,10 @@ class Watch:
                     f"worker {address} has been silent for {seconds:.0f} s; it is given up after "
                     f"{DROP_SECONDS:.0f} s"
                 )
-        # Of a time in which nobody has looked, as driver or scheduler were stopped, nothing is known.
-        reports = {address: there[address].report for address in self.members}
-        self._stillness.look(reports, min(since, 2 * LOOK_SECONDS))
+        if not self._silent:  # whom the others may wait for
+            # Of a time in which nobody has looked, as driver or scheduler were stopped, nothing is known.
+            reports = {address: there[address].report for address in self.members}
+            self._stillness.look(reports, min(since, 2 * LOOK_SECONDS))
 
     def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]], nbytes: int = 0) -> None:
         """Wait until all are done, or one has failed. Raises WorkersLost, also if nobody moves any more.

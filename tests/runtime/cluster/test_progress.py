@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from oocdl.runtime.cluster import watch
 from oocdl.runtime.cluster.progress import LEAST_RATE_BYTES, STILL_SECONDS, Report, Stillness, Work
 from oocdl.runtime.lost import WorkersLost
 
@@ -31,6 +32,18 @@ def test_whoever_moves_is_waited_for() -> None:
     for number in range(500):
         still.look({"a": IDLE, "b": Report(0, (number // 50,), 0, "")}, 1.0)
     assert told.count("workers go on") == 9 and len(told) == 19
+
+
+def test_of_a_member_that_is_silent_one_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for it are none that nobody moves."""
+    told: list[str] = []
+    looked = watch.Watch(None, ["a", "b"], told.append)
+    for second in range(40):
+        seen = {"a": watch.Seen(0.0, WAITS), "b": watch.Seen(min(10.0 + second, 19.0), IDLE)}
+        monkeypatch.setattr(watch, "roll", lambda *_, seen=seen: seen)
+        looked._looked = float("-inf")
+        looked.look()
+    assert len(told) == 1 and "b has been silent for 10 s" in told[0]
 
 
 def test_what_is_on_its_way_has_time_to_come() -> None:
