@@ -174,7 +174,8 @@ class Member:
         first = next(iter(self.asked.values()), None)
         words = "has nothing to do"
         if first is not None:
-            words = f"waits for what layer {first.key.layer!r} of {self.address_of(first.sender)} makes"
+            what = f"layer {first.key.layer!r}" if first.key.layer else "weights"
+            words = f"waits for {what} of {self.address_of(first.sender)}"
         elif self.running is not None:
             words = "waits for its own units"
         arriving_bytes = sum(bundle.nbytes for bundle in self.asked.values())

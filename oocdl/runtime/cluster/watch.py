@@ -27,6 +27,8 @@ from oocdl.runtime.lost import WorkersLost
 
 LOOK_SECONDS, LOOKS = 1.0, 3
 """Between two looks at the crew, while something is awaited; and how often within it after an odd error."""
+LATE_SECONDS = 3.0
+"""A look that comes so long after the one before says nothing of who was silent meanwhile."""
 TELL_SECONDS = 8.0
 """A member that has been silent for so long is named to the user."""
 DROP_SECONDS = 20.0
@@ -49,19 +51,21 @@ class Watch:
         self._stillness = Stillness(tell)
         self._looked = float("-inf")
 
-    def look(self) -> None:
+    def look(self, now: bool = False) -> None:
         """Look whether all members are there and well, and whether anybody moves; raise WorkersLost if not.
 
-        Looks at most once in ``LOOK_SECONDS``.
+        Looks at most once in ``LOOK_SECONDS``, or ``now``.
         """
         since = monotonic() - self._looked
-        if since < LOOK_SECONDS:
+        if since < LOOK_SECONDS and not now:
             return
         there = roll(self.client, self._tell)
-        self._looked = monotonic()
+        before, self._looked = self._looked, monotonic()
         gone = [address for address in self.members if address not in there]
         if gone:
             raise WorkersLost(f"{_named(gone)} gone")
+        if self._looked - before > LATE_SECONDS and not now:
+            return  # driver or scheduler were stopped: heartbeats of that time are still to be read
         for address in self.members:
             seconds = there[address].silent
             if seconds < TELL_SECONDS:
@@ -78,9 +82,8 @@ class Watch:
                     f"{DROP_SECONDS:.0f} s"
                 )
         if not self._silent:  # whom the others may wait for
-            # Of a time in which nobody has looked, as driver or scheduler were stopped, nothing is known.
             reports = {address: there[address].report for address in self.members}
-            self._stillness.look(reports, min(since, 2 * LOOK_SECONDS))
+            self._stillness.look(reports, min(since, LATE_SECONDS))
 
     def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]], nbytes: int = 0) -> None:
         """Wait until all are done, or one has failed. Raises WorkersLost, also if nobody moves any more.
@@ -142,13 +145,11 @@ class Watch:
         if isinstance(error, OSError) and error.errno in OF_FILES:
             raise ResourceError(f"a worker cannot use its files: {error}") from error
         if isinstance(error, OSError | KilledWorker | Superseded | asyncio.CancelledError | LocalCancelled):
-            self._looked = float("-inf")
-            self.look()  # which names who is lost
+            self.look(now=True)  # which names who is lost
             raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
         if not isinstance(error, OocdlError):
             for _ in range(LOOKS):  # who is lost leaves errors of many kinds, and is known a moment later
-                self._looked = float("-inf")
-                self.look()
+                self.look(now=True)
                 sleep(LOOK_SECONDS / LOOKS)
         raise error
 

@@ -136,7 +136,7 @@ def test_a_crew_of_which_nobody_moves_is_told_and_gathered_anew(
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, lose], **QUICK)
     assert nets.files_of(run) == expected
     told = [event.text for event in events if isinstance(event, Notice)]
-    assert "no worker has moved for" in told[0] and "waits for what layer" in told[0], told
+    assert "no worker has moved for" in told[0] and "waits for layer" in told[0], told
     assert [type(event) for event in events].count(WorkersChanged) == 1
     assert processes.remains(client) == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 
 import pytest
 
@@ -11,7 +12,7 @@ from oocdl.runtime.cluster.progress import LEAST_RATE_BYTES, STILL_SECONDS, Repo
 from oocdl.runtime.lost import WorkersLost
 
 IDLE = Report(0, (5,), 0, "has nothing to do")
-WAITS = Report(0, (5,), 0, "waits for what layer 'conv' of b makes")
+WAITS = Report(0, (5,), 0, "waits for layer 'conv' of b")
 
 
 def test_who_waits_for_what_is_told_once_and_the_crew_given_up() -> None:
@@ -20,7 +21,7 @@ def test_who_waits_for_what_is_told_once_and_the_crew_given_up() -> None:
     with pytest.raises(WorkersLost, match=f"moved for {STILL_SECONDS:.0f} s .*layer 'conv' of b"):
         for _ in range(70):
             still.look({"a": WAITS, "b": None}, 1.0)
-    assert len(told) == 1 and told[0].startswith("no worker has moved for 8 s (a waits for what layer 'conv'")
+    assert len(told) == 1 and told[0].startswith("no worker has moved for 8 s (a waits for layer 'conv'")
     assert "b does not answer" in told[0] and "gathered anew after 60 s" in told[0]
 
 
@@ -41,9 +42,25 @@ def test_of_a_member_that_is_silent_one_line_is_told(monkeypatch: pytest.MonkeyP
     for second in range(40):
         seen = {"a": watch.Seen(0.0, WAITS), "b": watch.Seen(min(10.0 + second, 19.0), IDLE)}
         monkeypatch.setattr(watch, "roll", lambda *_, seen=seen: seen)
-        looked._looked = float("-inf")
+        looked._looked = monotonic() - 2
         looked.look()
     assert len(told) == 1 and "b has been silent for 10 s" in told[0]
+
+
+def test_whoever_was_stopped_with_the_driver_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a machine is that sleeps: the scheduler reads the heartbeats a moment later."""
+    looked = watch.Watch(None, ["a"], print)
+    monkeypatch.setattr(watch, "drop", lambda *_: None)
+    for silent, since in ((0.0, 1.0), (300.0, 300.0), (0.0, 1.0)):
+        there = {"a": watch.Seen(silent, IDLE)}
+        monkeypatch.setattr(watch, "roll", lambda *_, there=there: there)
+        looked._looked = monotonic() - since
+        looked.look()
+    with pytest.raises(WorkersLost, match="silent for 300 s"):
+        monkeypatch.setattr(watch, "roll", lambda *_: {"a": watch.Seen(300.0, IDLE)})
+        looked.look(now=True)
 
 
 def test_what_is_on_its_way_has_time_to_come() -> None:
