@@ -39,6 +39,7 @@ from oocdl.report.trained_view import trained_text
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""
+BAR_COLUMNS = 16
 LEAST_BAR_COLUMNS = 110
 """A terminal of at least so many columns has room for a bar beside the words."""
 MEAN_STEPS = 20
@@ -62,6 +63,11 @@ class Progress:
         self.bar: Bar | None = None
 
     def __enter__(self) -> Progress:
+        if self.console.is_terminal:  # at once: reading and planning may take a while
+            self.bar = self._live(transient=True)
+            self.bar.add_task("planning ..", total=None)
+            self.bar.start()
+            self.bar.refresh()
         return self
 
     def __exit__(
@@ -109,15 +115,24 @@ class Progress:
         if event.plan is not None and event.done < event.steps:
             self._print(trained_text(event.plan.trained))
         if self.console.is_terminal and event.done < event.steps:
-            words = TextColumn(
-                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
-            )
-            has_bar = self.console.width >= LEAST_BAR_COLUMNS
-            columns: list[ProgressColumn] = [BarColumn(16), words] if has_bar else [words]
-            self.bar = Bar(*columns, console=self.console, auto_refresh=False)
+            self.bar = self._live()
             self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
             self.bar.start()
             self.bar.refresh()
+
+    def _live(self, transient: bool = False) -> Bar:
+        """A line that is written over; a ``transient`` one does not stay."""
+        words = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+        )
+        columns: list[ProgressColumn] = (
+            [BarColumn(BAR_COLUMNS), words] if self._has_bar and not transient else [words]
+        )
+        return Bar(*columns, console=self.console, auto_refresh=False, transient=transient)
+
+    @property
+    def _has_bar(self) -> bool:
+        return self.console.width >= LEAST_BAR_COLUMNS
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
@@ -146,19 +161,31 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        parts = [f"step {self.done}/{self.steps}", f"epoch {row['epoch'] + 1}", f"loss {row['loss']:.4f}"]
-        parts.append(f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s")
-        parts.append(f"{clock_time((self.steps - self.done) * mean)} left")
+        ranked = [
+            (0, f"step {self.done}/{self.steps}"),
+            (3, f"epoch {row['epoch'] + 1}"),
+            (0, f"loss {row['loss']:.4f}"),
+            (1, f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s"),
+            (0, f"{clock_time((self.steps - self.done) * mean)} left"),
+        ]
         if "process_bytes" in row:
-            parts.append(f"peak {row['process_bytes'] / 2**20:.0f} of {self.budget_bytes / 2**20:.0f} MiB")
+            peak, budget = row["process_bytes"] / 2**20, self.budget_bytes / 2**20
+            ranked.append((2, f"peak {peak:.0f} of {budget:.0f} MiB"))
         disk_bytes = sum(moved for _, moved in self.recent)
         if disk_bytes:
-            parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")
-        return ", ".join(parts)
+            ranked.append((4, f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s"))
+        room = self.console.width - (BAR_COLUMNS + 1 if self._has_bar else 0)
+        while self.console.is_terminal and len(_joined(ranked)) > room and max(ranked)[0]:
+            ranked.remove(max(ranked))
+        return _joined(ranked)
 
     def _print(self, text: str) -> None:
         text = "\n".join(map(printable, text.splitlines()))  # names come from files that others wrote
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _joined(ranked: list[tuple[int, str]]) -> str:
+    return ", ".join(part for _, part in ranked)
 
 
 def show_progress(budget_bytes: int, console: Console | None = None) -> Progress:

@@ -136,7 +136,35 @@ def test_on_a_narrow_terminal_the_words_take_the_place_of_the_bar() -> None:
         listener(step(1))
         listener.close()
     assert "━" in wide[1].getvalue() and "━" not in narrow[1].getvalue()
-    assert "step 1/4, epoch 1, loss 1.0000" in narrow[1].getvalue()
+    assert "step 1/4, loss 1.0000, 4.0 steps/s, 0:01 left" in narrow[1].getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (80, "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
+        (70, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
+        (50, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left"),
+        (40, "step 1/41, loss 1.0000, 0:20 left"),
+    ],
+)
+def test_what_matters_least_goes_first_where_there_is_no_room(width: int, parts: str) -> None:
+    listener, out = terminal(width)
+    listener(started(41))
+    listener(step(1, seconds=0.5, moved_bytes=10_000_000))
+    listener.close()
+    assert f"{parts}\x1b" in out.getvalue() or f"{parts}\n" in out.getvalue()
+
+
+def test_a_terminal_says_at_once_that_a_run_is_planned() -> None:
+    listener, out = terminal()
+    with listener:
+        assert "planning .." in out.getvalue()
+        listener(started(4))
+        assert listener.bar is not None and "the first step .." in out.getvalue()
+    quiet, plain_out, _ = plain()
+    with quiet:
+        assert plain_out.getvalue() == ""
 
 
 def test_an_error_leaves_the_terminal_as_it_was() -> None:
@@ -144,7 +172,7 @@ def test_an_error_leaves_the_terminal_as_it_was() -> None:
     with pytest.raises(RuntimeError), listener:
         listener(started(4))
         raise RuntimeError
-    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 2
     listener.close()
 
 
