@@ -26,6 +26,7 @@ from oocdl.training.arguments import check_call
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
+from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
 from oocdl.training.signature import LossLike, Names, Size, like, public
 from oocdl.training.workers import WAIT_SECONDS, Workers, workers_of
@@ -255,7 +256,8 @@ def train(
         check_budget(job.settings.memory_bytes)
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
-        store, made = _open_store(stack, folder, job, resume, replan, given, spills=workers is None)
+        say = _notices(callbacks) if workers is None else None
+        store, made = _open_store(stack, folder, job, resume, replan, given, say)
         if progress:
             callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
@@ -271,12 +273,13 @@ def _open_store(
     resume: bool | str,
     replan: bool,
     given: Mapping[str, Any] | None,
-    spills: bool,
+    say: Callable[[str], None] | None,
 ) -> tuple[RunStore, Plan]:
     """Lock the run directory, a new one or one that this job may go on with; returns it and its plan.
 
     A new run is planned first: a refused one leaves nothing behind, and an old run as it was. ``given`` is
-    the plan to repeat, if there is one.
+    the plan to repeat, if there is one; ``say`` is called with lines for the user, and is None where workers
+    of a client compute and spill.
     """
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
@@ -287,7 +290,9 @@ def _open_store(
     lr = job.settings.optimizer.lr
     if not exists or resume == "restart":
         made = _planned_by(job, given)
-        check_start(made, folder, spills)
+        if given is None and say is not None and measured_before(made, folder, say):
+            made = job.plan()
+        check_start(made, folder, say is not None)
         meta = {
             "format": resuming.RUN_FORMAT,
             "model": str(name_in_run(job.model.path, folder)),
@@ -301,7 +306,7 @@ def _open_store(
         if frozen is not None:
             resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
         made = job.plan(given if frozen is None else frozen)
-        check_start(made, folder, spills)
+        check_start(made, folder, say is not None)
     if frozen is None:
         resuming.write_plan(store, facts, resuming.freeze(made.kinds))
     elif frozen["numerics"] != resuming.numerics_of(made.kinds):
