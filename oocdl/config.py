@@ -76,9 +76,14 @@ def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Ask whether the most alike of the known words was meant; nothing if none is alike."""
-    near = difflib.get_close_matches(str(word), list(known), 1)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    """Ask whether the most alike of the known words was meant; nothing if none is alike.
+
+    >>> nearest("CrossEntropyLoss", ["cross_entropy", "dice"])
+    " (did you mean 'cross_entropy'?)"
+    """
+    names = {re.sub("_|loss", "", name.lower()): name for name in known}
+    near = difflib.get_close_matches(re.sub(r"_|loss|\W", "", str(word).lower()), list(names), 1)
+    return f" (did you mean '{names[near[0]]}'?)" if near else ""
 
 
 def shown(value: object) -> str:

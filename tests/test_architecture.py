@@ -89,7 +89,7 @@ GATES = {
     "zarr": ("storage.*", "training.*", "cli.demo"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
-    "typer": ("cli.app", "cli.options", "cli.cluster", "cli.say"),
+    "typer": ("cli.app", "cli.look", "cli.options", "cli.cluster", "cli.config_file", "cli.say"),
     "PIL": ("cli.demo",),
     "matplotlib": ("report.figure",),
 }

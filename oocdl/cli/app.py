@@ -10,70 +10,64 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
+import oocdl
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.cluster import call_options, job_options, worker_options, workers
-from oocdl.cli.demo import run_demo
-from oocdl.cli.info import machine_tables, shape_text, size_text, tables_of
+from oocdl.cli.config_file import ConfigFile
+from oocdl.cli.ended import INTERRUPTED_EXIT_CODE, UNCHANGED, Ended, Outcome, ending
+from oocdl.cli.look import app as look_app
 from oocdl.cli.options import (
-    BatchSize,
     Commit,
-    Data,
-    Dims,
-    Engine,
-    Inputs,
-    Memory,
-    Out,
     Register,
-    RunDir,
-    Spill,
-    Targets,
     Workdir,
     host_counts,
     host_settings,
-    numbers,
-    pairs,
     run_files,
     settings,
     training_options,
     varied_settings,
     with_options,
 )
-from oocdl.cli.say import say
+from oocdl.cli.say import Json, say, say_json, waiting
 from oocdl.cli.space import parse_space
 from oocdl.config import parse_bytes
-from oocdl.errors import CorruptError, InputError, OocdlError, printable
+from oocdl.errors import InputError, OocdlError
+from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes
 from oocdl.report.printer.show import What
-from oocdl.report.progress import counted, show_progress
-from oocdl.storage.run.repair import repair as repair_run
-from oocdl.storage.run.verify import verify as verify_run
-from oocdl.training.signals import Stopped
+from oocdl.report.progress import Progress, counted, show_progress
 from oocdl.training.simulation import simulate as simulate_run
 from oocdl.training.trainer import fit as fit_run
-from oocdl.training.trainer import open as open_run
 from oocdl.training.trainer import plan as plan_run
 from oocdl.tuning.search import search as search_runs
 
-INTERRUPTED_EXIT_CODE = 130
 app = typer.Typer(
     epilog="--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=False,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(cluster_app, name="cluster")
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        say(f"oocdl {oocdl.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+]
 
 
 @app.callback()
-def shared(register: Register = None) -> None:
+def shared(register: Register = None, version: Version = False) -> None:
     """Trains an ONNX model on a Zarr or HDF5 dataset within a memory budget, exactly."""
     run_files(register or ())
 
@@ -81,6 +75,7 @@ def shared(register: Register = None) -> None:
 @app.command()
 @with_options(training_options, worker_options, job_options)
 def fit(
+    config: ConfigFile = None,
     commit_seconds: Commit = 30.0,
     workdir: Workdir = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = True,
@@ -106,15 +101,20 @@ def fit(
         **call_options(given),
     }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
-    with workers(given) as client, show_progress(budget_bytes) as listener:
-        shown = [listener] if progress else []
-        run = fit_run(**options, client=client, progress=False, callbacks=shown)
+    outcome = Outcome()
+    shown: AbstractContextManager[Progress | None] = (
+        show_progress(budget_bytes) if progress else nullcontext()
+    )
+    with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
+        listeners: list[Listener] = [outcome] if listener is None else [listener, outcome]
+        run = fit_run(**options, client=client, progress=False, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
 
 @app.command()
 @with_options(training_options, worker_options, job_options)
 def search(
+    config: ConfigFile = None,
     space: Annotated[
         list[str] | None,
         typer.Option(help='What varies: "lr=log:1e-5..1e-2", "batch_size=1,2,4"; may be repeated.'),
@@ -131,6 +131,7 @@ def search(
     commit_seconds: Commit = 30.0,
     workdir: Annotated[Path | None, typer.Option(help="Default: MODEL.search beside the model.")] = None,
     progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+    as_json: Json = False,
     **given: Any,
 ) -> None:
     """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
@@ -151,8 +152,11 @@ def search(
         **varied_settings(given),
         **call_options(given),
     }
-    with workers(given) as client:
+    with ending(lambda: "trials that are done are kept, the same command goes on"), workers(given) as client:
         found = search_runs(**options, client=client)
+    if as_json:
+        say_json(found.table)
+        return
     say(str(found).rstrip())
     if found.best is not None:
         say(f"best: {found.best['run']}")
@@ -161,31 +165,46 @@ def search(
 @app.command()
 @with_options(training_options)
 def plan(
+    config: ConfigFile = None,
     plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
     show: Annotated[What | None, typer.Option(help="Print this of a pass, not the summary.")] = None,
     layer: Annotated[str | None, typer.Option(help="With --show: of one layer, by name or index.")] = None,
     hosts: Annotated[
         str | None, typer.Option(help="Also predict it on so many hosts of --threads threads: 1,2,4.")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="A row for each layer, however many they are.")
+    ] = False,
+    as_json: Json = False,
     **given: Any,
 ) -> None:
     """Show what fit with the same options would do and need; nothing runs."""
     if layer is not None and show is None:
         raise InputError("--layer goes with --show")
+    if show is not None and as_json:
+        raise InputError("--show prints a text: leave --json out")
     counts = None if hosts is None else host_counts(hosts)
-    made = plan_run(**settings(given))
-    picture = None if plot is None else made.plot(plot)
-    say(str(made).rstrip() if show is None else made.show(show, layer))
+    scaling = None
+    with ending(lambda: UNCHANGED), waiting("planning .."):
+        made = plan_run(**settings(given))
+        picture = None if plot is None else made.plot(plot)
+        if counts is not None:
+            options = host_settings({**given, "threads": None})
+            scaling = simulate_run(hosts=counts, cores=made.machine.threads, **options)
+    if as_json:
+        say_json(made.data() | ({} if scaling is None else {"hosts": scaling.table().records()}))
+        return
+    say(made.text(every).rstrip() if show is None else made.show(show, layer))
     if picture is not None:
         say(f"picture {picture}")
-    if counts is not None:
-        options = host_settings({**given, "threads": None})
-        say(str(simulate_run(hosts=counts, cores=made.machine.threads, **options)).rstrip())
+    if scaling is not None:
+        say(str(scaling).rstrip())
 
 
 @app.command()
 @with_options(training_options)
 def simulate(
+    config: ConfigFile = None,
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, with commas.")] = "1,2,4,8,16,32,64",
     cores: Annotated[int, typer.Option(help="Compute threads of each host.")] = 16,
     network: Annotated[str, typer.Option(help="Of each host, in each direction, a second.")] = "10Gbit",
@@ -194,128 +213,30 @@ def simulate(
     ] = None,
     weak: Annotated[bool, typer.Option("--weak", help="The batch grows with the hosts.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the speed-up, too: a PNG or SVG file.")] = None,
+    as_json: Json = False,
     **given: Any,
 ) -> None:
     """Predict a step on many hosts, --memory on each; nothing runs."""
-    found = simulate_run(
-        hosts=host_counts(hosts),
-        cores=cores,
-        network=network,
-        disk_rate=disk_rate,
-        weak=weak,
-        **host_settings(given),
-    )
-    picture = None if plot is None else found.plot(plot)
+    with ending(lambda: UNCHANGED), waiting("planning .."):
+        found = simulate_run(
+            hosts=host_counts(hosts),
+            cores=cores,
+            network=network,
+            disk_rate=disk_rate,
+            weak=weak,
+            **host_settings(given),
+        )
+        picture = None if plot is None else found.plot(plot)
+    if as_json:
+        say_json({"title": found.title, "weak": weak, "hosts": found.table().records()})
+        return
     say(str(found).rstrip())
     if picture is not None:
         say(f"picture {picture}")
 
 
-@app.command()
-def predict(
-    run: RunDir,
-    dataset: Data,
-    out: Out,
-    memory: Memory = None,
-    batch_size: BatchSize = 1,
-    inputs: Inputs = None,
-    spill: Spill = None,
-) -> None:
-    """Run a trained model over a dataset; writes a Zarr group with one array an output."""
-    group = open_run(run).predict(
-        dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
-    )
-    for name, array in sorted(group.arrays()):
-        say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
-
-
-@app.command()
-def evaluate(
-    run: RunDir,
-    dataset: Data,
-    memory: Memory = None,
-    batch_size: BatchSize = 1,
-    inputs: Inputs = None,
-    targets: Targets = None,
-    spill: Spill = None,
-) -> None:
-    """Print the mean loss of a trained model over a dataset."""
-    found = open_run(run).evaluate(
-        dataset,
-        memory=memory,
-        batch_size=batch_size,
-        inputs=pairs("inputs", inputs),
-        targets=pairs("targets", targets),
-        spill=spill,
-    )
-    for name, number in found.items():
-        say(f"{printable(name)} {number:.6g}")
-
-
-@app.command()
-def export(run: RunDir, out: Out) -> None:
-    """Write the model with its trained weights as an ONNX file."""
-    written = open_run(run).export(out)
-    say(f"{written}: {size_text(written.stat().st_size)}")
-
-
-@app.command()
-def verify(run: RunDir) -> None:
-    """Read every byte of a run and name what is damaged; ends with 3 if anything is."""
-    found = verify_run(run)
-    say(str(found))
-    if not found.sound:
-        raise typer.Exit(CorruptError.exit_code)
-
-
-@app.command()
-def repair(
-    run: RunDir,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="From an owner on another host, which is dead.")
-    ] = False,
-) -> None:
-    """Go back to the newest sound version of a run, leave out what is damaged, and say what is lost."""
-    say(str(repair_run(run, take_over)))
-
-
-@app.command()
-def info(
-    what: Annotated[str | None, typer.Argument(help="A run directory, an ONNX file or a dataset.")] = None,
-    machine: Annotated[
-        bool, typer.Option("--machine", help="What this machine can do; measured once, half a minute.")
-    ] = False,
-    engine: Engine = "auto",
-    again: Annotated[bool, typer.Option("--again", help="With --machine: measure anew.")] = False,
-    weights: Annotated[
-        bool,
-        typer.Option("--weights", help="Of a model: each initializer, and why it is trained or not."),
-    ] = False,
-    dims: Dims = None,
-) -> None:
-    """Show what is in a run, a model or a dataset, or what this machine can do."""
-    if (what is None) != machine:
-        raise InputError("info takes either a path or --machine")
-    if again and not machine:
-        raise InputError("--again goes with --machine")
-    if (weights or dims) and not str(what).lower().endswith(".onnx"):
-        raise InputError("--weights and --dims go with a model")
-    console = Console(highlight=False)
-    sizes = numbers("dims", dims, int)
-    for part in machine_tables(engine, again) if what is None else tables_of(what, sizes, weights):
-        console.print(part, soft_wrap=isinstance(part, Text))
-
-
-@app.command()
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("oocdl-demo"),
-    size: Annotated[int, typer.Option(help="Edge of the volumes, a multiple of 4.")] = 48,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 80,
-    memory: Annotated[str, typer.Option(help="Memory budget.")] = "512MiB",
-    engine: Engine = "auto",
-) -> None:
-    """Make small volumes, train a 3D U-Net on them cut in space, draw what it found."""
-    run_demo(folder, size, steps, memory, engine)
+app.add_typer(look_app)
+app.add_typer(cluster_app, name="cluster")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -335,16 +256,15 @@ def run_command(arguments: Sequence[str], debug: bool) -> int:
         return complain(error, error.format_message(), InputError.exit_code, debug)
     except OocdlError as error:
         return complain(error, str(error), error.exit_code, debug)
+    except Ended as end:
+        return complain(end, str(end), end.code, debug)
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
-    except Stopped as stop:
-        print(f"oocdl: stopped by {stop.signal}; a run stays at its last commit", file=sys.stderr)
-        return int(stop.code or 0)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}; --debug shows where"
         return complain(error, text, 1, debug)
     if code == INTERRUPTED_EXIT_CODE:
-        print("oocdl: interrupted; a run stays at its last commit", file=sys.stderr)
+        print("oocdl: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 

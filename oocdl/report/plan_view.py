@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dask.delayed import Delayed
 
@@ -330,9 +331,26 @@ class Plan:
             )
         )
 
+    def data(self) -> dict[str, Any]:
+        """Return what ``text`` tells, as plain data."""
+        names = ("seconds", "tasks", "flops", "peak_bytes", "weight_bytes", "disk_bytes", "spill_bytes")
+        facts = {name: getattr(self, name) for name in (*names, "spill_read_bytes", "spill_written_bytes")}
+        return {
+            "model": self.model,
+            "engine": self.machine.engine,
+            "threads": self.machine.threads,
+            "steps": self.course.total_steps,
+            "step": facts,
+            "layers": self.table(every=True).records(),
+            "memory": self.budget_table().records(),
+        }
+
     def text(self, every: bool = False) -> str:
         """Write all there is to know, in lines as long as the terminal is wide; ``every`` as in ``table``."""
-        return text_of(trained_text(self.trained), self.table(every), self.budget_table(), self.summary())
+        layers = self.table(every)
+        grouped = [f"layers are grouped by blocks; --all, or text(every=True), has all {len(self.layers)}"]
+        more = grouped if len(layers.rows) < len(self.layers) else []
+        return text_of(trained_text(self.trained), layers, *more, self.budget_table(), self.summary())
 
     def __repr__(self) -> str:
         settings = self.settings

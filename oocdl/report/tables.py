@@ -17,6 +17,8 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 from rich.cells import cell_len
@@ -30,6 +32,7 @@ MOST_ROWS = 40
 """Tables of layers with more rows are grouped by blocks."""
 LEAST_COLUMNS: Mapping[str, int] = {"name": 16, "words": 24}
 """So much room is made for a column before another is shortened further."""
+BARS = "▁▂▃▄▅▆▇█"
 NARROWEST = 8
 """No column is made narrower."""
 
@@ -161,6 +164,20 @@ def key_values(title: str, pairs: Sequence[tuple[str, Any]]) -> Sheet:
     return Sheet(title, (Column("what", "", kind="words"), Column("value", "", kind="words")), pairs)
 
 
+def sparkline(numbers: Sequence[float], most: int) -> str:
+    """Draw numbers as bars of a character each, at most so many: means of equal parts where there are more.
+
+    >>> sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8), sparkline([1.0, 1, 3, 3], 2)
+    ('█▇▆▅▄▃▂▁', '▁█')
+    """
+    count = min(len(numbers), most)
+    edges = [len(numbers) * at // count for at in range(count + 1)] if count else []
+    means = [fmean(numbers[start:stop]) for start, stop in pairwise(edges)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    levels = len(BARS) - 1
+    return "".join(BARS[round((mean - low) / (high - low) * levels) if high > low else 0] for mean in means)
+
+
 def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[int]]]:
     """Group layers by the blocks of a network so that there are at most so many groups.
 
@@ -169,7 +186,7 @@ def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[
     that follow one another. Each is a group of its own where they are few.
 
     >>> blocks(["down.conv1", "down.conv2", "grad/down.conv2", "grad/down.conv1"], most=2)
-    [('down (2 layers)', [0, 1]), ('grad/down (2 layers)', [2, 3])]
+    [('down × 2', [0, 1]), ('grad/down × 2', [2, 3])]
     """
     if len(names) <= most:
         return [(name, [at]) for at, name in enumerate(names)]
@@ -193,7 +210,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _label(label: str, places: Sequence[int], names: Sequence[str]) -> str:
-    return names[places[0]] if len(places) == 1 else f"{label} ({len(places)} layers)"
+    return names[places[0]] if len(places) == 1 else f"{label} × {len(places)}"
 
 
 def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:

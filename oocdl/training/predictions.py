@@ -174,6 +174,11 @@ class Predictions:
             return False
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a prediction is there that the same call would go on with."""
+    return UNFINISHED in _attributes(path)
+
+
 def _attributes(path: Path) -> Mapping[str, Any]:
     """Return the attributes of a group that ``predict`` has written; empty if it is none."""
     try:

@@ -63,6 +63,33 @@ class Run:
         return int(manifest.meta["step"]) if manifest else 0
 
     @property
+    def total_steps(self) -> int:
+        """Steps that were asked for; 0 before the first commit."""
+        manifest = self._store.current()
+        return int(manifest.meta["steps"]) if manifest else 0
+
+    @property
+    def committed_at(self) -> float | None:
+        """When the last commit was made, in seconds since 1970; None before the first."""
+        return self._store.committed_at()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that it predicts and evaluates with."""
+        return self._settings
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What it was started with, as plain data: loss, optimizer, batch size and others."""
+        found: Mapping[str, Any] = self._store.meta["identity"]
+        return found
+
+    @property
+    def model_name(self) -> str:
+        """The path of its model."""
+        return str(self._model_path)
+
+    @property
     def finished(self) -> bool:
         """Whether all steps that were asked for are committed."""
         manifest = self._store.current()

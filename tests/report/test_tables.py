@@ -61,13 +61,13 @@ def test_layers_are_grouped_by_blocks() -> None:
     names += [f"grad/{name}" for name in reversed(names)]
     assert blocks(names, 200) == [(name, [at]) for at, name in enumerate(names)]
     found = blocks(names, 40)
-    assert [label for label, _ in found[:2]] == ["stage0.block0 (3 layers)", "stage0.block1 (3 layers)"]
-    assert found[-1][0] == "grad/stage0.block0 (3 layers)" and len(found) == 40
-    assert [label for label, _ in blocks(names, 10)][3:5] == ["stage3 (15 layers)", "grad/stage3 (15 layers)"]
+    assert [label for label, _ in found[:2]] == ["stage0.block0 × 3", "stage0.block1 × 3"]
+    assert found[-1][0] == "grad/stage0.block0 × 3" and len(found) == 40
+    assert [label for label, _ in blocks(names, 10)][3:5] == ["stage3 × 15", "grad/stage3 × 15"]
     assert sorted(at for _, places in found for at in places) == list(range(len(names)))
 
 
 def test_names_that_tell_nothing_are_grouped_in_their_order() -> None:
     found = blocks([f"reducesum_{n}" for n in range(500)], 40)
-    assert len(found) <= 40 and found[0] == ("reducesum_0 to reducesum_12 (13 layers)", list(range(13)))
+    assert len(found) <= 40 and found[0] == ("reducesum_0 to reducesum_12 × 13", list(range(13)))
     assert sorted(at for _, places in found for at in places) == list(range(500))

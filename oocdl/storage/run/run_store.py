@@ -171,6 +171,11 @@ class RunStore:
             self._manifest, self._pointer = load_current(self.path)
         return self._manifest
 
+    def committed_at(self) -> float | None:
+        """Return when CURRENT was replaced, in seconds since 1970; None before the first commit."""
+        path = self.path / "CURRENT"
+        return path.stat().st_mtime if path.is_file() else None
+
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 

@@ -1,0 +1,56 @@
+"""What is true when Ctrl-C, SIGTERM or SIGHUP has ended a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from oocdl.events import Committed, Event, RunStarted, RunStopped
+from oocdl.report.progress import counted
+from oocdl.training.signals import Stopped
+
+INTERRUPTED_EXIT_CODE = 130
+UNCHANGED = "nothing was changed"
+
+
+class Ended(Exception):
+    """A command was ended from outside; the message says what is true now."""
+
+    def __init__(self, how: str, text: str, code: int) -> None:
+        super().__init__(f"{how}; {text}" if text else how)
+        self.code = code
+
+
+@contextmanager
+def ending(truth: Callable[[], str]) -> Iterator[None]:
+    """Turn what ends the block from outside into ``Ended``, with what ``truth`` says then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Ended("interrupted", truth(), INTERRUPTED_EXIT_CODE) from None
+    except Stopped as stop:
+        raise Ended(f"stopped by {stop.signal}", truth(), int(stop.code or 0)) from None
+
+
+@dataclass
+class Outcome:
+    """Knows what a run has committed. A listener."""
+
+    workdir: str | None = None
+    """The run directory; None: no run was begun or taken up."""
+    done: int = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case RunStarted() | RunStopped():
+                self.workdir, self.done = event.workdir, event.done
+            case Committed(step):
+                self.done = step
+
+    def __str__(self) -> str:
+        if self.workdir is None:
+            return f"no step was done, {UNCHANGED}"
+        are = "is" if self.done == 1 else "are"
+        return f"{counted(self.done, 'step')} {are} committed in {self.workdir}; the same command goes on"

@@ -1,0 +1,166 @@
+"""The commands about what is there already: runs, models, datasets, this machine; and the demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from oocdl.cli.demo import run_demo
+from oocdl.cli.ended import UNCHANGED, ending
+from oocdl.cli.info import machine_tables, tables_of
+from oocdl.cli.options import (
+    BatchSize,
+    Data,
+    Dims,
+    Engine,
+    Inputs,
+    Memory,
+    Out,
+    RunDir,
+    Spill,
+    Targets,
+    numbers,
+    pairs,
+)
+from oocdl.cli.say import Json, say, say_json
+from oocdl.cli.units import shape_text, size_text
+from oocdl.errors import CorruptError, InputError, printable
+from oocdl.report.tables import Sheet
+from oocdl.storage.run.repair import repair as repair_run
+from oocdl.storage.run.verify import verify as verify_run
+from oocdl.training.predictions import is_unfinished
+from oocdl.training.trainer import open as open_run
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    run: RunDir,
+    dataset: Data,
+    out: Out,
+    memory: Memory = None,
+    batch_size: BatchSize = 1,
+    inputs: Inputs = None,
+    spill: Spill = None,
+) -> None:
+    """Run a trained model over a dataset; writes a Zarr group with one array an output."""
+    with ending(
+        lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED
+    ):
+        group = open_run(run).predict(
+            dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
+        )
+    for name, array in sorted(group.arrays()):
+        say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
+
+
+@app.command()
+def evaluate(
+    run: RunDir,
+    dataset: Data,
+    memory: Memory = None,
+    batch_size: BatchSize = 1,
+    inputs: Inputs = None,
+    targets: Targets = None,
+    spill: Spill = None,
+    as_json: Json = False,
+) -> None:
+    """Print the mean loss of a trained model over a dataset."""
+    with ending(lambda: UNCHANGED):
+        found = open_run(run).evaluate(
+            dataset,
+            memory=memory,
+            batch_size=batch_size,
+            inputs=pairs("inputs", inputs),
+            targets=pairs("targets", targets),
+            spill=spill,
+        )
+    if as_json:
+        say_json(found)
+        return
+    for name, number in found.items():
+        say(f"{printable(name)} {number:.6g}")
+
+
+@app.command()
+def export(run: RunDir, out: Out) -> None:
+    """Write the model with its trained weights as an ONNX file."""
+    with ending(lambda: UNCHANGED):
+        written = open_run(run).export(out)
+    say(f"{written}: {size_text(written.stat().st_size)}")
+
+
+@app.command()
+def verify(run: RunDir) -> None:
+    """Read every byte of a run and name what is damaged; ends with 3 if anything is."""
+    with ending(lambda: UNCHANGED):
+        found = verify_run(run)
+    say(str(found))
+    if not found.sound:
+        raise typer.Exit(CorruptError.exit_code)
+
+
+@app.command()
+def repair(
+    run: RunDir,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="From an owner on another host, which is dead.")
+    ] = False,
+) -> None:
+    """Go back to the newest sound version of a run, leave out what is damaged, and say what is lost."""
+    say(str(repair_run(run, take_over)))
+
+
+@app.command()
+def info(
+    what: Annotated[str | None, typer.Argument(help="A run directory, an ONNX file or a dataset.")] = None,
+    machine: Annotated[
+        bool, typer.Option("--machine", help="What this machine can do; measured once, half a minute.")
+    ] = False,
+    engine: Engine = "auto",
+    again: Annotated[bool, typer.Option("--again", help="With --machine: measure anew.")] = False,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Of a model: each initializer, and why it is trained or not."),
+    ] = False,
+    dims: Dims = None,
+    every: Annotated[bool, typer.Option("--all", help="Of a run: each of its weights.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a run, a model or a dataset, or what this machine can do."""
+    if (what is None) != machine:
+        raise InputError("info takes either a path or --machine")
+    if again and not machine:
+        raise InputError("--again goes with --machine")
+    if (weights or dims) and not str(what).lower().endswith(".onnx"):
+        raise InputError("--weights and --dims go with a model")
+    with ending(lambda: UNCHANGED):
+        sizes = numbers("dims", dims, int)
+        parts = machine_tables(engine, again) if what is None else tables_of(what, sizes, weights, every)
+    if as_json:
+        say_json([_data(part) for part in parts])
+        return
+    console = Console(highlight=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _data(part: Sheet | Text) -> object:
+    return {"title": part.title, "rows": part.records()} if isinstance(part, Sheet) else {"text": part.plain}
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("oocdl-demo"),
+    size: Annotated[int, typer.Option(help="Edge of the volumes, a multiple of 4.")] = 48,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 80,
+    memory: Annotated[str, typer.Option(help="Memory budget.")] = "512MiB",
+    engine: Engine = "auto",
+) -> None:
+    """Make small volumes, train a 3D U-Net on them cut in space, draw what it found."""
+    run_demo(folder, size, steps, memory, engine)

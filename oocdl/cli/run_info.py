@@ -1,0 +1,148 @@
+"""The tables of a run: how far it is, by what settings, its losses at a glance, its weights by module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from oocdl.cli.units import shape_text, size_text
+from oocdl.config import plain
+from oocdl.ops.losses import LOSSES
+from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
+from oocdl.report.progress import counted, duration
+from oocdl.report.search_view import value_text
+from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, key_values, sparkline
+from oocdl.training.run import Run
+
+SPARKS = 40
+"""Characters of a line of losses."""
+
+
+def run_tables(run: Run, every: bool = False) -> list[Sheet]:
+    """Make the tables of a run; ``every``: a row for each weight, not for each module."""
+    weights = array_table("weights", run.weights) if every else module_table(run.weights)
+    kept = [array_table("kept", run.kept)] if run.kept else []
+    return [key_values("run", [*_state(run), *_settings(run)]), weights, *kept]
+
+
+def _state(run: Run) -> list[tuple[str, Any]]:
+    """How far a run is."""
+    history, total, committed = run.history, run.total_steps, run.committed_at
+    far = "finished" if run.finished else f"of {total}, unfinished" if total else "unfinished"
+    rows: list[tuple[str, Any]] = [
+        ("folder", run.path),
+        ("committed", f"{counted(run.steps, 'step')}, {far}"),
+        (
+            "last commit",
+            "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}",
+        ),
+    ]
+    if not history:
+        return rows
+    for name in (name for name in history[0] if name == "loss" or name.startswith("loss/")):
+        losses = [row[name] for row in history]
+        rows.append((name, f"{sparkline(losses, SPARKS)}  {losses[0]:.4g} → {losses[-1]:.4g}"))
+    return [
+        *rows,
+        ("epoch", history[-1]["epoch"] + 1),
+        ("learning rate", f"{history[-1]['lr']:.4g} at the last step"),
+        ("time", duration(sum(row["seconds"] for row in history))),
+        ("peak memory", size_text(max(row.get("process_bytes", row["peak_bytes"]) for row in history))),
+    ]
+
+
+def _settings(run: Run) -> list[tuple[str, Any]]:
+    """What a run was started with."""
+    facts, settings = run.facts, run.settings
+    heads = {
+        output: f"{_in_words(head['loss'])} of {head['target']}"
+        + ("" if head["weight"] == 1 else f", times {head['weight']:g}")
+        for output, head in facts["loss"].items()
+    }
+    batch = f"{facts['batch_size']}" + (f" × {facts['accumulate']} passes" if facts["accumulate"] > 1 else "")
+    rows = [
+        ("model", run.model_name),
+        ("inputs", ", ".join(f"{name} from {array}" for name, array in facts["inputs"].items())),
+        *((f"loss of {output}", text) for output, text in heads.items()),
+        ("optimizer", _in_words(facts["optimizer"])),
+        ("batch size", batch),
+        ("memory", size_text(settings.memory_bytes)),
+        ("engine, precision", f"{settings.engine}, {facts['precision']}"),
+        ("seed", f"{facts['seed']}" + ("" if facts["shuffle"] else ", not shuffled")),
+        ("frozen", ", ".join(facts["freeze"])),
+        ("scale", ", ".join(f"{name} × {factor:g}" for name, factor in (facts["scale"] or {}).items())),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+SCHEDULES = (Cosine(0.0), Polynomial(0.0), OneCycle(0.0))
+
+
+def _in_words(data: Any) -> str:
+    """Write a plain optimizer or loss with what is not as by default."""
+    if not isinstance(data, Mapping):
+        return value_text(data)
+    defaults = DEFAULTS.get(str(data.get("type")), {})
+    said = {
+        name: _in_words(value)
+        for name, value in data.items()
+        if name != "type" and (name == "lr" or name not in defaults or defaults[name] != value)
+    }
+    inside = ", ".join(f"{name}={value}" for name, value in said.items())
+    return f"{data.get('type')}({inside})" if inside else str(data.get("type"))
+
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    found["type"]: found
+    for found in map(plain, (*(kind() for kind in OPTIMIZERS.values()), *LOSSES.values(), *SCHEDULES))
+}
+"""Type of an optimizer or a loss -> its fields as they are by default."""
+
+
+def module_table(arrays: Mapping[str, Any]) -> Sheet:
+    """Make a table of weights with a row for each module, or for blocks of modules where they are many."""
+    columns = (
+        Column("module", "weights of", kind="name"),
+        Column("tensors", "tensors", rank=2, kind="words"),
+        Column("parameters", "parameters", "{:,}".format, rank=1),
+        Column("nbytes", "size", size_text),
+    )
+    modules: dict[str, list[str]] = {}
+    for name in arrays:
+        modules.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    names = list(modules)
+    rows = []
+    for label, places in blocks(names, MOST_ROWS):
+        inside = [name for at in places for name in modules[names[at]]]
+        counts = [prod(arrays[name].shape) for name in inside]
+        sizes = [n * np.dtype(arrays[name].dtype).itemsize for n, name in zip(counts, inside, strict=True)]
+        one = len(places) == 1
+        tensors = ", ".join(name.rpartition(".")[2] for name in inside) if one else f"{len(inside)} tensors"
+        rows.append((label, tensors, sum(counts), sum(sizes)))
+    total = (
+        f"{counted(len(arrays), 'tensor')}",
+        "",
+        sum(row[2] for row in rows),
+        sum(row[3] for row in rows),
+    )
+    return Sheet("weights (each of them: --all)", columns, rows, total)
+
+
+def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
+    """Make a table of arrays by name, with shape, type and size."""
+    columns = (
+        Column("name", "name", kind="name"),
+        Column("shape", "shape", shape_text, kind="words"),
+        Column("dtype", "type", rank=1),
+        Column("nbytes", "size", size_text),
+    )
+    rows = [
+        (name, array.shape, np.dtype(array.dtype), prod(array.shape) * np.dtype(array.dtype).itemsize)
+        for name, array in arrays.items()
+    ]
+    return Sheet(title, columns, rows)
