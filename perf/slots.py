@@ -3,7 +3,8 @@
 Slots are threads of all processes, 16 a process. Each network is cut for 1, 2, 4, ... slots, and its units
 are put on them as soon as they can be, by nominal rates, as if memory and network cost nothing
 (``planning/parallel/list_schedule``): a bound for any placement. Speed-up is that over the plan
-for one slot, so what finer pieces compute twice counts.
+for one slot, so what finer pieces compute twice counts. Where there are several processes, what their driver
+does once is timed as well: it places all units, lists all bundles, and makes the tasks of a pass.
 
     python perf/slots.py [--toy] [--networks unet64,unet256,resnet50,gpt] [--slots 1,2,4,8] [--json FILE]
 """
@@ -24,13 +25,18 @@ from table import markdown
 
 from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.planning.binding import bind
-from oocdl.planning.compiler import Draft, draft_pass
+from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.parallel.list_schedule import ideal_seconds
+from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.recipe import PassKind, Request
+from oocdl.runtime.cluster.pass_tasks import steps_of, tasks_of
 from oocdl.storage.dataset.dataset import open_dataset
 
 THREADS = 16
@@ -54,6 +60,8 @@ class Row:
     ideal_seconds: float
     speedup: float
     planning_seconds: float
+    placing_seconds: float
+    """0 on one process."""
 
 
 def drafted(case: Case, place: Path) -> tuple[Draft, Request]:
@@ -72,6 +80,17 @@ def drafted(case: Case, place: Path) -> tuple[Draft, Request]:
     return draft_pass(request), request
 
 
+def placing_seconds(compiled: CompiledPass, workers: int) -> float:
+    """CPU seconds until a pass can be submitted to so many workers."""
+    with uncollected():
+        begun = time.process_time()
+        placed = place(compiled.graph, workers)
+        going = exchange(compiled, placed, homes_of({MAIN: compiled}, {MAIN: placed}), workers)
+        steps = steps_of(going, MAIN, workers)
+        tasks_of(steps, workers, "pass", "run", (MAIN, PassInfo(0, 0), True))
+        return time.process_time() - begun
+
+
 def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
     """One network on each number of slots."""
     found: list[Row] = []
@@ -87,7 +106,8 @@ def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
             taken = time.process_time() - begun
             seconds = ideal_seconds(compiled.graph, slots, NOMINAL, RULES)
             speedup = found[0].ideal_seconds / seconds if found else 1.0
-            found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken))
+            placing = placing_seconds(compiled, workers) if workers else 0.0
+            found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken, placing))
             print(found[-1], flush=True)
     return found
 
@@ -109,9 +129,10 @@ def main() -> None:
     ]
     cells = [
         [row.network, str(row.slots), str(row.units), f"{row.ideal_seconds:.4f}", f"{row.speedup:.1f}"]
+        + [f"{row.planning_seconds:.1f}", f"{row.placing_seconds:.1f}"]
         for row in rows
     ]
-    print(markdown(["network", "slots", "units", "ideal s", "speed-up"], cells))
+    print(markdown(["network", "slots", "units", "ideal s", "speed-up", "planning s", "placing s"], cells))
     if args.json:
         args.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from oocdl.planning.calls import UnitCall
+from oocdl.planning.calls import PickCall, UnitCall
+from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.pass_plan import LayerPlan
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.report.plan_view import Plan
@@ -45,3 +46,17 @@ def plan_digest(plan: Plan) -> dict[str, str]:
             digest.update(repr(_call(call)).encode())
         found[name] = digest.hexdigest()
     return found
+
+
+def placement_digest(made: Exchange) -> str:
+    """A digest, in hexadecimal, of who does what in a pass, and of all that travels."""
+    digest, placed = hashlib.blake2b(digest_size=8), made.placed
+    for number, call in placed.calls:
+        arguments = () if isinstance(call, PickCall) else call.arguments
+        digest.update(repr((number, call.key, arguments, placed.worker_of[call.key])).encode())
+    for strip in placed.strips:
+        digest.update(repr((strip, placed.worker_of[strip.key])).encode())
+    for bundle in made.bundles:
+        digest.update(repr(bundle).encode())
+    digest.update(repr((made.groups, made.group_of, sorted(made.homes.items()))).encode())
+    return digest.hexdigest()

@@ -19,11 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.ops import RULES
-from oocdl.planning.calls import CombineCall, PickCall, UnitCall, parts_of
+from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
+from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
 from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
@@ -41,13 +43,13 @@ SAMPLES = 24
 class _Needs(NamedTuple):
     """What a call reads, by where it is."""
 
-    items: tuple[tuple[TaskKey, int, int], ...]
-    """(chunk, worker that has it, bytes that are read of it)."""
-    nbytes: dict[int, int]
-    """Worker -> bytes of them that are there."""
+    there: npt.NDArray[np.bool_]
+    """For each worker whether some of it is there."""
+    nbytes: Ints
+    """For each worker the bytes of it that are there."""
     ready_seconds: float
     """When all of it has been made."""
-    homeless: frozenset[TaskKey]
+    homeless: frozenset[int]
     """Pieces of weights and state that no worker has yet."""
 
 
@@ -55,210 +57,243 @@ def assign(
     graph: TaskGraph, workers: int, rates: Rates = NOMINAL, rules: Rules = RULES
 ) -> dict[TaskKey, int]:
     """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers."""
+    found = assigned(flatten(graph), workers, rates, rules).tolist()
+    return {call.key: worker for call, worker in zip(graph.calls, found, strict=True)}
+
+
+def assigned(flat: FlatPass, workers: int, rates: Rates = NOMINAL, rules: Rules = RULES) -> Ints:
+    """Return the same by the places of calls."""
     if workers < 1:
         raise ValueError("a pass needs a worker")
     if workers == 1:
-        return {call.key: 0 for call in graph.calls}
-    return _Assigner(graph, workers, call_seconds(graph, rates, rules), rates).run()
+        return np.zeros(len(flat.graph.calls), np.int64)
+    return _Assigner(flat, workers, call_seconds(flat.graph, rates, rules), rates).run()
 
 
 class _Assigner:
-    """The assignment so far, and a clock for each worker."""
+    """The assignment so far, and a clock for each worker. Calls go by place, chunks by number."""
 
-    def __init__(self, graph: TaskGraph, workers: int, seconds: Sequence[float], rates: Rates) -> None:
-        self.graph, self.workers = graph, workers
+    def __init__(self, flat: FlatPass, workers: int, seconds: Sequence[float], rates: Rates) -> None:
+        graph = flat.graph
+        self.flat, self.calls, self.workers, self.seconds = flat, graph.calls, workers, seconds
         self.spill_bytes_per_second = rates.disk_write_bytes_per_second
-        self.seconds = {call.key: taken for call, taken in zip(graph.calls, seconds, strict=True)}
-        self.worker_of: dict[TaskKey, int] = {}
-        self.done: dict[TaskKey, float] = {}
-        """Call -> when its results are there."""
+        self.worker_of = np.full(len(graph.calls), -1)
+        self.where = np.full(len(flat.keys), -1)
+        """Chunk -> the worker that has it; -1: it is not there yet, or lives nowhere yet."""
+        self.done = np.zeros(len(flat.keys))
+        """Chunk -> when it is there."""
+        self.first, self.results = flat.first.tolist(), flat.results.tolist()
         self.free = [0.0] * workers
         """Worker -> when it has done what it has been given."""
         self.held = [0.0] * workers
         """Worker -> bytes of weights and state that live there."""
-        self.homes: dict[TaskKey, int] = {}
-        """Piece of weights or state -> the worker that holds it."""
-        self.updates = _updates(graph)
-        """Call that makes a piece of weights or state anew -> that piece."""
-        self.together = _updated_together(graph, self.updates)
+        updates = _updates(graph)
+        """Call that makes a piece of weights or of state anew -> that piece, one of several."""
+        self.together = {
+            flat.number[key]: tuple(flat.number[one] for one in pieces)
+            for key, pieces in _updated_together(graph, updates).items()
+        }
+        self.lives_with_others = np.zeros(len(flat.keys), bool)
+        self.lives_with_others[list(self.together)] = True
         self.combines = Counter(call.key[:3] for call in graph.calls if isinstance(call, CombineCall))
-        self.stored = {key.value for key in graph.inputs}
         self.share = sum(graph.input_bytes.values()) / workers
-        self.update_of = {**self.updates, **_updates_that_read(graph, self.updates)}
+        update_of = {**updates, **_updates_that_read(graph, updates)}
+        numbers = flat.number
+        self.updates = self._by_place(updates, numbers)
+        self.update_of = self._by_place(update_of, numbers)
         """The same, and for calls that combine the gradients of such a piece."""
 
-    def run(self) -> dict[TaskKey, int]:
+    def _by_place(self, updates: Mapping[TaskKey, TaskKey], number: Mapping[TaskKey, int]) -> dict[int, int]:
+        return {
+            place: number[updates[call.key]] for place, call in enumerate(self.calls) if call.key in updates
+        }
+
+    def run(self) -> Ints:
         """Assign all calls."""
-        layers: dict[tuple[str, ...], list[UnitCall]] = {}
-        for call in self.graph.calls:
+        layers: dict[tuple[str, ...], list[int]] = {}
+        for place, call in enumerate(self.calls):
             if isinstance(call, UnitCall):
-                layers.setdefault(call.key[:3], []).append(call)
-        for call in self.graph.calls:
+                layers.setdefault(call.key[:3], []).append(place)
+        picks: dict[TaskKey, list[int]] = {}
+        for place, call in enumerate(self.calls):
             if isinstance(call, PickCall):
-                self.worker_of[call.key], self.done[call.key] = (
-                    self.worker_of[call.source],
-                    self.done[call.source],
-                )
+                picks.setdefault(call.source, []).append(place)
             elif isinstance(call, CombineCall):
-                self.give(call)
-            elif call.key not in self.worker_of:
+                self.give(place)
+            elif self.worker_of[place] < 0:
                 self.give_layer(layers[call.key[:3]])
+        for place, call in enumerate(self.calls):
+            if not isinstance(call, PickCall):
+                self.worker_of[picks.get(call.key, [])] = self.worker_of[place]
         return self.worker_of
 
-    def give_layer(self, units: Sequence[UnitCall]) -> None:
+    def give_layer(self, units: Sequence[int]) -> None:
         """Assign all units of a layer."""
         if len(units) < self.workers:
-            for call in units:
-                self.give(call, alone=len(units) == 1)
+            for place in units:
+                self.give(place, alone=len(units) == 1)
             self.settle(units)
             return
-        if all(self.updates.get(call.key) in self.homes for call in units):
-            chosen = [self.homes[self.updates[call.key]] for call in units]
+        homes = [self.where[self.updates[place]] if place in self.updates else -1 for place in units]
+        if min(homes) >= 0:
+            chosen = [int(home) for home in homes]
         else:
             chosen = self.blocks(units)
             step = -(-len(units) // SAMPLES)
-            sample = [(call, self.needs(call)) for call in units[::step]]
+            sample = units[::step]
             near = self.near(sample)
             if self.layer_seconds(sample, near) < NEAR_RATIO * self.layer_seconds(sample, chosen[::step]):
-                chosen = self.near([(call, self.needs(call)) for call in units])
-        ready = max(self.needs(call).ready_seconds for call in (units[0], units[-1]))
-        for call, worker in zip(units, chosen, strict=True):
-            self.worker_of[call.key] = worker
-            begun = max(self.free[worker], ready)
-            self.free[worker] = self.done[call.key] = begun + self.seconds[call.key] + TASK_SECONDS
+                chosen = self.near(units)
+        ready = max(self.needs(place).ready_seconds for place in (units[0], units[-1]))
+        for place, worker in zip(units, chosen, strict=True):
+            self.book(place, worker, ready)
         self.settle(units)
 
-    def blocks(self, units: Sequence[UnitCall]) -> list[int]:
+    def book(self, place: int, worker: int, ready: float) -> None:
+        """A worker does a call as soon as it is free and all is there that the call reads."""
+        self.worker_of[place] = worker
+        ended = self.free[worker] = max(self.free[worker], ready) + self.seconds[place] + TASK_SECONDS
+        made = slice(self.results[place], self.results[place + 1])
+        self.where[made], self.done[made] = worker, ended
+
+    def blocks(self, units: Sequence[int]) -> list[int]:
         """Contiguous blocks of shards: neighbours share a worker but at the seams."""
-        order = sorted(range(len(units)), key=lambda number: units[number].unit.shard)
+        shards = [
+            call.unit.shard for call in map(self.calls.__getitem__, units) if isinstance(call, UnitCall)
+        ]
+        order = sorted(range(len(units)), key=shards.__getitem__)
         found = [0] * len(units)
         for place, number in enumerate(order):
             found[number] = place * self.workers // len(units)
         return found
 
-    def near(self, units: Sequence[tuple[UnitCall, _Needs]]) -> list[int]:
+    def near(self, units: Sequence[int]) -> list[int]:
         """Each unit where most of what it reads is, as long as that worker has not too many."""
         most = -(-len(units) // self.workers)
-        given = [0] * self.workers
+        given = np.zeros(self.workers, np.int64)
+        arguments, reader = self.flat.arguments_of(units)
+        where = self.where[self.flat.source[arguments]]
+        known = where >= 0
+        code = reader[known] * self.workers + where[known]
+        size = len(units), self.workers
+        counts = np.bincount(code, minlength=size[0] * size[1]).reshape(size)
+        nbytes = np.bincount(code, self.flat.nbytes[arguments[known]], size[0] * size[1]).reshape(size)
         found = []
-        for _, need in units:
-            open_to = [worker for worker in need.nbytes if given[worker] < most]
-            if open_to:
-                worker = max(open_to, key=lambda one: (need.nbytes[one], -given[one], -one))
+        for there, here in zip(counts > 0, nbytes, strict=True):
+            open_to = np.flatnonzero(there & (given < most))
+            if len(open_to):
+                open_to = open_to[here[open_to] == here[open_to].max()]
             else:
-                worker = given.index(min(given))
+                open_to = np.arange(self.workers)
+            worker = int(open_to[given[open_to].argmin()])
             given[worker] += 1
             found.append(worker)
         return found
 
-    def layer_seconds(self, units: Sequence[tuple[UnitCall, _Needs]], chosen: Sequence[int]) -> float:
+    def layer_seconds(self, units: Sequence[int], chosen: Sequence[int]) -> float:
         """What units of a layer take on all workers together, until their inputs come and they are computed.
 
         What several units of a worker read comes once.
         """
-        taken = 0.0
-        come: set[tuple[TaskKey, int, int]] = set()
-        for (call, need), mine in zip(units, chosen, strict=True):
-            taken += self.seconds[call.key]
-            for key, worker, nbytes in need.items:
-                if worker != mine and (key, mine, nbytes) not in come:
-                    come.add((key, mine, nbytes))
-                    taken += nbytes / NETWORK_BYTES_PER_SECOND + MESSAGE_SECONDS
-        return taken
+        arguments, reader = self.flat.arguments_of(units)
+        source, nbytes, mine = (
+            self.flat.source[arguments],
+            self.flat.nbytes[arguments],
+            np.array(chosen)[reader],
+        )
+        where = self.where[source]
+        comes = np.flatnonzero((where >= 0) & (where != mine))
+        _, alike = np.unique(nbytes[comes], return_inverse=True)
+        arrival = source[comes] * self.workers + mine[comes]
+        once, _ = first_of_each(arrival * (len(comes) + 1) + alike)
+        comes = comes[once]
+        coming = nbytes[comes] / NETWORK_BYTES_PER_SECOND + MESSAGE_SECONDS
+        # Added in the order of units and of what they read, so that plans are equal to the last bit.
+        begins = np.searchsorted(reader[comes], np.arange(len(units)))
+        terms = np.insert(coming, begins, [self.seconds[place] for place in units])
+        return float(np.add.accumulate(terms)[-1])
 
-    def coming_seconds(self, need: _Needs, worker: int) -> float:
-        """What it takes until all that a call reads is on a worker."""
-        others = len(need.nbytes) - (worker in need.nbytes)
-        if not others:
-            return 0.0
-        nbytes = sum(need.nbytes.values()) - need.nbytes.get(worker, 0)
-        return nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS
+    def coming_seconds(self, need: _Needs) -> npt.NDArray[np.float64]:
+        """For each worker what it takes until all that a call reads is there."""
+        others = need.there.sum() - need.there
+        nbytes = need.nbytes.sum() - need.nbytes
+        return np.where(others > 0, nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS, 0.0)
 
-    def soonest(self, call: UnitCall | CombineCall, need: _Needs) -> int:
+    def soonest(self, place: int, need: _Needs) -> int:
         """The worker on which a call is done the soonest, with room for the weights that it brings there."""
-        home = self.homes.get(self.update_of.get(call.key, call.key))
-        if home is not None:
-            return home
-        if isinstance(call, CombineCall) and call.key not in self.update_of:
+        call = self.calls[place]
+        if place in self.update_of and self.where[self.update_of[place]] >= 0:
+            return int(self.where[self.update_of[place]])
+        if isinstance(call, CombineCall) and place not in self.update_of:
             # Short work: it goes where most of it is, and no bytes move for the sake of an idle worker.
-            most = max(need.nbytes.values())
-            equal = sorted(worker for worker, nbytes in need.nbytes.items() if nbytes == most)
+            equal = np.flatnonzero(need.there & (need.nbytes == need.nbytes[need.there].max()))
             # Neighbouring pieces stay together, as in blocks of the shards that will read them.
-            return equal[min(call.key.number * len(equal) // self.combines[call.key[:3]], len(equal) - 1)]
-        new_bytes = self.new_bytes(call, need)
-        elsewhere = sum(need.nbytes.values()) / NETWORK_BYTES_PER_SECOND
-        elsewhere += len(need.nbytes) * MESSAGE_SECONDS
-        coming = np.full(self.workers, elsewhere)
-        for worker in need.nbytes:
-            coming[worker] = self.coming_seconds(need, worker)
-        finished = np.maximum(np.array(self.free), need.ready_seconds + coming)
+            return int(
+                equal[min(call.key.number * len(equal) // self.combines[call.key[:3]], len(equal) - 1)]
+            )
+        new_bytes = self.new_bytes(place, need)
+        finished = np.maximum(np.array(self.free), need.ready_seconds + self.coming_seconds(need))
         if new_bytes:
             held = np.array(self.held)
             beyond = np.maximum(held + new_bytes - self.share, 0) / self.spill_bytes_per_second
             finished = finished + 2 * beyond + 1e-12 * held
         return int(finished.argmin())
 
-    def new_bytes(self, call: UnitCall | CombineCall, need: _Needs) -> int:
+    def new_bytes(self, place: int, need: _Needs) -> int:
         """Bytes of weights and state that will live where the call runs, and live nowhere yet."""
         found = set(need.homeless)
-        if call.key in self.update_of:
-            found.update(self.together[self.update_of[call.key]])
-        return sum(self.graph.input_bytes[key] for key in found)
+        if place in self.update_of:
+            found.update(self.together[self.update_of[place]])
+        return int(self.flat.sizes[list(found)].sum())
 
-    def needs(self, call: UnitCall | CombineCall) -> _Needs:
+    def needs(self, place: int) -> _Needs:
         """What a call reads, and where it is. Partial sums of its own layer are not there yet."""
-        items: list[tuple[TaskKey, int, int]] = []
-        nbytes: dict[int, int] = {}
-        homeless: set[TaskKey] = set()
-        ready = 0.0
-        for number, size in parts_of(call):
-            key = call.arguments[number]
-            worker = self.worker_of.get(key)
-            if worker is not None:
-                ready = max(ready, self.done[key])
-            else:
-                worker = self.homes.get(key)
-                if worker is None:
-                    if key in self.graph.input_bytes:
-                        homeless.update(self.together.get(key, (key,)))
-                    continue
-            items.append((key, worker, size))
-            nbytes[worker] = nbytes.get(worker, 0) + size
-        return _Needs(tuple(items), nbytes, ready, frozenset(homeless))
+        arguments = slice(self.first[place], self.first[place + 1])
+        source = self.flat.source[arguments]
+        where = self.where[source]
+        known = where >= 0
+        homeless: set[int] = set()
+        if not known.all():
+            for chunk in source[~known & (source < self.flat.inputs)].tolist():
+                homeless.update(self.together.get(chunk, (chunk,)))
+        nbytes = np.bincount(where[known], self.flat.nbytes[arguments][known], self.workers).astype(np.int64)
+        there = np.bincount(where[known], minlength=self.workers) > 0
+        ready = float(self.done[source[known]].max(initial=0.0))
+        return _Needs(there, nbytes, ready, frozenset(homeless))
 
-    def give(self, call: UnitCall | CombineCall, alone: bool = True) -> None:
+    def give(self, place: int, alone: bool = True) -> None:
         """Assign a call by itself. Weights that live nowhere yet live there, if no other unit reads them."""
-        need = self.needs(call)
+        need = self.needs(place)
         need = need if alone else need._replace(homeless=frozenset())
-        self.worker_of[call.key] = worker = self.soonest(call, need)
-        begun = max(self.free[worker], need.ready_seconds + self.coming_seconds(need, worker))
-        self.free[worker] = self.done[call.key] = begun + self.seconds[call.key] + TASK_SECONDS
+        worker = self.soonest(place, need)
+        self.book(place, worker, need.ready_seconds + float(self.coming_seconds(need)[worker]))
         self.live(need.homeless, worker)
-        if call.key in self.update_of:
-            self.live(self.together[self.update_of[call.key]], worker)
+        if place in self.update_of:
+            self.live(self.together[self.update_of[place]], worker)
 
-    def live(self, pieces: Iterable[TaskKey], worker: int) -> None:
+    def live(self, pieces: Iterable[int], worker: int) -> None:
         """Weights and state live on a worker, unless they live elsewhere already."""
-        for key in pieces:
-            if key not in self.homes:
-                self.homes[key] = worker
-                self.held[worker] += self.graph.input_bytes[key]
+        for chunk in pieces:
+            if self.where[chunk] < 0:
+                self.where[chunk] = worker
+                self.held[worker] += int(self.flat.sizes[chunk])
 
-    def settle(self, units: Sequence[UnitCall]) -> None:
+    def settle(self, units: Sequence[int]) -> None:
         """What units of one worker alone have read, or made anew, lives there."""
-        readers: dict[TaskKey, set[int]] = {}
-        for call in units:
-            mine = self.worker_of[call.key]
-            if call.key in self.updates:
-                self.live(self.together[self.updates[call.key]], mine)
-            for read in call.reads:
-                if read.value in self.stored:
-                    for key in call.arguments[read.first : read.first + len(read.parts)]:
-                        if key in self.together and key not in self.homes:
-                            readers.setdefault(key, set()).add(mine)
-        for key, workers in readers.items():
+        for place in units:
+            if place in self.updates:
+                self.live(self.together[self.updates[place]], int(self.worker_of[place]))
+        arguments, reader = self.flat.arguments_of(units)
+        source = self.flat.source[arguments]
+        new = np.flatnonzero((source < self.flat.inputs) & (self.where[source] < 0))
+        new = new[self.lives_with_others[source[new]]]
+        mine = self.worker_of[np.asarray(units)[reader[new]]]
+        readers: dict[int, set[int]] = {}
+        for chunk, worker in zip(source[new].tolist(), mine.tolist(), strict=True):
+            readers.setdefault(chunk, set()).add(worker)
+        for chunk, workers in readers.items():
             if len(workers) == 1:
-                self.live(self.together[key], *workers)
+                self.live(self.together[chunk], *workers)
 
 
 def _replaced(graph: TaskGraph) -> dict[TaskKey, TaskKey]:

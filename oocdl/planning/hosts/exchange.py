@@ -8,16 +8,19 @@ which wait for each other's bundles never wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.index import region_size
-from oocdl.planning.calls import Call, CombineCall, PickCall, made_of
+import numpy as np
+
+from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.placement import Placed, Strip
+from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each
+from oocdl.planning.hosts.placement import Placed, strip_key
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
+from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 
 LARGEST_BUNDLE_BYTES = 8 << 20
 """A bundle is sent when it has grown to this: larger ones would take memory that nobody has reserved."""
@@ -52,24 +55,64 @@ class Bundle:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exchange:
-    """A pass over several workers, and what they give each other."""
+    """A pass over several workers, and what they give each other.
 
-    graph: TaskGraph
+    Bundles are in numbers, a column each, and made for who asks; it travels without those that were made.
+    """
+
     placed: Placed
-    bundles: tuple[Bundle, ...]
     groups: tuple[str, ...]
     """Names of the layers, in plan order; where there are many, of the first of each group."""
     group_of: tuple[int, ...]
-    """The group of each of ``placed.calls``."""
+    """The group of each call."""
     homes: Mapping[TaskKey, int]
     """Stored piece -> the worker that holds it between passes."""
     renewed: Mapping[TaskKey, TaskKey]
     """Stored piece -> the chunk of this pass that replaces it."""
+    columns: Ints
+    """Of each bundle sender, receiver, bytes, group, reader, position, as ``Bundle`` has them."""
+    first: Ints
+    """For each bundle, and once more at the end: its first item in ``items``."""
+    items: Ints
+    """A chunk, or the number of all chunks and that of a strip."""
+    keys: Sequence[TaskKey]
+    """Of the chunks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "bundles"}
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The tasks of the pass."""
+        return self.placed.graph
 
     @property
     def crossing_bytes(self) -> int:
         """Bytes of the largest bundle."""
-        return max((bundle.nbytes for bundle in self.bundles), default=0)
+        return int(self.columns[2].max(initial=0))
+
+    @cached_property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All bundles."""
+        return tuple(map(self.bundle, range(self.columns.shape[1])))
+
+    def bundles_of(self, members: Collection[int]) -> list[Bundle]:
+        """The bundles that some members send or receive."""
+        mine = np.isin(self.columns[:2], list(members)).any(axis=0)
+        return [self.bundle(number) for number in np.flatnonzero(mine).tolist()]
+
+    def bundle(self, number: int) -> Bundle:
+        """A bundle by its number."""
+        items = tuple(
+            self._item(item) for item in self.items[slice(*self.first[number : number + 2])].tolist()
+        )
+        sender, receiver, nbytes, group, reader, position = self.columns[:, number].tolist()
+        key = TaskKey(TaskKind.BUNDLE, items[0].layer, "", number)
+        return Bundle(key, sender, receiver, items, nbytes, group, reader, position)
+
+    def _item(self, number: int) -> TaskKey:
+        strip = number - len(self.keys)
+        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else self.keys[number]
 
 
 def shown_groups(groups: Collection[int], members: int) -> list[tuple[int, ...]]:
@@ -101,14 +144,15 @@ def homes_of(kinds: Mapping[str, CompiledPass], placed: Mapping[str, Placed]) ->
     """
     homes: dict[TaskKey, int] = {}
     for name, compiled in kinds.items():
+        flat, workers = placed[name].flat, placed[name].workers
         for stored, made in renewed(compiled).items():
-            homes.setdefault(stored, placed[name].worker_of[made])
+            homes.setdefault(stored, int(workers[flat.maker[flat.number[made]]]))
     for name, compiled in kinds.items():
         wanted = dict.fromkeys(key for key in compiled.graph.inputs if key not in homes)
-        for _, call in placed[name].calls if wanted else ():
+        for place, call in enumerate(compiled.graph.calls if wanted else ()):
             for argument in () if isinstance(call, PickCall) else call.arguments:
                 if argument in wanted:
-                    homes.setdefault(argument, placed[name].worker_of[call.key])
+                    homes.setdefault(argument, int(placed[name].workers[place]))
     for compiled in kinds.values():
         for key in compiled.graph.inputs:
             homes.setdefault(key, 0)
@@ -117,26 +161,29 @@ def homes_of(kinds: Mapping[str, CompiledPass], placed: Mapping[str, Placed]) ->
 
 def exchange(compiled: CompiledPass, placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
     """List the bundles of a placed pass."""
-    groups, group_of = _groups(placed.calls, max(MOST_GROUPS // workers, 1))
+    groups, group_of = _groups(compiled.graph.calls, max(MOST_GROUPS // workers, 1))
     replaced = renewed(compiled)
-    crossings = _crossings(compiled.graph, placed, homes, replaced, group_of)
+    crossings = _crossings(placed, homes, replaced, np.array(group_of, np.int64))
+    columns, first, items = _bundles(crossings)
     return Exchange(
-        graph=compiled.graph,
         placed=placed,
-        bundles=tuple(_bundles(crossings)),
         groups=groups,
         group_of=group_of,
         homes=homes,
         renewed=replaced,
+        columns=columns,
+        first=first,
+        items=items,
+        keys=placed.flat.keys,
     )
 
 
-def _groups(calls: Sequence[tuple[int, Call]], most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _groups(calls: Sequence[Call], most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Names of the groups of layers, at most about so many, and the group of each call."""
     runs: list[str] = []
     run_of: list[int] = []
     last = None
-    for _, call in calls:
+    for call in calls:
         # Pieces that are cut anew come at the end of a pass, whatever layer made them.
         key = call.source if isinstance(call, PickCall) else call.key
         one = key.kind is TaskKind.RECUT, key.layer
@@ -148,91 +195,138 @@ def _groups(calls: Sequence[tuple[int, Call]], most: int) -> tuple[tuple[str, ..
     return tuple(runs[::size]), tuple(run // size for run in run_of)
 
 
-@dataclass
-class _Crossing:
-    """Items that go together, as far as they are known."""
+@dataclass(frozen=True, eq=False)
+class _Crossings:
+    """What crosses between two workers, each item once, in the order in which it is first read."""
 
-    sender: int
-    receiver: int
-    group: int
-    reader: int
-    items: list[tuple[TaskKey, int, int]] = field(default_factory=list)
-    """(key, bytes, position of the call that reads it)."""
+    items: Ints
+    nbytes: Ints
+    position: Ints
+    """Of the call that reads the item."""
+    ends: Ints
+    """For each item its level, the group that makes it, sender, receiver, and the group that reads it."""
 
 
 def _crossings(
-    graph: TaskGraph,
-    placed: Placed,
-    homes: Mapping[TaskKey, int],
-    replaced: Mapping[TaskKey, TaskKey],
-    group_of: Sequence[int],
-) -> Iterator[_Crossing]:
-    """What crosses between two workers, by level, the group that makes it and the group that reads it."""
-    level = dict.fromkeys(graph.inputs, 0)
-    group = dict.fromkeys(graph.inputs, -1)
-    sizes = dict(graph.input_bytes)
-    where = {**homes, **placed.worker_of}
-    strips: dict[TaskKey, list[Strip]] = {}
-    for strip in placed.strips:
-        strips.setdefault(strip.source, []).append(strip)
-    found: dict[tuple[int, ...], _Crossing] = {}
-    seen: set[tuple[TaskKey, int]] = set()
+    placed: Placed, homes: Mapping[TaskKey, int], replaced: Mapping[TaskKey, TaskKey], group_of: Ints
+) -> _Crossings:
+    flat, workers = placed.flat, placed.workers
+    chunks = len(flat.keys)
+    where = np.empty(chunks, np.int64)
+    where[: flat.inputs] = [homes[key] for key in flat.graph.inputs]
+    where[flat.inputs :] = workers[flat.maker[flat.inputs :]]
+    reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
+    crosses = where[flat.source] != workers[reader]
+    level = _levels(flat, crosses.astype(np.int64), reader)
+    group = np.where(flat.maker >= 0, group_of[flat.maker], -1)
+    item, nbytes = flat.source.copy(), flat.sizes[flat.source]
+    strips = flat.first[reader_of(placed)] + placed.strip_arguments
+    item[strips] = chunks + placed.strip_of
+    nbytes[strips] = flat.nbytes[strips]
+    positions = np.array([-1 if isinstance(call, PickCall) else call.position for call in flat.graph.calls])
+    # What is made anew goes home at the end.
+    made = np.array([flat.number[key] for key in replaced.values()], np.int64)
+    home = np.array([homes[stored] for stored in replaced], np.int64)
+    away = where[made] != home
+    made, home = made[away], home[away]
+    crossing, calls = np.flatnonzero(crosses), reader[crosses]
 
-    def cross(item: TaskKey, receiver: int, reader: int, position: int) -> None:
-        if where[item] == receiver or (item, receiver) in seen:
-            return
-        seen.add((item, receiver))
-        key = level[item], group[item], where[item], receiver, reader
-        crossing = found.setdefault(key, _Crossing(where[item], receiver, group[item], reader))
-        crossing.items.append((item, sizes[item], position))
+    def ended(columns: Ints, last: Ints | int) -> Ints:
+        return np.concatenate((columns, np.broadcast_to(last, made.shape)))
 
-    def made(key: TaskKey, nbytes: int, at_level: int, number: int) -> None:
-        level[key], group[key], sizes[key] = at_level, number, nbytes
-        for strip in strips.get(key, ()):
-            level[strip.key], group[strip.key] = at_level, number
-            sizes[strip.key] = region_size(strip.region) * itemsize(dtypes[key])
+    items = ended(item[crossing], made)
+    receiver = ended(workers[calls], home)
+    once, _ = first_of_each(items * (int(max(receiver, default=0)) + 1) + receiver)
+    source = ended(flat.source[crossing], made)[once]
+    return _Crossings(
+        items=items[once],
+        nbytes=ended(nbytes[crossing], flat.sizes[made])[once],
+        position=ended(positions[calls], positions.max(initial=0) + 1)[once],
+        ends=np.stack(
+            [
+                level[source],
+                group[source],
+                where[source],
+                receiver[once],
+                ended(group_of[calls], group_of[-1])[once],
+            ]
+        ),
+    )
 
-    dtypes: dict[TaskKey, str] = {}
-    position = 0
-    for (_, call), number in zip(placed.calls, group_of, strict=True):
-        if isinstance(call, PickCall):
+
+def reader_of(placed: Placed) -> Ints:
+    """For each argument that is a strip the place of its call."""
+    return np.repeat(np.arange(len(placed.workers)), np.diff(placed.first))
+
+
+def _levels(flat: FlatPass, crosses: Ints, reader: Ints) -> Ints:
+    """For each chunk how often what it is made of has crossed; ``crosses`` and ``reader``: of each argument.
+
+    Layer by layer, all calls at once but for those that read of their own layer, as partial sums are.
+    """
+    level = np.zeros(len(flat.keys), np.int64)
+    calls, first, results = flat.graph.calls, flat.first.tolist(), flat.results.tolist()
+    bounds = [place for place, call in enumerate(calls) if _begins_layer(calls, place, call)]
+    for begin, end in zip(bounds, [*bounds[1:], len(calls)], strict=True):
+        arguments = slice(first[begin], first[end])
+        source, mine = flat.source[arguments], reader[arguments] - begin
+        inside = source >= results[begin]
+        found = np.zeros(end - begin, np.int64)
+        np.maximum.at(found, mine[~inside], (level[source] + crosses[arguments])[~inside])
+        made = np.diff(flat.results[begin : end + 1])
+        level[results[begin] : results[end]] = np.repeat(found, made)
+        for argument in np.flatnonzero(inside).tolist():  # in order of the calls
+            call = int(mine[argument])
+            at = max(int(found[call]), int(level[source[argument]] + crosses[arguments][argument]))
+            found[call] = at
+            level[results[begin + call] : results[begin + call + 1]] = at
+    return level
+
+
+def _begins_layer(calls: Sequence[Call], place: int, call: Call) -> bool:
+    """Whether a call is the first of its layer, or of those that combine its partial sums, or cut it anew."""
+    if isinstance(call, PickCall):
+        return not place
+    before = calls[place - 1]
+    key = before.source if isinstance(before, PickCall) else before.key
+    return not place or call.key[:2] != key[:2]
+
+
+def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
+    """Columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
+    if not len(found.items):
+        return np.zeros((6, 0), np.int64), np.zeros(1, np.int64), found.items
+    level, group, sender, receiver, reader = found.ends
+    code = level
+    for column in (group + 1, sender, receiver, reader):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, rank = first_of_each(code)
+    order = np.argsort(rank, kind="stable")
+    begins = np.flatnonzero(np.diff(rank[order], prepend=-1))
+    nbytes = found.nbytes[order]
+    first = []
+    ends = [*begins[1:].tolist(), len(order)]
+    totals = np.add.reduceat(nbytes, begins)
+    for begin, end, total in zip(begins.tolist(), ends, totals.tolist(), strict=True):
+        first.append(begin)
+        if total < LARGEST_BUNDLE_BYTES:
             continue
-        mine, position = where[call.key], call.position
-        at = max((level[source] + (where[source] != mine) for source in call.arguments), default=0)
-        for source in call.arguments:
-            cross(source, mine, number, position)
-        values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
-        results = made_of(call)
-        level[call.key], group[call.key], sizes[call.key] = at, number, sum(one.nbytes for one in results)
-        for value, one, dtype in zip(values, results, call.dtypes, strict=True):
-            key = result_key(call.key, value, len(values))
-            dtypes[key] = dtype
-            made(key, one.nbytes, at, number)
-    for stored, key in replaced.items():
-        cross(key, homes[stored], group_of[-1], position + 1)
-    yield from found.values()
-
-
-def _bundles(crossings: Iterator[_Crossing]) -> Iterator[Bundle]:
-    """Bundles of at most about ``LARGEST_BUNDLE_BYTES``, or of one item that is larger."""
-    count = 0
-    for crossing in crossings:
-        items: list[tuple[TaskKey, int, int]] = []
-        total = 0
-        for place, item in enumerate(crossing.items):
-            items.append(item)
-            total += item[1]
-            if total < LARGEST_BUNDLE_BYTES and place + 1 < len(crossing.items):
-                continue
-            yield Bundle(
-                TaskKey(TaskKind.BUNDLE, items[0][0].layer, "", count),
-                crossing.sender,
-                crossing.receiver,
-                tuple(key for key, _, _ in items),
-                total,
-                crossing.group,
-                crossing.reader,
-                min(position for _, _, position in items),
-            )
-            items, total = [], 0
-            count += 1
+        size = 0
+        for place, one in enumerate(nbytes[begin : end - 1].tolist(), begin + 1):
+            size += one
+            if size >= LARGEST_BUNDLE_BYTES:
+                first.append(place)
+                size = 0
+    starts = np.array(first, np.int64)
+    heads = order[starts]
+    columns = np.stack(
+        [
+            sender[heads],
+            receiver[heads],
+            np.add.reduceat(nbytes, starts),
+            group[heads],
+            reader[heads],
+            np.minimum.reduceat(found.position[order], starts),
+        ]
+    )
+    return columns, np.append(starts, len(order)), found.items[order]

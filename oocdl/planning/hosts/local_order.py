@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.placement import Strip
@@ -53,10 +55,9 @@ def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, Loca
     drafts = {member: _Draft([0] * len(exchange.groups)) for member in members}
     after: dict[TaskKey, Place] = {}
     """Where a chunk is there, in the order."""
-    for (number, call), group in zip(placed.calls, exchange.group_of, strict=True):
-        mine = drafts.get(placed.worker_of[call.key])
-        if mine is None:
-            continue
+    for number in np.flatnonzero(np.isin(placed.workers, list(drafts))).tolist():
+        call, group = placed.call(number), exchange.group_of[number]
+        mine = drafts[int(placed.workers[number])]
         if isinstance(call, PickCall):
             place: Place = (*after[call.source], 1)
         else:
@@ -67,12 +68,10 @@ def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, Loca
         mine.places.append((place, (number, call)))
         mine.counts[group] += 1
         mine.group_of[call.key] = group
-    for strip in placed.strips:
-        mine = drafts.get(placed.worker_of[strip.source])
-        if mine is not None:
-            after[strip.key] = (*after[strip.source], 2)
-            mine.places.append((after[strip.key], strip))
-    for bundle in exchange.bundles:
+    for strip in placed.strips_of(drafts):
+        after[strip.key] = (*after[strip.source], 2)
+        drafts[int(placed.strip_senders[strip.key.number])].places.append((after[strip.key], strip))
+    for bundle in exchange.bundles_of(drafts):
         if bundle.sender in drafts:
             mine = drafts[bundle.sender]
             mine.sent.update(bundle.items)

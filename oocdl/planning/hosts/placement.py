@@ -6,13 +6,18 @@ its own, made where its chunk is, so that the chunk itself need not move.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
 
-from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.index import Region, region_size
+import numpy as np
+
+from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall, UnitCall
-from oocdl.planning.hosts.assignment import assign
+from oocdl.planning.hosts.assignment import assigned
+from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten, starts_of
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 
@@ -26,87 +31,128 @@ class Strip:
     region: Region
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """A step over several workers."""
+    """A pass over several workers, in numbers: calls and strips are made of them for who asks.
 
-    calls: tuple[tuple[int, Call], ...]
-    """(number in the step graph, call), arguments replaced by strips where those are read."""
-    strips: tuple[Strip, ...]
-    worker_of: Mapping[TaskKey, int]
-    """Key -> number of the worker it is made on."""
-    position_of: Mapping[TaskKey, int]
-    """Key -> place in the plan's order, for priorities."""
+    It travels without ``flat``, and without what was made.
+    """
+
+    graph: TaskGraph
+    flat: FlatPass
+    workers: Ints
+    """For each call the worker that runs it."""
+    first: Ints
+    """For each call, and once more at the end: its first argument in ``strip_arguments``."""
+    strip_arguments: Ints
+    """For arguments that are strips: the place among those of their call."""
+    strip_of: Ints
+    """For the same arguments: the number of the strip."""
+    strip_calls: Ints
+    """For each strip the first call that reads it."""
+    strip_places: Ints
+    """For each strip the place of its source among that call's arguments."""
+    strip_senders: Ints
+    """For each strip the worker that cuts it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("flat", "calls", "strips", "worker_of")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def call(self, place: int) -> Call:
+        """A call, reading strips where it reads them."""
+        call = self.graph.calls[place]
+        first, last = self.first[place : place + 2].tolist()
+        if first == last or isinstance(call, PickCall):
+            return call
+        arguments = list(call.arguments)
+        for argument, strip in zip(
+            self.strip_arguments[first:last].tolist(), self.strip_of[first:last].tolist(), strict=True
+        ):
+            arguments[argument] = strip_key(strip, arguments[argument])
+        return replace(call, arguments=tuple(arguments))
+
+    def source_of(self, number: int) -> TaskKey:
+        """The chunk of which a strip is a part."""
+        call = self.graph.calls[self.strip_calls[number]]
+        assert isinstance(call, UnitCall)
+        return call.arguments[int(self.strip_places[number])]
+
+    def strip(self, number: int) -> Strip:
+        """A strip."""
+        call, argument = self.graph.calls[self.strip_calls[number]], int(self.strip_places[number])
+        assert isinstance(call, UnitCall)
+        read = next(one for one in call.reads if 0 <= argument - one.first < len(one.parts))
+        region = next(islice(read.parts, argument - read.first, None))
+        source = call.arguments[argument]
+        return Strip(strip_key(number, source), source, region)
+
+    def strips_of(self, members: Collection[int]) -> list[Strip]:
+        """The strips that some members cut."""
+        mine = np.isin(self.strip_senders, list(members))
+        return [self.strip(number) for number in np.flatnonzero(mine).tolist()]
+
+    @cached_property
+    def calls(self) -> tuple[tuple[int, Call], ...]:
+        """(number in the task graph, call), arguments replaced by strips where those are read."""
+        return tuple((place, self.call(place)) for place in range(len(self.graph.calls)))
+
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        """All strips."""
+        return tuple(map(self.strip, range(len(self.strip_calls))))
+
+    @cached_property
+    def worker_of(self) -> dict[TaskKey, int]:
+        """Key of a call or a strip -> number of the worker it is made on."""
+        found = {
+            call.key: worker for call, worker in zip(self.graph.calls, self.workers.tolist(), strict=True)
+        }
+        return found | {strip.key: found[strip.source] for strip in self.strips}
+
+
+def strip_key(number: int, source: TaskKey) -> TaskKey:
+    """The key of a strip of a chunk."""
+    return TaskKey(TaskKind.STRIP, source.layer, "", number)
 
 
 def place(graph: TaskGraph, workers: int) -> Placed:
     """Give every call a worker (``hosts/assignment``), and cut strips at the seams."""
-    region_of = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    worker_of = assign(graph, workers)
-    position_of: dict[TaskKey, int] = {}
-    calls: list[tuple[int, Call]] = []
-    strips: dict[tuple[TaskKey, Region], Strip] = {}
-    for number, call in enumerate(graph.calls):
-        if isinstance(call, PickCall):
-            position_of[call.key] = position_of[call.source]
-        else:
-            position_of[call.key] = call.position
-        if isinstance(call, UnitCall):
-            call = _with_strips(call, worker_of[call.key], worker_of, region_of, strips)
-        calls.append((number, call))
-    for strip in strips.values():
-        worker_of[strip.key], position_of[strip.key] = worker_of[strip.source], position_of[strip.source]
-    return Placed(tuple(calls), tuple(strips.values()), worker_of, position_of)
+    flat = flatten(graph)
+    return placed_on(flat, assigned(flat, workers))
 
 
-def largest_crossing(graph: TaskGraph, placed: Placed) -> int:
-    """Bytes of the largest chunk that may come to a worker from elsewhere."""
-    made: dict[TaskKey, list[tuple[Region, str]]] = {}
-    # Weights and state come from the client, or from the worker that has updated them.
-    crossing = max(graph.input_bytes.values(), default=0)
-    strips = {strip.key: strip for strip in placed.strips}
-    for _, call in placed.calls:
-        if isinstance(call, PickCall):
-            made[call.key] = [made[call.source][call.number]]
-            continue
-        if isinstance(call, UnitCall):
-            regions = [region for _, region in call.unit.makes]
-        else:
-            regions = [call.region] * len(call.values)
-        made[call.key] = list(zip(regions, call.dtypes, strict=True))
-        mine = placed.worker_of[call.key]
-        for source in call.arguments:
-            if placed.worker_of.get(source, mine) == mine:
-                continue
-            if source in strips:
-                ((_, dtype),) = made[strips[source].source]
-                made[source] = [(strips[source].region, dtype)]
-            sizes = [region_size(region) * itemsize(dtype) for region, dtype in made[source]]
-            crossing = max(crossing, *sizes)
-    return crossing
-
-
-def _with_strips(
-    call: UnitCall,
-    mine: int,
-    worker_of: Mapping[TaskKey, int],
-    region_of: Mapping[TaskKey, Region],
-    strips: dict[tuple[TaskKey, Region], Strip],
-) -> UnitCall:
-    """The call, reading strips instead of chunks of other workers of which it needs a part."""
-    elsewhere = {n for n, source in enumerate(call.arguments) if worker_of.get(source, mine) != mine}
-    if not elsewhere:
-        return call
-    arguments = list(call.arguments)
-    for read in call.reads:
-        if elsewhere.isdisjoint(range(read.first, read.first + len(read.parts))):
-            continue
-        for number, part in read.chunks:
-            source = call.arguments[number]
-            if number not in elsewhere or part == region_of[source]:
-                continue
-            if (source, part) not in strips:
-                key = TaskKey(TaskKind.STRIP, source.layer, "", len(strips))
-                strips[source, part] = Strip(key, source, part)
-            arguments[number] = strips[source, part].key
-    return replace(call, arguments=tuple(arguments))
+def placed_on(flat: FlatPass, workers: Ints) -> Placed:
+    """Cut strips at the seams of a pass whose calls are run by these ``workers``."""
+    maker = flat.maker[flat.source]
+    reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
+    cut = np.flatnonzero(
+        (flat.list_of >= 0)
+        & (maker >= 0)
+        & (workers[maker] != workers[reader])
+        & (flat.nbytes != flat.sizes[flat.source])
+    )
+    lists = flat.list_of[cut]
+    regions: dict[Region, int] = {}
+    """Different regions, numbered."""
+    used = np.unique(lists)
+    numbers = [
+        [regions.setdefault(region, len(regions)) for region in flat.parts[one]] for one in used.tolist()
+    ]
+    starts = starts_of(np.fromiter(map(len, numbers), np.int64, len(numbers)))
+    region = np.array([one for each in numbers for one in each], np.int64)
+    region = region[starts[np.searchsorted(used, lists)] + flat.place[cut]]
+    first, strip_of = first_of_each(flat.source[cut] * (len(regions) + 1) + region)
+    calls = reader[cut]
+    arguments = cut - flat.first[calls]
+    return Placed(
+        graph=flat.graph,
+        flat=flat,
+        workers=workers,
+        first=np.searchsorted(calls, np.arange(len(workers) + 1)),
+        strip_arguments=arguments,
+        strip_of=strip_of,
+        strip_calls=calls[first],
+        strip_places=arguments[first],
+        strip_senders=workers[maker[cut[first]]],
+    )

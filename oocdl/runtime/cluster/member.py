@@ -241,8 +241,7 @@ class Member:
 
         self.tier.renew((chunk, order.uses.get(key, ())) for key, chunk in self.held.items())
         wanted = [made for stored, made in exchange.renewed.items() if exchange.homes[stored] == mine]
-        placed = exchange.placed.worker_of
-        wanted += [key for key in known.scalars.values() if placed[key] == mine]
+        wanted += [key for key in known.scalars.values() if key in order.group_of]
         facts = (self.setup.run_id, name, plan_id, info)
         self.ended = None
         self.delivered.clear()

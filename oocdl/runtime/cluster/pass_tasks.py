@@ -32,8 +32,8 @@ def steps_of(exchange: Exchange, plan_id: str, members: int) -> list[Step]:
     """The tasks of a pass, without what differs from pass to pass."""
     found: list[Step] = []
     works: list[set[int]] = [set() for _ in range(members)]
-    for (_, call), group in zip(exchange.placed.calls, exchange.group_of, strict=True):
-        works[exchange.placed.worker_of[call.key]].add(group)
+    for worker, group in set(zip(exchange.placed.workers.tolist(), exchange.group_of, strict=True)):
+        works[worker].add(group)
     for number, groups in enumerate(works):
         last = _begin(number)
         for together in shown_groups(groups, members):

@@ -37,7 +37,7 @@ async def hand_out(run_id: str, name: str, number: int, now: bool) -> Any:
     """
     member = member_of(run_id)
     running = await member.pass_named(name)
-    key = member.setup.passes[running.plan_id].exchange.bundles[number].key
+    key = member.setup.passes[running.plan_id].exchange.bundle(number).key
     chunks = await result(running.bundle(key))
     if not now:
         return None

@@ -1,0 +1,33 @@
+"""Placed passes as they have always been: digests of who does what, and of all that travels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.placement import place
+from tests.kit.plan_digest import placement_digest
+from tests.kit.plans import cut_for, mlp_draft, unet_draft
+
+MLP = [256, 512, 256, 256]
+CASES = {
+    ("mlp", 3, "batch"): "aeb654d6d342710e",
+    ("mlp", 4, "channels"): "8143709f3e56eb3b",
+    ("unet", 2, "space"): "3dcadfa9eceb1ea2",
+    ("unet", 3, "both"): "ec8a0655d74ca4f2",
+    ("unet", 8, "auto"): "4e670c1027f97c65",
+}
+CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
+CUTS["both"] = {"batch": 2, "space": (2, 2)}
+
+
+@pytest.mark.parametrize(("network", "workers", "cut"), CASES)
+def test_placement_is_what_it_was(tmp_path: Path, network: str, workers: int, cut: str) -> None:
+    """To be changed only where another placement is meant."""
+    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
+    compiled = cut_for(draft, 2, workers, **CUTS[cut])
+    placed = place(compiled.graph, workers)
+    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), workers)
+    assert placement_digest(made) == CASES[network, workers, cut]
