@@ -40,6 +40,7 @@ FLOORS = (
     (Room("cli", "oocdl fit, plan, predict, …, demo", PEOPLE),),
     (Room("tuning", "search: many runs, of which the better ones train on", PEOPLE),),
     (Room("training", "fit: epochs and steps; the run that comes out; resuming", PEOPLE),),
+    (Room("dashboard", "the live page of a run, and what is written for it", PEOPLE),),
     (
         Room("report", "the plan as text and picture, progress", PEOPLE, 3),
         Room("testing", "runs any graph, cut", PEOPLE, 1.3),

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class RunStarted:
@@ -31,6 +34,73 @@ class StepDone:
 
     row: Mapping[str, Any]
     """The row of ``Run.history``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """When the tasks of a whole pass ran in one process."""
+
+    plan_id: str
+    """The kind of the pass: a key of ``Plan.kinds``."""
+    numbers: npt.NDArray[np.int32]
+    """Of the tasks that ran there: indexes of ``Plan.kinds[plan_id].graph.calls``. Shape (tasks,)."""
+    times: npt.NDArray[np.float64]
+    """When each began, had its memory, had its inputs, began to compute, had computed, and was done, in
+    seconds since 1970. Shape (tasks, 6)."""
+    threads: npt.NDArray[np.uint8]
+    """Number of the thread that each ran on. Shape (tasks,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessLook:
+    """How a process that trains stands at one moment. Bytes, and seconds; totals are since it began."""
+
+    name: str
+    threads: int
+    """Programs that it runs at once."""
+    processor_seconds: float
+    """Total of all its threads."""
+    process_bytes: int
+    """Memory that it has by the kernel's count, pages of files left out."""
+    base_bytes: int
+    """Of the budget, what the process takes before any array."""
+    reserved_bytes: int
+    """Promised to tasks that read or run."""
+    tier_bytes: int
+    """Of chunks in the RAM tier."""
+    spilled_bytes: int
+    """Of chunks in the spill on disk."""
+    read_bytes: int
+    """Total read from the spill."""
+    written_bytes: int
+    """Total written to the spill."""
+    received_bytes: int = 0
+    """Total that came from other processes."""
+    phases: bytes
+    """For each task of the pass that runs (``Plan.kinds[plan_id].graph.calls``): 0 it has not begun, 1 it
+    waits for memory or reads, 2 it computes or waits to, 3 it writes, 4 it is done. Of another process's
+    tasks 0."""
+    last_pass: PassTimes | None = None
+    """The times of the last whole pass; None before there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRunning:
+    """How the step that runs stands: about once a second, and after steps that are shorter, now and then.
+
+    Comes from the thread that called ``fit``, as all events do, so a listener that takes long delays the run.
+    """
+
+    at_seconds: float
+    """Since 1970."""
+    step: int
+    """Number of the step, from 1."""
+    pass_number: int
+    """Of the step's passes, from 1."""
+    passes: int
+    plan_id: str
+    """The kind of the pass: a key of ``Plan.kinds``."""
+    processes: tuple[ProcessLook, ...]
 
 
 @dataclass(frozen=True)
@@ -99,7 +169,7 @@ class WorkersChanged:
     """Steps that are committed; ``StepDone`` of later ones comes again."""
 
 
-Event = RunStarted | StepDone | Committed | RunFinished | RunStopped | Notice | WorkersChanged
+Event = RunStarted | StepRunning | StepDone | Committed | RunFinished | RunStopped | Notice | WorkersChanged
 Listener = Callable[[Event], None]
 
 SearchEvent = TrialDone | RungDone | Notice

@@ -35,6 +35,7 @@ PACKAGES = (
     "testing",
     "pytorch",
     "cluster",
+    "dashboard",
     "training",
     "tuning",
     "cli",

@@ -8,10 +8,12 @@ processor have their inputs read already, while others compute.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,17 @@ from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.engine import Engine
 from oocdl.engines.indices import IndexOutside
+from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
+from oocdl.host.limits import anonymous_bytes
 from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
+from oocdl.runtime.board import Board, Phase
 from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
@@ -54,6 +59,27 @@ class Context:
     """What tasks tell their times, while a trace is wanted."""
     left: dict[TaskKey, Chunk] = field(default_factory=dict)
     """Chunks on their way from one task of this process to another that does not depend on it."""
+
+    def __post_init__(self) -> None:
+        self.board = Board(max((len(graph.calls) for graph in self.task_graphs.values()), default=0))
+
+    def look(self, threads: int, base_bytes: int) -> ProcessLook:
+        """Tell how this process stands."""
+        stats, board = self.tier.stats, self.board
+        return ProcessLook(
+            name=f"{socket.gethostname()}, process {os.getpid()}",
+            threads=threads,
+            processor_seconds=process_time(),
+            process_bytes=anonymous_bytes(),
+            base_bytes=base_bytes,
+            reserved_bytes=stats.reserved_bytes,
+            tier_bytes=stats.resident_bytes,
+            spilled_bytes=self.tier.spilled_bytes,
+            read_bytes=stats.read_bytes,
+            written_bytes=stats.written_bytes,
+            phases=board.now(),
+            last_pass=board.last_pass,
+        )
 
 
 _contexts: dict[str, Context] = {}
@@ -100,6 +126,8 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     needed = acquired(call, chunks)
     context.tier.advance(call.position)
     program = context.engine.compile(call.unit.program)
+    phases = context.board.phases
+    phases[number] = Phase.READING
     begun = perf_counter()
     with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
@@ -116,6 +144,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
             )
         ]
         gathered = perf_counter()
+        phases[number] = Phase.COMPUTING
         with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
             try:
@@ -124,6 +153,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
                 factored = context.sources[plan_id].factored
                 raise index_error(error, call, factored, info.indices) from error
         computed = perf_counter()
+        phases[number] = Phase.WRITING
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays, rooms, lent
         _add_partial_sums(held, call, results, chunks)
@@ -136,8 +166,9 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     done, waited = perf_counter(), reserved - begun + computing - gathered
     spent = Spent(1, waited, gathered - reserved, done - computing, read, made_bytes)
     context.measured.add(call.key.layer, spent)
+    times = (begun, reserved, gathered, computing, computed, done)
+    context.board.done(number, times)
     if (recorder := context.recorder) is not None:
-        times = (begun, reserved, gathered, computing, computed, done)
         facts = _facts(call, plan_id, info) | {"read_bytes": read, "made_bytes": made_bytes}
         recorder.task("unit", call.key.layer, UNIT_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
@@ -149,13 +180,14 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
     call = context.task_graphs[plan_id].calls[number]
     assert isinstance(call, CombineCall)
     context.tier.advance(call.position)
+    context.board.phases[number] = Phase.READING
     begun = perf_counter()
     with context.tier.reserve(acquired(call, chunks).array_bytes) as held:
         reserved = perf_counter()
         width = len(call.values)
         total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
-        for number, elements in enumerate(call.counts[1:], 1):
-            others = chunks[number * width : (number + 1) * width]
+        for other, elements in enumerate(call.counts[1:], 1):
+            others = chunks[other * width : (other + 1) * width]
             arrays = [_in_place_or_copied(held, chunk) for chunk in others]
             combine(call.combine, total, count, arrays, elements)
             count += elements
@@ -169,6 +201,7 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
         made = _put(held, makes, total, call.uses, [0] * len(makes))
     done = perf_counter()
     context.measured.add(call.key.layer, Spent(0, reserved - begun, 0.0, done - reserved))
+    context.board.done(number, (begun, reserved, reserved, reserved, combined, done))
     if (recorder := context.recorder) is not None:
         times, facts = (begun, reserved, combined, done), _facts(call, plan_id, info)
         recorder.task("combine", f"{call.key.layer}: combine", COMBINE_PHASES, times, facts)

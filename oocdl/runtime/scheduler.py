@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
 
 from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
+
+TICK_SECONDS = 1.0
+"""Between two calls of ``tick``."""
 
 
 class Running:
@@ -97,7 +100,15 @@ class Running:
             del result
 
 
-def get(graph: Any, keys: Any, *, workers: int = 2, window: int | None = None, **_: Any) -> Any:
+def get(
+    graph: Any,
+    keys: Any,
+    *,
+    workers: int = 2,
+    window: int | None = None,
+    tick: Callable[[], None] | None = None,
+    **_: Any,
+) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters
@@ -111,6 +122,8 @@ def get(graph: Any, keys: Any, *, workers: int = 2, window: int | None = None, *
     window
         How many tasks beyond the oldest unfinished one may start; None: as many as suit the threads, of
         which one reads while the others compute.
+    tick
+        Called about once a second, by the thread that called ``get``, while tasks run.
 
     >>> get({"a": 1, "b": (lambda x: x + 1, "a")}, ["a", "b"])
     (1, 2)
@@ -121,6 +134,8 @@ def get(graph: Any, keys: Any, *, workers: int = 2, window: int | None = None, *
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
         futures = [pool.submit(run.work) for _ in range(workers)]
         try:
+            while tick is not None and wait(futures, TICK_SECONDS, return_when=FIRST_EXCEPTION).not_done:
+                tick()
             for future in futures:
                 future.result()
         except BaseException as error:

@@ -22,6 +22,7 @@ from dask.delayed import Delayed
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
+from oocdl.events import ProcessLook
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
@@ -52,6 +53,8 @@ class Held(ABC):
     """Whether a step has failed that had used up what it started from: there is nothing to commit."""
     told: bool = False
     """Whether the user knows that a guard withholds memory."""
+    tick: Callable[[], None] | None = None
+    """Called about once a second while a pass runs, by the thread that runs it."""
 
     def tell(self, notice: str | None) -> None:
         """Tell the user what a guard has noticed: once, however many of them notice how much."""
@@ -84,6 +87,10 @@ class Held(ABC):
     @abstractmethod
     def moved(self) -> Moved:
         """Since the session began."""
+
+    @abstractmethod
+    def looks(self) -> tuple[ProcessLook, ...]:
+        """How each process stands; those of a cluster that do not answer in time are left out."""
 
     def newcomers(self) -> int:
         """How many workers have come, and are to take part from now on; of a process alone none."""
@@ -197,7 +204,9 @@ class Session(Held):
             tasks[key] = Task(key, take, key)
         tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
-        options: dict[str, Any] = {"workers": self.machine.threads + 1} if run is get else {}
+        ours = {"workers": self.machine.threads + 1, "tick": self.tick}
+        options: dict[str, Any] = ours if run is get else {}
+        self.context.board.begin(plan_id, len(graph.calls))
         stats, begun = self.tier.stats, perf_counter()
         results = run(tasks, list(graph.outputs), **options)
         del tasks
@@ -231,6 +240,10 @@ class Session(Held):
             self.machine.base_bytes + stats.peak_bytes,
             self.context.heap.process_bytes(),
         )
+
+    def looks(self) -> tuple[ProcessLook, ...]:
+        """How this process stands."""
+        return (self.context.look(self.machine.threads, self.machine.base_bytes),)
 
     def measured(self) -> Measured:
         """What tasks of this process took."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from oocdl.events import (
     RunStarted,
     RunStopped,
     StepDone,
+    StepRunning,
     WorkersChanged,
 )
 from oocdl.graph.ir.graph import Array
@@ -47,6 +49,9 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
 from oocdl.training.workers import Workers
+
+LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 30.0, 0.01
+"""Least and most time between two events that tell how a step stands; the part of it that they may take."""
 
 
 @dataclass(eq=False)
@@ -76,6 +81,8 @@ class Trainer:
         """Whether a step was done since workers were lost that had not been done before."""
         self.furthest = 0
         """Steps that have been done, some of which may have been lost."""
+        self.look_at = 0.0
+        """When it is told next how a step stands (seconds of ``time.monotonic``)."""
 
     def emit(self, event: Event) -> None:
         """Tell all listeners."""
@@ -198,10 +205,12 @@ class Trainer:
         passes = self.course.passes_of(step)
         losses: list[dict[str, float]] = []
         for number, (plan_id, info) in enumerate(passes, 1):
+            session.tick = partial(self._look, session, step.number + 1, number, len(passes), plan_id)
             if number == len(passes):
                 self._prepare_kept(plan_id, step.number)
             losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
             _check_loss(losses[-1]["loss"], step.number, info.indices)
+            session.tick()
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
@@ -209,6 +218,26 @@ class Trainer:
         for name, value in asdict(after).items():
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
+
+    def _look(self, session: Held, step: int, pass_number: int, passes: int, plan_id: str) -> None:
+        """Tell how a step stands, if that was not told within the last second."""
+        begun = time.monotonic()
+        if begun < self.look_at:
+            return
+        looks = session.looks()
+        self.emit(
+            StepRunning(
+                at_seconds=time.time(),
+                step=step,
+                pass_number=pass_number,
+                passes=passes,
+                plan_id=plan_id,
+                processes=looks,
+            )
+        )
+        ended = time.monotonic()
+        pause = max(LOOK_SECONDS, (ended - begun) / LOOK_SHARE)
+        self.look_at = ended + min(pause, MOST_LOOK_SECONDS)
 
     def _meta(self, step: int) -> dict[str, int]:
         """What a commit says of the run."""

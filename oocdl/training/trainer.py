@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oocdl.config import OPTIONS
+from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
 from oocdl.host.limits import check_budget
@@ -258,6 +259,7 @@ def train(
     with ExitStack() as stack:
         say = _notices(callbacks) if workers is None else None
         store, made = _open_store(stack, folder, job, resume, replan, given, say)
+        callbacks = [stack.enter_context(LiveLog(folder)), *callbacks]
         if progress:
             callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):

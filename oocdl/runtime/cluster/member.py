@@ -129,6 +129,8 @@ class Member:
     asked: dict[int, Bundle] = field(default_factory=dict)
     """Bundles that others were asked for and that have not come, by number."""
     work: Work = field(default_factory=Work)
+    received_bytes: int = 0
+    """Total of the bundles that have come from other members."""
     begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """Names of the last passes."""
 
@@ -248,6 +250,7 @@ class Member:
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
         threads = self.setup.threads
+        self.context.board.begin(plan_id, len(exchange.graph.calls))
         self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads, self.work)
         self.asked = {}
         self.running.start(self.pool)

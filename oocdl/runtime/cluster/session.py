@@ -24,6 +24,7 @@ from distributed.protocol.pickle import dumps
 
 from oocdl.config import Settings
 from oocdl.errors import ResourceError
+from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.exchange import exchange, homes_of
@@ -65,6 +66,8 @@ GROW_SECONDS = 5.0
 """Workers that come while a run goes on join it when no further one has come for so long."""
 PAUSE_SECONDS = 1.0
 """Between two attempts to gather a crew."""
+LOOK_TIMEOUT_SECONDS = 2.0
+"""Members that do not tell in this time how they stand are left out of a look."""
 FAREWELL_SECONDS = 15.0
 """Members that are given up have so long to clear up."""
 
@@ -322,7 +325,7 @@ class ClusterSession(Held):
     def _results(self, futures: Sequence[Future[PassEnd]]) -> list[PassEnd]:
         """What the tasks give that end a pass; raises what one of them has raised."""
         assert self.watch is not None
-        self.watch.wait(futures)
+        self.watch.wait(futures, tick=self.tick)
         for future in futures:
             if failed(future):
                 error: Exception | None = None if future._state is None else future._state.exception
@@ -346,6 +349,18 @@ class ClusterSession(Held):
         totals = [sum(numbers) for numbers in zip(*map(astuple, each), strict=True)]
         largest = {name: max(getattr(one, name) for one in each) for name in MEMORY}
         return replace(Moved(*totals), **largest)
+
+    def looks(self) -> tuple[ProcessLook, ...]:
+        """How members stand; those that do not answer in time are left out."""
+        assert self.watch is not None
+        asked = self.client._run(worker_tasks.look, self.run_id, workers=self.addresses, on_error="return")
+        answer = in_loop(self.client, asked)
+        try:
+            found = answer.result(LOOK_TIMEOUT_SECONDS)
+        except (TimeoutError, OSError):  # who is lost is noticed by the watch
+            answer.cancel()
+            return ()
+        return tuple(one for one in found.values() if isinstance(one, ProcessLook))
 
     def measured(self) -> Measured:
         """What tasks took on all members of this crew."""

@@ -71,6 +71,7 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
                 await ask(False)
                 async with one_at_a_time:
                     parcel = await ask(True)
+            member.received_bytes += bundle.nbytes
             _arrived(member, running, bundle.items, parcel.chunks)
             del member.asked[bundle.key.number]
         except Exception as error:  # told to whoever waits for the end of the pass

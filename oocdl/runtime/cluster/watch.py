@@ -85,10 +85,16 @@ class Watch:
             reports = {address: there[address].report for address in self.members}
             self._stillness.look(reports, min(since, LATE_SECONDS))
 
-    def wait(self, futures: Sequence[Future[Any] | LocalFuture[Any]], nbytes: int = 0) -> None:
+    def wait(
+        self,
+        futures: Sequence[Future[Any] | LocalFuture[Any]],
+        nbytes: int = 0,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
         """Wait until all are done, or one has failed. Raises WorkersLost, also if nobody moves any more.
 
-        ``nbytes``: what travels between the driver and members meanwhile.
+        ``nbytes``: what travels between the driver and members meanwhile. ``tick`` is called about once a
+        second.
         """
         change = threading.Event()
         self._stillness.begin(nbytes)
@@ -107,6 +113,8 @@ class Watch:
             if left:
                 change.wait(LOOK_SECONDS)
                 self.look()
+                if tick is not None:
+                    tick()
 
     def ask(
         self,

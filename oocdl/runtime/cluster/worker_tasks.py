@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from distributed.protocol.pickle import loads
 
 from oocdl.errors import OocdlError, ResourceError
+from oocdl.events import ProcessLook
 from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
@@ -98,6 +100,13 @@ async def set_up(packed: bytes, dask_worker: Worker) -> bool:
             raise type(error)(f"worker {dask_worker.address}: {error}") from error
         raise
     return member.sees_run
+
+
+def look(run_id: str) -> ProcessLook:
+    """Tell how this member stands."""
+    member = member_of(run_id)
+    known = member.context.look(member.setup.threads, member.machine.base_bytes)
+    return replace(known, received_bytes=member.received_bytes)
 
 
 async def tear_down(run_id: str, dask_worker: Worker) -> None:

@@ -143,6 +143,11 @@ class Tier:
         return self._pool.mapped_bytes
 
     @property
+    def spilled_bytes(self) -> int:
+        """Bytes of chunks that are in the spill. Needs no lock of the tier."""
+        return self._spill.live_bytes
+
+    @property
     def touched_bytes(self) -> int:
         """Bytes of arrays, and of pages kept for them, that the process has. Needs no lock of the tier."""
         return self._pool.touched_bytes + self._ledger.small_bytes

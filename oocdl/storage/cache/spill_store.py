@@ -101,6 +101,11 @@ class SpillStore:
         self.watch: Callable[[str, float, int], None] | None = None
         """Called after each transfer, by its thread: "spill read" or "spill write", when it began, bytes."""
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of chunks that are in it. Needs no lock."""
+        return self._live
+
     def write(self, array: Array, outer: int = 0) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
 

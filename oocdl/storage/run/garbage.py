@@ -50,7 +50,7 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
 
 def refuse_links(root: Path) -> None:
     """Raise StoreError if a link stands where a run has folders and files: writing would leave the run."""
-    folders = ("weights", "state", "kept", "history", "spill")
+    folders = ("weights", "state", "kept", "history", "spill", "live")
     inner = (f"{name}/*" for name in folders)
     for pattern in (*folders, "LOCK", "epoch-*", *inner, "weights/*/*", "state/*/*"):
         for path in root.glob(pattern):
@@ -76,7 +76,7 @@ def clear(root: Path) -> None:
     (root / "CURRENT").unlink(missing_ok=True)
     for path in [*manifests, *root.glob("*.partial"), *(root / name for name in _FACTS)]:
         path.unlink(missing_ok=True)
-    for name in ("history", "weights", "state", "kept", "spill"):
+    for name in ("history", "weights", "state", "kept", "spill", "live"):
         if (root / name).is_dir() and not (root / name).is_symlink():
             shutil.rmtree(root / name)
     sync_path(root)

@@ -1,0 +1,173 @@
+"""What a dashboard has to know of a plan, as plain data that is written once a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oocdl.errors import CorruptError
+from oocdl.planning.calibrate import known_rates
+from oocdl.planning.calls import PickCall
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.cost_model import NOMINAL
+from oocdl.report.plan_view import Plan
+from oocdl.report.run_report import computing_seconds
+
+FORMAT = 1
+NO_LAYER = -1
+"""In the place of a layer: a call that takes no time, and is not shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
+
+    name: str
+    phase: str
+    """"forward", "backward" or "update"."""
+    units: int
+    cuts: str
+    """Such as "batch:2 space0:4"; empty where it is whole."""
+    shape: str
+    """Of the first value that it makes."""
+    operators: str
+    unit_bytes: int
+    """Memory of its largest unit."""
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    predicted_seconds: float
+    sources: tuple[int, ...]
+    """Indexes of the layers of which it reads something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassFacts:
+    """One kind of pass."""
+
+    layers: tuple[LayerFacts, ...]
+    layer_of: tuple[int, ...]
+    """For each call in order: the index of its layer, or ``NO_LAYER``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """All that is known of a run before its first step."""
+
+    model: str
+    workdir: str
+    engine: str
+    threads: int
+    """Programs that a process runs at once."""
+    budget_bytes: int
+    """Of each process."""
+    base_bytes: int
+    steps: int
+    begun_at_seconds: float
+    """When this call of ``fit`` began, since 1970."""
+    predicted_seconds: float
+    """Of a step."""
+    predicted_peak_bytes: int
+    predicted_spill_bytes: int
+    """Read and written by a step."""
+    disk_read_rate: float
+    """Bytes a second."""
+    disk_write_rate: float
+    rates_measured: bool
+    """Whether rates were measured on this machine; else they are nominal."""
+    passes: Mapping[str, PassFacts]
+    """By plan id."""
+
+    def to_json(self) -> str:
+        """All of it as JSON text."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+
+def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFacts:
+    """Gather the facts of a run."""
+    rates = known_rates(plan.machine.engine)
+    seconds = dict(zip(dict.fromkeys(plan.pass_ids), _seconds_of(plan), strict=True))
+    return RunFacts(
+        model=plan.model,
+        workdir=workdir,
+        engine=plan.machine.engine,
+        threads=plan.machine.threads,
+        budget_bytes=plan.settings.memory_bytes,
+        base_bytes=plan.process_bytes,
+        steps=steps,
+        begun_at_seconds=at_seconds,
+        predicted_seconds=plan.seconds,
+        predicted_peak_bytes=plan.peak_bytes,
+        predicted_spill_bytes=plan.spill_read_bytes + plan.spill_written_bytes,
+        disk_read_rate=rates.disk_read_bytes_per_second,
+        disk_write_rate=rates.disk_write_bytes_per_second,
+        rates_measured=rates is not NOMINAL,
+        passes={name: _pass_facts(kind, seconds.get(name, {})) for name, kind in plan.kinds.items()},
+    )
+
+
+def read_facts(text: str) -> RunFacts:
+    """Read what ``to_json`` wrote. Raises CorruptError if it is anything else, or of another version."""
+    try:
+        body: dict[str, Any] = json.loads(text)
+        if body.pop("format") != FORMAT:
+            raise CorruptError("the run's dashboard files are of another version of oocdl")
+        passes = {
+            name: PassFacts(
+                layers=tuple(
+                    LayerFacts(**{**layer, "sources": tuple(layer["sources"])}) for layer in one["layers"]
+                ),
+                layer_of=tuple(one["layer_of"]),
+            )
+            for name, one in body.pop("passes").items()
+        }
+        return RunFacts(**body, passes=passes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"the run's dashboard files are damaged ({error})") from error
+
+
+def _seconds_of(plan: Plan) -> list[dict[str, float]]:
+    """Predicted seconds by layer of each kind of pass of a whole step."""
+    simulated = dict(zip(plan.pass_ids, plan.simulated, strict=True))
+    return [computing_seconds([one]) for one in simulated.values()]
+
+
+def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFacts:
+    plan = compiled.plan
+    shapes, class_names = plan.factored.shapes, plan.classes.names
+    maker: dict[str, int] = {}
+    layers = []
+    for index, planned in enumerate(plan.layers):
+        layer = planned.layer
+        made = (*layer.stores, *layer.partials)
+        sources = dict.fromkeys(maker[name] for name in layer.reads if name in maker)
+        maker |= dict.fromkeys(made, index)
+        layers.append(
+            LayerFacts(
+                name=layer.name,
+                phase=_phase(layer.name),
+                units=len(planned.units),
+                cuts=" ".join(f"{class_names[c]}:{n}" for c, n in planned.grid.items() if n > 1),
+                shape=" × ".join(map(str, shapes[made[0]])) if made else "",
+                operators=", ".join(dict.fromkeys(cell.node.op for cell in layer.cells)),
+                unit_bytes=planned.peak_bytes,
+                read_bytes=planned.read_bytes,
+                written_bytes=planned.written_bytes,
+                flops=planned.flops,
+                predicted_seconds=seconds.get(layer.name, 0.0),
+                sources=tuple(sources),
+            )
+        )
+    number = {layer.name: index for index, layer in enumerate(layers)}
+    layer_of = tuple(
+        NO_LAYER if isinstance(call, PickCall) else number[call.key.layer] for call in compiled.graph.calls
+    )
+    return PassFacts(layers=tuple(layers), layer_of=layer_of)
+
+
+def _phase(layer: str) -> str:
+    """Tell the part of a pass by the name that its first node got when the pass was made."""
+    part, _, rest = layer.partition("/")
+    return {"grad": "backward", "update": "update"}.get(part, "forward") if rest else "forward"

@@ -1,0 +1,197 @@
+"""``LiveLog``: writes what a run tells to the folder ``live`` of its directory, for whoever looks at it.
+
+A listener of ``oocdl.events``. A page reads the files, on this machine or on another that sees the folder;
+what it costs the run is a few lines a second. Files: ``facts.json`` (the plan), ``now.json`` (how the step
+stands), ``last_pass.npz`` (when each task ran), ``steps.jsonl`` (history rows since the last commit),
+``resources.jsonl`` (memory and bytes moved over time) and ``notes.jsonl`` (lines for the user).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oocdl.dashboard.facts import facts_of
+from oocdl.events import (
+    Committed,
+    Event,
+    Notice,
+    PassTimes,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    StepRunning,
+    WorkersChanged,
+)
+
+FOLDER = "live"
+FACTS, NOW, LAST_PASS = "facts.json", "now.json", "last_pass.npz"
+STEPS, RESOURCES, NOTES = "steps.jsonl", "resources.jsonl", "notes.jsonl"
+FLUSH_SECONDS = 1.0
+"""Rows of the history are written together, this often."""
+MOST_LINES = 4000
+"""Lines of resources of a run of a thousand seconds are a second apart; later ones so far that as many again
+come with each time as long as all before."""
+LAST_PASS_SECONDS = 5.0
+"""The times of tasks are written no more often than this."""
+OF_PROCESS = (
+    "process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes",
+    "read_bytes", "written_bytes", "received_bytes", "processor_seconds",
+)  # fmt: skip
+"""What a line of resources has of each process, in this order."""
+
+
+class LiveLog:
+    """Writes the files. A listener and, as it holds files open, a context manager.
+
+    A file that cannot be written ends the log with a warning, never the run.
+    """
+
+    def __init__(self, run: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = run / FOLDER, clock
+        self._rows: list[Mapping[str, Any]] = []
+        self._flushed = self._lined = self._passed = float("-inf")
+        self._first = clock()
+        self._broken = False
+
+    def __enter__(self) -> LiveLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._guarded(self._flush)
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        self._guarded(self._take, event)
+
+    def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
+        if self._broken:
+            return
+        try:
+            write(*arguments)
+        except OSError as error:
+            self._broken = True
+            warnings.warn(
+                f"{self._folder} cannot be written ({error.strerror}): no dashboard sees the run from now on",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._start(event)
+            case StepRunning():
+                self._now(event)
+            case StepDone():
+                self._rows.append(event.row)
+                if self._clock() - self._flushed >= FLUSH_SECONDS:
+                    self._flush()
+            case Committed():
+                self._forget_rows()
+                self._note("commit", f"step {event.step} is committed", step=event.step)
+            case WorkersChanged():
+                self._forget_rows()
+                self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
+            case Notice():
+                self._note("notice", event.text)
+            case RunStopped():
+                self._note("stopped", f"stopped by {event.reason}; {event.done} steps are committed")
+            case RunFinished():
+                self._flush()
+                self._note("finished", f"{event.steps} steps are done", step=event.steps)
+
+    def _start(self, event: RunStarted) -> None:
+        self._folder.mkdir(exist_ok=True)
+        now = self._clock()
+        for name in (NOW, LAST_PASS):
+            (self._folder / name).unlink(missing_ok=True)
+        if event.done == 0:
+            for name in (RESOURCES, NOTES):
+                (self._folder / name).unlink(missing_ok=True)
+        self._forget_rows()
+        if event.plan is not None:
+            facts = facts_of(event.plan, event.workdir, event.steps, now)
+            self._replace(FACTS, facts.to_json().encode())
+        with suppress(FileNotFoundError), (self._folder / RESOURCES).open() as lines:
+            self._first = json.loads(lines.readline() or "{}").get("at", now)
+        self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done)
+        for text in event.notes:
+            self._note("notice", text)
+
+    def _now(self, event: StepRunning) -> None:
+        width = max((len(one.phases) for one in event.processes), default=0)
+        merged = np.zeros(width, np.uint8)
+        for one in event.processes:
+            phases = np.frombuffer(one.phases, np.uint8)
+            np.maximum(merged[: phases.size], phases, out=merged[: phases.size])
+        words = {
+            "at": event.at_seconds,
+            "step": event.step,
+            "pass": event.pass_number,
+            "passes": event.passes,
+            "plan_id": event.plan_id,
+            "phases": base64.b64encode(merged.tobytes()).decode(),
+            "processes": [one.name for one in event.processes],
+        }
+        self._replace(NOW, json.dumps(words).encode())
+        if event.at_seconds - self._lined >= max(1.0, (event.at_seconds - self._first) / MOST_LINES) * 0.9:
+            self._lined = event.at_seconds
+            rows = {one.name: [getattr(one, name) for name in OF_PROCESS] for one in event.processes}
+            self._append(RESOURCES, {"at": event.at_seconds, "processes": rows})
+        passes = {one.name: one.last_pass for one in event.processes if one.last_pass is not None}
+        if passes and event.at_seconds - self._passed >= LAST_PASS_SECONDS:
+            self._passed = event.at_seconds
+            self._replace(LAST_PASS, _packed(passes))
+
+    def _flush(self) -> None:
+        self._flushed = self._clock()
+        rows, self._rows = self._rows, []
+        if rows and self._folder.is_dir():
+            self._append(STEPS, *rows)
+
+    def _forget_rows(self) -> None:
+        """Rows are in the history, or were rolled back."""
+        self._rows = []
+        (self._folder / STEPS).write_bytes(b"")
+
+    def _note(self, kind: str, text: str, **more: Any) -> None:
+        if self._folder.is_dir():
+            self._append(NOTES, {"at": self._clock(), "kind": kind, "text": text, **more})
+
+    def _append(self, name: str, *lines: Mapping[str, Any]) -> None:
+        with (self._folder / name).open("a") as out:
+            out.write("".join(json.dumps(dict(line)) + "\n" for line in lines))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Write a file that readers see whole or not at all."""
+        partial = self._folder / f"{name}.partial"
+        partial.write_bytes(data)
+        partial.replace(self._folder / name)
+
+
+def _packed(passes: Mapping[str, PassTimes]) -> bytes:
+    """The times of the last pass of each process, as an npz file."""
+    out = io.BytesIO()
+    arrays: dict[str, Any] = {
+        "names": np.array(list(passes)),
+        "plans": np.array([p.plan_id for p in passes.values()]),
+    }
+    for number, one in enumerate(passes.values()):
+        arrays |= {
+            f"numbers{number}": one.numbers,
+            f"times{number}": one.times,
+            f"threads{number}": one.threads,
+        }
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()

@@ -1,0 +1,253 @@
+"""``View``: all that a page shows of one run, read from its directory, and read on as the run goes on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.dashboard.facts import NO_LAYER, PassFacts, RunFacts, read_facts
+from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, OF_PROCESS, RESOURCES, STEPS
+from oocdl.dashboard.series import Table
+from oocdl.dashboard.tail import Tail
+from oocdl.errors import StoreError
+
+MOST_NOTES = 200
+"""Lines for the user that are shown: the last ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now:
+    """How the step that runs stands."""
+
+    at_seconds: float
+    step: int
+    pass_number: int
+    passes: int
+    plan_id: str
+    phases: npt.NDArray[np.uint8]
+    """Of each call of the pass: see ``ProcessLook.phases``."""
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What one thread did in the last whole pass. One element a task."""
+
+    process: str
+    thread: int
+    layers: npt.NDArray[np.intp]
+    times: npt.NDArray[np.float64]
+    """Seconds since the pass began. Shape (tasks, 6); see ``PassTimes.times``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastPass:
+    """When the tasks of the last whole pass ran."""
+
+    plan_id: str
+    seconds: float
+    lanes: tuple[Lane, ...]
+
+
+class View:
+    """What is known of a run. ``refresh`` reads what is new; ``version`` grows when there is something."""
+
+    def __init__(self, run: Path) -> None:
+        if not (run / "run.json").is_file():
+            raise StoreError(f"there is no run in {run}")
+        self.run, self._live = run, run / FOLDER
+        self.version = 0
+        self.facts: RunFacts | None = None
+        self.now: Now | None = None
+        self.last_pass: LastPass | None = None
+        self.notes: list[dict[str, Any]] = []
+        self.steps = Table()
+        """A row a step: that of the history, and ``train_seconds``, those of all steps so far."""
+        self.resources: dict[str, Table] = {}
+        """By process: rows with ``at`` (seconds since 1970) and the fields of ``OF_PROCESS``."""
+        self._committed = 0
+        """Rows of ``steps`` that are of the history."""
+        self._history = Tail(run / "history" / "steps.jsonl")
+        self._rows, self._lines = Tail(self._live / STEPS), Tail(self._live / RESOURCES)
+        self._notes = Tail(self._live / NOTES)
+        self._marks: dict[str, tuple[int, int]] = {}
+
+    def refresh(self) -> bool:
+        """Read what is new; whether there is anything."""
+        found = [
+            self._read_facts(),
+            self._read_steps(),
+            self._read_resources(),
+            self._read_notes(),
+            self._read_now(),
+            self._read_last_pass(),
+        ]
+        self.version += any(found)
+        return any(found)
+
+    # --- files -----------------------------------------------------------------------------
+
+    def _changed(self, name: str) -> bytes | None:
+        """The content of a file that is replaced as a whole, if it is another than the last time."""
+        path = self._live / name
+        try:
+            stat = path.stat()
+            mark = stat.st_ino, stat.st_mtime_ns
+            if self._marks.get(name) == mark:
+                return None
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        self._marks[name] = mark
+        return data
+
+    def _read_facts(self) -> bool:
+        data = self._changed(FACTS)
+        if data is None:
+            return False
+        self.facts, self.last_pass = read_facts(data.decode()), None
+        return True
+
+    def _read_now(self) -> bool:
+        data = self._changed(NOW)
+        if data is None:
+            return False
+        words = json.loads(data)
+        self.now = Now(
+            at_seconds=words["at"],
+            step=words["step"],
+            pass_number=words["pass"],
+            passes=words["passes"],
+            plan_id=words["plan_id"],
+            phases=np.frombuffer(base64.b64decode(words["phases"]), np.uint8),
+            processes=tuple(words["processes"]),
+        )
+        return True
+
+    def _read_last_pass(self) -> bool:
+        data = self._changed(LAST_PASS)
+        if data is None or self.facts is None:
+            return False
+        with np.load(io.BytesIO(data)) as arrays:
+            names, plans = arrays["names"].tolist(), arrays["plans"].tolist()
+            found = [
+                (name, plan, arrays[f"numbers{i}"], arrays[f"times{i}"], arrays[f"threads{i}"])
+                for i, (name, plan) in enumerate(zip(names, plans, strict=True))
+            ]
+        plan_id = plans[0]
+        facts = self.facts.passes.get(plan_id)
+        if facts is None:
+            return False
+        layer_of = np.array(facts.layer_of)
+        began = min(float(times[:, 0].min()) for _, _, _, times, _ in found if times.size)
+        ended = max(float(times[:, -1].max()) for _, _, _, times, _ in found if times.size)
+        lanes = [
+            Lane(
+                process=name,
+                thread=int(thread),
+                layers=layer_of[numbers[threads == thread]],
+                times=times[threads == thread] - began,
+            )
+            for name, plan, numbers, times, threads in found
+            if plan == plan_id
+            for thread in np.unique(threads)
+        ]
+        self.last_pass = LastPass(plan_id=plan_id, seconds=ended - began, lanes=tuple(lanes))
+        return True
+
+    def _read_steps(self) -> bool:
+        history, live = self._history.read(), self._rows.read()
+        again = self._history.again
+        if again:
+            self.steps.cut(0)
+            self._committed = 0
+        if self._rows.again or history:
+            # Rows since the last commit may have come into the history, or were rolled back.
+            self.steps.cut(self._committed)
+            live = live if self._rows.again else self._all_rows()
+        self._add_steps(history)
+        self._committed = len(self.steps) if history else self._committed
+        last = self.steps["step"][-1] if len(self.steps) else 0
+        self._add_steps([row for row in live if row.get("step", 0) > last])
+        return bool(history or live or again)
+
+    def _all_rows(self) -> list[dict[str, Any]]:
+        return Tail(self._live / STEPS).read()
+
+    def _add_steps(self, rows: list[dict[str, Any]]) -> None:
+        total = float(self.steps["train_seconds"][-1]) if len(self.steps) else 0.0
+        for row in rows:
+            total += row.get("seconds", 0.0)
+            self.steps.add([{**row, "train_seconds": total}])
+
+    def _read_resources(self) -> bool:
+        lines = self._lines.read()
+        if self._lines.again:
+            self.resources = {}
+        for line in lines:
+            for name, numbers in line["processes"].items():
+                row = {"at": line["at"], **dict(zip(OF_PROCESS, numbers, strict=False))}
+                self.resources.setdefault(name, Table()).add([row])
+        return bool(lines)
+
+    def _read_notes(self) -> bool:
+        lines = self._notes.read()
+        self.notes = [*([] if self._notes.again else self.notes), *lines][-MOST_NOTES:]
+        return bool(lines)
+
+    # --- what follows from it --------------------------------------------------------------
+
+    @property
+    def main(self) -> PassFacts | None:
+        """The pass that ends a step; None before the run is planned."""
+        if self.facts is None:
+            return None
+        return self.facts.passes.get("main") or next(iter(self.facts.passes.values()))
+
+    @property
+    def ended(self) -> str:
+        """ "finished" or "stopped" if the last thing that the run told is that; else empty."""
+        kinds = [note["kind"] for note in self.notes if note["kind"] in ("started", "finished", "stopped")]
+        return kinds[-1] if kinds and kinds[-1] != "started" else ""
+
+    def layer_seconds(self) -> npt.NDArray[np.float64] | None:
+        """Measured seconds of the program of each layer in the last whole pass; None before there is one."""
+        if self.last_pass is None or self.facts is None:
+            return None
+        count = len(self.facts.passes[self.last_pass.plan_id].layers)
+        found = np.zeros(count)
+        for lane in self.last_pass.lanes:
+            known = lane.layers != NO_LAYER
+            np.add.at(found, lane.layers[known], (lane.times[:, 5] - lane.times[:, 3])[known])
+        return found
+
+    def phase_map(self, columns: int) -> npt.NDArray[np.uint8] | None:
+        """The map of the step that runs: shape (layers, columns), the phase of the task in each place.
+
+        A layer's tasks share its row: a task takes several columns, or several tasks one, of which the one
+        that is least far is shown. None before there is a step.
+        """
+        if self.now is None or self.facts is None or self.now.plan_id not in self.facts.passes:
+            return None
+        one = self.facts.passes[self.now.plan_id]
+        layer_of = np.array(one.layer_of)
+        if layer_of.size != self.now.phases.size:
+            return None
+        out = np.zeros((len(one.layers), columns), np.uint8)
+        order = np.argsort(layer_of, kind="stable")
+        bounds = np.searchsorted(layer_of[order], np.arange(len(one.layers) + 1))
+        for index in range(len(one.layers)):
+            phases = self.now.phases[order[bounds[index] : bounds[index + 1]]]
+            if phases.size > columns:
+                edges = np.linspace(0, phases.size, columns + 1).astype(np.intp)[:-1]
+                out[index] = np.minimum.reduceat(phases, edges)
+            elif phases.size:
+                out[index] = phases[np.arange(columns) * phases.size // columns]
+        return out
