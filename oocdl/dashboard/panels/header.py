@@ -1,0 +1,103 @@
+"""The head of the page: four answers, and a line of facts."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from bokeh.models import Column, LayoutDOM
+
+from oocdl.dashboard.answers import Answer, bottleneck, learning, remaining, worst_layer
+from oocdl.dashboard.panels.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    LINE,
+    PAPER,
+    RED,
+    html,
+    mebibytes,
+    text,
+)
+from oocdl.dashboard.view import View
+from oocdl.report.progress import clock_time
+
+QUESTIONS = (
+    ("Is it learning?", learning),
+    ("When is it done?", remaining),
+    ("What limits it?", bottleneck),
+    ("Which layer is worst?", worst_layer),
+)
+CARDS_STYLE = f"""<style>
+.answers {{ display: grid; gap: 12px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }}
+.answer {{ background: {PAPER}; border: 1px solid {LINE}; border-left: 4px solid {BLUE}; border-radius: 10px;
+  padding: 6px 12px; min-width: 0; }}
+.answer.good {{ border-left-color: {GREEN}; }} .answer.bad {{ border-left-color: {RED}; }}
+.answer .asked {{ color: {FAINT}; font-size: 12px; }}
+.answer .short {{ color: {INK}; font-size: 20px; font-weight: 600; overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap; }}
+.answer .long {{ color: {FAINT}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
+.bar {{ height: 6px; background: {LINE}; border-radius: 3px; overflow: hidden; margin: 10px 0 4px; }}
+.bar div {{ height: 100%; background: {BLUE}; }}
+.facts span {{ margin-right: 18px; white-space: nowrap; }} .facts b {{ color: {INK}; font-weight: 600; }}
+</style>"""
+
+
+class Header:
+    """Title, answers, progress."""
+
+    def __init__(self) -> None:
+        self._title, self._cards = html(size="18px", color=INK), html()
+        self.root: LayoutDOM = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
+
+    def update(self, view: View) -> None:
+        """Show what the view has now."""
+        facts = view.facts
+        model = text(facts.model) if facts else "…"
+        self._title.text = f"<b>oocdl</b> &nbsp;{model} <span style='color:{FAINT}'>{text(view.run)}</span>"
+        cards = "".join(_card(asked, answer(view)) for asked, answer in QUESTIONS)
+        self._cards.text = f"{CARDS_STYLE}<div class='answers'>{cards}</div>{_progress(view)}{_facts(view)}"
+
+
+def _card(asked: str, answer: Answer) -> str:
+    short, long = text(answer.short), text(answer.long)
+    return (
+        f"<div class='answer {answer.mood}'><div class='asked'>{asked}</div>"
+        f"<div class='short' title='{short}'>{short}</div><div class='long'>{long}</div></div>"
+    )
+
+
+def _progress(view: View) -> str:
+    done = float(view.steps["step"][-1]) if len(view.steps) else 0.0
+    total = view.facts.steps if view.facts else 0
+    if view.now is not None and view.now.step > done and view.now.phases.size:
+        inside = float(np.mean(view.now.phases == 4))
+        done += (view.now.pass_number - 1 + inside) / view.now.passes
+    share = min(done / total, 1.0) if total else 0.0
+    return f"<div class='bar'><div style='width:{share:.2%}'></div></div>"
+
+
+def _facts(view: View) -> str:
+    """A line of facts: step, learning rate, seconds, memory, last commit."""
+    steps, facts = view.steps, view.facts
+    words: list[tuple[str, str]] = []
+    if facts is not None:
+        done = int(steps["step"][-1]) if len(steps) else 0
+        words.append(("step", f"{done} of {facts.steps}"))
+    if len(steps):
+        words.append(("loss", f"{steps['loss'][-1]:.4g}"))
+        words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
+        words.append(("a step", f"{np.nanmedian(steps['seconds'][-20:]):.3g} s"))
+    if facts is not None and view.resources:
+        most = max(float(table["process_bytes"][-1]) for table in view.resources.values())
+        words.append(("memory", f"{mebibytes(most)} of {mebibytes(facts.budget_bytes)}"))
+        if len(view.resources) > 1:
+            words.append(("processes", str(len(view.resources))))
+    commits = [note for note in view.notes if note["kind"] == "commit"]
+    if commits:
+        ago = clock_time(max(time.time() - commits[-1]["at"], 0))
+        words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
+    inner = "".join(f"<span>{text(name)} <b>{text(value)}</b></span>" for name, value in words)
+    return f"<div class='facts'>{inner}</div>"

@@ -1,0 +1,125 @@
+"""Colours, sizes and figures that all panels share.
+
+The palette is that of Okabe and Ito (2008), which people with any kind of colour vision can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Protocol
+
+from bokeh.models import Column, InlineStyleSheet, LayoutDOM
+from bokeh.models.widgets import Div, Select
+from bokeh.plotting import figure
+
+from oocdl.dashboard.view import View
+from oocdl.errors import printable
+
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+SKY, PURPLE, YELLOW, GREY = "#56b4e9", "#cc79a7", "#f0e442", "#8a9099"
+INK, FAINT, LINE, PAPER = "#1d2733", "#66717e", "#e3e7ec", "#ffffff"
+PHASE_COLORS = ("#e9ecf0", SKY, ORANGE, PURPLE, GREEN)
+PHASE_NAMES = ("waiting", "reading", "computing", "writing", "done")
+PART_COLORS = {"forward": BLUE, "backward": RED, "update": GREEN}
+CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+HEIGHT = 236
+"""Pixels of a figure in the overview."""
+MOST_POINTS = 2000
+"""Points of a line that a browser gets."""
+
+CARD = InlineStyleSheet(
+    css=f":host {{ background: {PAPER}; border: 1px solid {LINE}; border-radius: 10px; padding: 8px 10px; "
+    "box-sizing: border-box; min-width: 0; }"
+)
+WIDE = InlineStyleSheet(css=".bk-clearfix { display: block; width: 100%; }")
+GRID = InlineStyleSheet(
+    css=":host { display: grid !important; gap: 12px; align-items: stretch; "
+    "grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }"
+)
+
+
+class Panel(Protocol):
+    """A part of the page."""
+
+    @property
+    def root(self) -> LayoutDOM:
+        """What is laid out."""
+
+    def update(self, view: View) -> None:
+        """Show what the view has now."""
+
+
+def text(words: object) -> str:
+    """Write words for HTML: names come from files that others wrote."""
+    return escape(printable(str(words)))
+
+
+def plot(title: str, height: int = HEIGHT, tools: str = "pan,box_zoom,reset", **options: Any) -> Any:
+    """Make an empty figure as all of them look."""
+    options |= {"height": height, "tools": tools, "toolbar_location": "above"}
+    made: Any = figure(title=title, sizing_mode="stretch_width", **options)
+    made.title.text_font, made.title.text_font_size, made.title.text_color = FONT, "13px", INK
+    made.toolbar.logo, made.toolbar.autohide = None, True
+    made.outline_line_color = None
+    made.grid.grid_line_color = LINE
+    made.min_border_right = 12
+    for axis in (*made.xaxis, *made.yaxis):
+        axis.axis_line_color, axis.major_tick_line_color, axis.minor_tick_line_color = LINE, LINE, None
+        axis.major_label_text_font = axis.axis_label_text_font = FONT
+        axis.major_label_text_color = axis.axis_label_text_color = FAINT
+        axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "11px"
+    return made
+
+
+def with_legend(made: Any, place: str = "top_left") -> None:
+    """Style the legend of a figure that has one; a click on an entry hides its line."""
+    legend = made.legend[0]
+    legend.location, legend.click_policy = place, "hide"
+    legend.label_text_font, legend.label_text_font_size = FONT, "11px"
+    legend.background_fill_alpha, legend.border_line_color = 0.75, None
+    legend.padding, legend.spacing, legend.glyph_height = 4, 1, 14
+
+
+def card(*children: Any) -> Column:
+    """Put things on a white card."""
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[CARD])
+
+
+def grid(children: Sequence[Any]) -> Column:
+    """Put cards side by side where there is room, below each other on a phone."""
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[GRID])
+
+
+def chips(entries: Sequence[tuple[str, str]]) -> str:
+    """Write a legend as HTML: (colour, words) of each entry."""
+    return " ".join(
+        f'<span style="white-space:nowrap;margin-right:12px"><span style="display:inline-block;width:10px;'
+        f'height:10px;border-radius:2px;background:{color};margin-right:5px"></span>{text(words)}</span>'
+        for color, words in entries
+    )
+
+
+def html(words: str = "", size: str = "12px", color: str = FAINT) -> Div:
+    """A place for HTML whose names are escaped already (``text``)."""
+    style: Any = {"color": color, "font-family": FONT, "font-size": size}
+    return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
+
+
+def choice(title: str, options: Any, width: int) -> Select:
+    """A list to choose from; the first is chosen."""
+    return Select(title=title, value=options[0], options=options, width=width)
+
+
+def mebibytes(nbytes: float) -> str:
+    """Write bytes for people.
+
+    >>> mebibytes(3 << 20), mebibytes(5 << 30)
+    ('3.0 MiB', '5.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
