@@ -92,6 +92,7 @@ GATES = {
     "rich": ("report.*", "cli.*"),
     "typer": ("cli.app", "cli.look", "cli.options", "cli.cluster", "cli.config_file", "cli.say"),
     "PIL": ("cli.demo",),
+    "bokeh": ("dashboard.*",),
     "matplotlib": ("report.figure",),
 }
 """The only modules that may import a heavy library, as patterns."""

@@ -18,6 +18,8 @@ from oocdl.dashboard.series import Table
 from oocdl.dashboard.tail import Tail
 from oocdl.errors import StoreError
 
+DONE = 4
+"""The last of the phases of ``ProcessLook.phases``."""
 MOST_NOTES = 200
 """Lines for the user that are shown: the last ones."""
 
@@ -227,6 +229,13 @@ class View:
             known = lane.layers != NO_LAYER
             np.add.at(found, lane.layers[known], (lane.times[:, 5] - lane.times[:, 3])[known])
         return found
+
+    def done_share(self) -> float:
+        """The part of the tasks of the pass that runs that are done."""
+        if self.now is None or self.facts is None or self.now.plan_id not in self.facts.passes:
+            return 0.0
+        shown = np.array(self.facts.passes[self.now.plan_id].layer_of) != NO_LAYER
+        return float(np.mean(self.now.phases[shown] == DONE)) if shown.size == self.now.phases.size else 0.0
 
     def phase_map(self, columns: int) -> npt.NDArray[np.uint8] | None:
         """The map of the step that runs: shape (layers, columns), the phase of the task in each place.

@@ -72,9 +72,8 @@ def _card(asked: str, answer: Answer) -> str:
 def _progress(view: View) -> str:
     done = float(view.steps["step"][-1]) if len(view.steps) else 0.0
     total = view.facts.steps if view.facts else 0
-    if view.now is not None and view.now.step > done and view.now.phases.size:
-        inside = float(np.mean(view.now.phases == 4))
-        done += (view.now.pass_number - 1 + inside) / view.now.passes
+    if view.now is not None and view.now.step > done:
+        done += (view.now.pass_number - 1 + view.done_share()) / view.now.passes
     share = min(done / total, 1.0) if total else 0.0
     return f"<div class='bar'><div style='width:{share:.2%}'></div></div>"
 

@@ -41,7 +41,7 @@ class StepMap:
         self._image = ColumnDataSource({"image": [], "dw": []})
         names = ("left", "right", "name", "about", "done")
         self._layers = ColumnDataSource({name: [] for name in names})
-        self._figure = plot("Layers × shards of the running step", height - 22, tools="xpan,xbox_zoom,reset")
+        self._figure = plot("Layers × shards of the step", height - 22, tools="xpan,xbox_zoom,reset")
         self._band = BAND_PIXELS * SHARDS_SHOWN / (height - 110)
         """Height of the band above, in places."""
         self._figure.y_range = Range1d(start=0, end=SHARDS_SHOWN + self._band)
@@ -91,9 +91,8 @@ class StepMap:
         running = np.flatnonzero(((image > 0) & (image < len(PHASE_NAMES) - 1)).any(axis=1))
         parts = dict.fromkeys(layers[index].phase for index in running)
         of_pass = f", pass {now.pass_number} of {now.passes}" if now.passes > 1 else ""
-        share = float(np.mean(now.phases == len(PHASE_NAMES) - 1)) if now.phases.size else 0.0
         where = " and ".join(parts) or "between two passes"
-        self._where.text = f"{self._legend} step {now.step}{of_pass}: {where}, {share:.0%} done"
+        self._where.text = f"{self._legend} step {now.step}{of_pass}: {where}, {view.done_share():.0%} done"
 
     def _bands(self, layers: tuple[LayerFacts, ...]) -> None:
         """Draw forward, backward and update above the layers."""
