@@ -84,7 +84,15 @@ GATES = {
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
     "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.workers"),
-    "distributed": ("runtime.cluster.*", "cluster.launch", "cluster.keep", "cluster.keys", "tuning.workers"),
+    "distributed": (
+        "runtime.cluster.*",
+        "cluster.launch",
+        "cluster.keep",
+        "cluster.keys",
+        "dashboard.dask_*",
+        "tuning.workers",
+    ),
+    "bokeh": ("dashboard.*",),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
     "zarr": ("storage.*", "training.*", "cli.demo"),
@@ -209,6 +217,8 @@ def test_no_import_hides_in_a_function(name: str) -> None:
     assert not lazy
     if name not in (
         "cluster.systems",
+        "dashboard.dask_plugin",
+        "dashboard.launch",
         "engines.engine",
         "pytorch.door",
         "report.figure",

@@ -88,6 +88,9 @@ def fit(
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace of one step, for ui.perfetto.dev.")
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the run live, on a page whose address is told.")
+    ] = False,
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
@@ -98,6 +101,7 @@ def fit(
         "replan": replan,
         "plan": plan,
         "trace": trace,
+        "dashboard": dashboard,
         **call_options(given),
     }
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -28,6 +31,8 @@ from oocdl.cli.options import (
 )
 from oocdl.cli.say import Json, say, say_json
 from oocdl.cli.units import shape_text, size_text
+from oocdl.cluster.systems import tunnel
+from oocdl.dashboard.launch import serve
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
 from oocdl.storage.run.repair import repair as repair_run
@@ -114,6 +119,24 @@ def repair(
 ) -> None:
     """Go back to the newest sound version of a run, leave out what is damaged, and say what is lost."""
     say(str(repair_run(run, take_over)))
+
+
+@app.command()
+def dashboard(
+    run: RunDir,
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; default: one that is free.")] = 0,
+) -> None:
+    """Show a run on a page, while it goes on or later, here or over a shared disk, until Ctrl-C."""
+    with suppress(KeyboardInterrupt):  # how it is ended
+        serve(run, port, _tell_page)
+
+
+def _tell_page(address: str) -> None:
+    say(address)
+    if "SSH_CONNECTION" in os.environ:
+        port = urlsplit(address).port
+        assert port is not None
+        say(f"from your own machine: {tunnel(port, port)}", aside=True)
 
 
 @app.command()

@@ -91,10 +91,14 @@ def dashboard_hint(cluster: Any) -> tuple[str, str]:
     The dashboard listens at the loopback address of this machine only.
     """
     port = cluster.scheduler.http_server.port
+    return tunnel(TUNNEL_PORT, port), f"http://127.0.0.1:{TUNNEL_PORT}/status"
+
+
+def tunnel(here: int, port: int) -> str:
+    """Return the command of ssh by which a user's port ``here`` leads to a loopback port of this machine."""
     full = socket.getfqdn()
     host = socket.gethostname() if full.startswith("localhost") else full
-    command = f"ssh -L {TUNNEL_PORT}:127.0.0.1:{port} {getpass.getuser()}@{host}"
-    return command, f"http://127.0.0.1:{TUNNEL_PORT}/status"
+    return f"ssh -L {here}:127.0.0.1:{port} {getpass.getuser()}@{host}"
 
 
 def _settings(system: str, options: Mapping[str, Any]) -> JobSettings:

@@ -127,7 +127,16 @@ def _status_bytes() -> dict[str, int]:
 
 def anonymous_bytes() -> int:
     """Return the bytes of this process that are resident now, without mapped files."""
-    resident, shared = map(int, os.pread(_statm(os.getpid()), 128, 0).split()[1:3])
+    return _anonymous_bytes(os.pread(_statm(os.getpid()), 128, 0))
+
+
+def anonymous_bytes_of(pid: int) -> int:
+    """Return the same of another process. Raises OSError if it is gone."""
+    return _anonymous_bytes(Path(f"/proc/{pid}/statm").read_bytes())
+
+
+def _anonymous_bytes(statm: bytes) -> int:
+    resident, shared = map(int, statm.split()[1:3])
     return (resident - shared) * _PAGE_BYTES
 
 

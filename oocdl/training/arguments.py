@@ -13,7 +13,14 @@ from oocdl.host.paths import path_of
 
 
 def check_call(
-    workdir: Any, scheduler: Any, callbacks: Any, *, resume: Any, replan: Any, progress: Any
+    workdir: Any,
+    scheduler: Any,
+    callbacks: Any,
+    *,
+    resume: Any,
+    replan: Any,
+    progress: Any,
+    dashboard: Any = False,
 ) -> Path | None:
     """Return the run directory, if one is given.
 
@@ -23,6 +30,7 @@ def check_call(
         raise InputError(f"resume must be True, False or 'restart', got {_short(resume)}")
     flag("replan", replan)
     flag("progress", progress)
+    flag("dashboard", dashboard)
     if scheduler is not None and not callable(scheduler):
         raise InputError(f"scheduler takes a Dask 'get', such as dask.threaded.get, got {_short(scheduler)}")
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):

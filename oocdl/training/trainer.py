@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oocdl.config import OPTIONS
+from oocdl.dashboard import launch
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
@@ -80,6 +81,7 @@ def fit(
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: str | Path | None = None,
+    dashboard: bool = False,
 ) -> Run:
     """Train a network on a dataset within a memory budget, exactly as in-core training would.
 
@@ -182,6 +184,10 @@ def fit(
     trace
         File to write a trace of one step to, for ui.perfetto.dev (Chrome's trace event format). It is the
         third step of this call, or the last if there are fewer. Results are the same.
+    dashboard
+        Show the run live, on a page whose address is told. It is served by a process of its own, whose memory
+        is beside the budget; it ends with the run, and ``oocdl dashboard RUN`` shows it again. With a client
+        the page is in Dask's dashboard always, and its address is told with True.
 
     Returns
     -------
@@ -202,7 +208,8 @@ def fit(
     """
     call = locals()
     options = {name: call[name] for name in OPTIONS}
-    place = check_call(workdir, scheduler, callbacks, resume=resume, replan=replan, progress=progress)
+    flags = {"replan": replan, "progress": progress, "dashboard": dashboard}
+    place = check_call(workdir, scheduler, callbacks, resume=resume, **flags)
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
     listeners = list(callbacks)
@@ -215,7 +222,8 @@ def fit(
             *crew, options["memory"] = workers.muster(memory)
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
         job = job_of(path, dataset, options, tuple(crew))
-        return train(job, folder, resume, replan, given, workers, scheduler, listeners, False, target)
+        own = workers, scheduler, listeners, False, target, dashboard
+        return train(job, folder, resume, replan, given, *own)
 
 
 def _notices(listeners: Sequence[Listener]) -> Callable[[str], None]:
@@ -251,6 +259,7 @@ def train(
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: Path | None = None,
+    dashboard: bool = False,
 ) -> Run:
     """What ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
@@ -264,8 +273,21 @@ def train(
             callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
             _warn(made)
+        callbacks = _with_page(stack, folder, callbacks, workers, dashboard)
         Trainer(job, store, made, callbacks, workers, scheduler, trace).run()
     return Run(folder.absolute(), made)
+
+
+def _with_page(
+    stack: ExitStack, folder: Path, listeners: Sequence[Listener], workers: Workers | None, dashboard: bool
+) -> Sequence[Listener]:
+    """Show the run, on Dask's dashboard or if asked by a process of its own; returns all its listeners."""
+    say = _notices(listeners)
+    if workers is not None:
+        return [*listeners, stack.enter_context(workers.page(folder.absolute(), say, dashboard))]
+    if dashboard:
+        stack.enter_context(launch.shown(folder, say))
+    return listeners
 
 
 def _open_store(

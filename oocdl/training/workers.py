@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, parse_bytes
 from oocdl.errors import ResourceError
+from oocdl.events import Listener
 from oocdl.planning.compiler import CompiledPass
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.session import Deliver, Held
@@ -20,9 +22,9 @@ WAIT_SECONDS = 300.0
 """How long ``fit`` waits for workers by default."""
 
 
-def _cluster(module: str) -> Any:
+def _lazy(module: str) -> Any:
     # distributed takes 16 MiB, which a run in one process can use better.
-    return importlib.import_module(f"oocdl.runtime.cluster.{module}")
+    return importlib.import_module(f"oocdl.{module}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class Workers:
         ``memory`` is what the user gives. Processes are those that are there, or that are expected. Raises
         ResourceError if none comes in time.
         """
-        crew = _cluster("crew")
+        crew = _lazy("runtime.cluster.crew")
         try:
             recruits = crew.gather(self.client, self.wait_seconds, self.say)
         except WorkersLost as lost:
@@ -61,7 +63,7 @@ class Workers:
         watched: frozenset[str],
     ) -> Held:
         """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
-        made: Held = _cluster("session").ClusterSession(
+        made: Held = _lazy("runtime.cluster.session").ClusterSession(
             client=self.client,
             compiled=compiled,
             dataset=dataset,
@@ -75,6 +77,15 @@ class Workers:
         )
         return made
 
+    def page(
+        self, run: Path, say: Callable[[str], None], says_address: bool
+    ) -> AbstractContextManager[Listener]:
+        """Show a run on Dask's dashboard, as long as the block lasts; gives a listener of the run."""
+        made: AbstractContextManager[Listener] = _lazy("dashboard.dask_driver").shown(
+            self.client, run, say, says_address
+        )
+        return made
+
 
 @contextmanager
 def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> Iterator[Workers | None]:
@@ -82,5 +93,5 @@ def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> 
     if client is None:
         yield None
         return
-    with _cluster("crew").connected(client) as found:
+    with _lazy("runtime.cluster.crew").connected(client) as found:
         yield Workers(found, wait_seconds, say)

@@ -404,6 +404,7 @@ REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
     "replan": (("--replan",), "replan", True),
     "plan": (("--plan", "other.run"), "plan", Path("other.run")),
     "trace": (("--trace", "t.json"), "trace", Path("t.json")),
+    "dashboard": (("--dashboard",), "dashboard", True),
 }
 # fmt: on
 

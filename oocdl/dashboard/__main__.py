@@ -1,0 +1,31 @@
+"""``python -m oocdl.dashboard RUN``: serves the page of a run; its first line on stdout is the address."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from oocdl.dashboard.server import serve
+from oocdl.errors import OocdlError
+
+
+def main() -> int:
+    """Serve; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m oocdl.dashboard", description=__doc__)
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--port", type=int, default=0, help="default: one that is free")
+    parser.add_argument("--parent", type=int, help="process id: ends when this one is no longer its child")
+    given = parser.parse_args()
+    try:
+        serve(given.run, given.port, lambda address: print(address, flush=True), given.parent)
+    except OocdlError as error:
+        print(f"oocdl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        pass  # how it is ended
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""On a Dask scheduler: the page of its dashboard that shows a run, and the link in the navigation bar."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.models.widgets import Div
+from bokeh.server.tornado import BokehTornado
+from distributed import Scheduler
+from distributed.dashboard.components.scheduler import env
+from distributed.dashboard.scheduler import template_variables
+
+from oocdl.dashboard.dask_plugin import PAGE, RunOnPage, dask_pages
+from oocdl.dashboard.shown import UPDATE_SECONDS, Shown
+from oocdl.dashboard.view import View
+
+__all__ = ["UPDATE_SECONDS", "add", "look"]
+KEEP_ALIVE_MILLISECONDS = 500
+"""As Dask has it for its own pages."""
+logger = logging.getLogger(__name__)
+
+
+def look(run: RunOnPage) -> None:
+    """Give a run its view."""
+    run.shown = Shown(View(run.folder), logger.warning)
+
+
+def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[], None]:
+    """Add the page to the dashboard of a scheduler; returns what takes it away."""
+    dask = dask_pages(scheduler)
+    known: dict[str, Any] = template_variables(scheduler)  # one for all pages, read whenever one is loaded
+
+    def document(made: Document) -> None:
+        made.template = env.get_template("simple.html")
+        made.template_variables.update(known, prefix=dask.prefix)
+        shown = newest()
+        if shown is None:
+            made.add_root(Div(text="A run begins: load this page again in a moment."))
+        else:
+            shown.add_page(made)
+
+    application = BokehTornado(
+        {f"/{PAGE}": Application(FunctionHandler(document))},
+        prefix=dask.prefix,
+        use_index=False,
+        extra_websocket_origins=list(dask.websocket_origins),
+        keep_alive_milliseconds=KEEP_ALIVE_MILLISECONDS,
+        check_unused_sessions_milliseconds=KEEP_ALIVE_MILLISECONDS,
+    )
+    application.initialize(scheduler.loop)
+    application.start()
+    scheduler.http_application.add_application(application)
+    known["pages"].insert(0, PAGE)
+
+    def remove() -> None:
+        known["pages"].remove(PAGE)
+        scheduler.http_application.applications.remove(application)
+        application.stop()
+
+    return remove

@@ -1,0 +1,162 @@
+"""On a Dask scheduler: shows runs as a page of Dask's dashboard, as long as they last.
+
+All of this runs on the scheduler. Bokeh is imported only where Dask itself shows a dashboard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from distributed import Scheduler, SchedulerPlugin
+
+from oocdl.dashboard.mirror import Piece, write
+from oocdl.runtime.cluster.member import mark_of
+
+NAME = "oocdl-page"
+PAGE = "oocdl"
+"""The last part of the page's address, and its word in the navigation bar."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a driver is told of the page of its run."""
+
+    is_shown: bool
+    sees_run: bool
+    """Whether the scheduler reads the run directory; else it has to be sent what is in it."""
+
+
+@dataclass(eq=False)
+class RunOnPage:
+    """A run that is shown."""
+
+    client_id: str
+    folder: Path
+    """The run directory, or the copy of what the driver sends of it."""
+    is_copy: bool
+    shown: Any = None
+    """An ``oocdl.dashboard.shown.Shown``, once there is something to show."""
+
+
+@dataclass(eq=False)
+class Pages(SchedulerPlugin):
+    """The runs that are shown, by their names; the one that has begun last is on the page."""
+
+    scheduler: Scheduler
+    runs: dict[str, RunOnPage] = field(default_factory=dict)
+    page: Any = None
+    """What takes the page away: see ``oocdl/dashboard/dask_page.py``."""
+    reader: asyncio.Task[None] | None = None
+
+    name = NAME
+
+    def begin(self, run: str, one: RunOnPage) -> None:
+        """Show a run."""
+        self.runs[run] = one
+        if not one.is_copy:
+            self._page_module().look(one)
+        if self.page is None:
+            self.page = self._page_module().add(self.scheduler, self.newest)
+            self.reader = asyncio.create_task(self._read())
+
+    def newest(self) -> Any:
+        """The ``Shown`` of the run that has begun last; None while there is nothing of any."""
+        found = [one.shown for one in self.runs.values() if one.shown is not None]
+        return found[-1] if found else None
+
+    async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
+        """Take what is new of a run whose directory is not seen here."""
+        one = self.runs[run]
+        await asyncio.to_thread(write, one.folder, pieces)
+        if one.shown is None:
+            self._page_module().look(one)
+
+    async def end(self, run: str) -> None:
+        """Show a run no longer; browsers that look at it keep what they have."""
+        one = self.runs.pop(run, None)
+        if one is None:
+            return
+        if one.shown is not None:
+            await one.shown.refresh()
+            one.shown.over = True
+        if one.is_copy:
+            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+        if not self.runs:
+            if self.page is not None and self.reader is not None:
+                self.page()
+                self.reader.cancel()
+            self.page = self.reader = None
+            if NAME in self.scheduler.plugins:
+                self.scheduler.remove_plugin(NAME)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A client has left, or its connection is broken: its runs are shown no longer."""
+        for run in [run for run, one in self.runs.items() if one.client_id == client]:
+            scheduler._ongoing_background_tasks.call_soon(self.end, run)
+
+    async def _read(self) -> None:
+        module = self._page_module()
+        while True:
+            await asyncio.sleep(module.UPDATE_SECONDS)
+            for one in list(self.runs.values()):
+                if one.shown is not None:
+                    await one.shown.refresh()
+
+    @staticmethod
+    def _page_module() -> Any:
+        return importlib.import_module("oocdl.dashboard.dask_page")
+
+
+async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
+    """Show a run on the scheduler's dashboard, if it has one."""
+    if not has_dashboard(dask_scheduler):
+        return Begun(False, False)
+    sees = mark != "" and mark_of(Path(path)) == mark
+    folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
+    pages = _pages(dask_scheduler)
+    if pages is None:
+        pages = Pages(dask_scheduler)
+        dask_scheduler.add_plugin(pages, name=NAME)
+    try:
+        pages.begin(run, RunOnPage(client_id, folder, not sees))
+    except BaseException:
+        await pages.end(run)
+        raise
+    return Begun(True, sees)
+
+
+async def receive(run: str, pieces: Sequence[Piece], dask_scheduler: Scheduler) -> None:
+    """Take what is new of a run."""
+    await cast(Pages, dask_scheduler.plugins[NAME]).receive(run, pieces)
+
+
+async def end(run: str, dask_scheduler: Scheduler) -> None:
+    """Show a run no longer."""
+    pages = _pages(dask_scheduler)
+    if pages is not None:
+        await pages.end(run)
+
+
+def _pages(scheduler: Scheduler) -> Pages | None:
+    return cast(Pages | None, scheduler.plugins.get(NAME))
+
+
+def has_dashboard(scheduler: Scheduler) -> bool:
+    """Whether Dask's own pages are served here."""
+    return dask_pages(scheduler) is not None
+
+
+def dask_pages(scheduler: Scheduler) -> Any:
+    """The application of Dask's own pages; None if there is none."""
+
+    def is_bokeh(application: Any) -> bool:
+        return any(one.__name__ == "BokehTornado" for one in type(application).__mro__)
+
+    return next(filter(is_bokeh, scheduler.http_application.applications), None)

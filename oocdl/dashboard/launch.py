@@ -1,0 +1,73 @@
+"""Shows the page of a run: in a process of its own while ``fit`` trains, or in this one until Ctrl-C.
+
+Bokeh takes tens of MiB: it is never imported into a process that trains.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from select import select
+from typing import IO
+
+from oocdl.host.limits import anonymous_bytes_of
+
+START_SECONDS, END_SECONDS = 60.0, 5.0
+"""A page's process has so long to tell its address, and to end."""
+
+
+@contextmanager
+def shown(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Show the page of a run as long as the block lasts; ``tell`` gets a line with its address.
+
+    Where it cannot be shown, the line says why, and the block runs all the same.
+    """
+    with tempfile.TemporaryFile() as complaints:
+        # A session of its own: Ctrl-C is for the run, which then ends the page.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "oocdl.dashboard", str(run), "--parent", str(os.getpid())],
+            stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            address = _first_line(process.stdout)
+            if address:
+                mib = anonymous_bytes_of(process.pid) >> 20
+                tell(
+                    f"dashboard: {address} until the run ends, `oocdl dashboard {run}` shows it again; its "
+                    f"process takes {mib} MiB, and more for each open page, beside the memory budget"
+                )
+            else:
+                tell(f"no dashboard: {_last_line(complaints)}; `oocdl dashboard {run}` may show more")
+            yield
+        finally:
+            process.stdout.close()
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def serve(run: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Show the page of a run from this process until Ctrl-C: see `oocdl/dashboard/server.py`."""
+    importlib.import_module("oocdl.dashboard.server").serve(run, port, tell)
+
+
+def _first_line(stream: IO[bytes]) -> str:
+    """The line that a process prints; empty if it ends without, or prints none in time."""
+    ready, _, _ = select([stream], [], [], START_SECONDS)
+    return stream.readline().decode().strip() if ready else ""
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    lines = stream.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its process tells nothing")

@@ -1,0 +1,80 @@
+"""Copies the files of a run that its page reads, and what is new in them, to where the run is not seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, RESOURCES, STEPS
+
+GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
+"""Files that are written on at their end, or anew."""
+REPLACED = ("run.json", *(f"{FOLDER}/{name}" for name in (FACTS, NOW, LAST_PASS)))
+"""Files that are replaced as a whole."""
+MOST_BYTES = 4 << 20
+"""What is sent at a time; what is more comes with the next."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new in a file."""
+
+    name: str
+    at: int
+    """Where it stands in the file; 0: the file begins anew with it."""
+    data: bytes
+
+
+class Source:
+    """The files where they are written."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._known: dict[str, tuple[int, int, int]] = {}
+        """By name: inode, time of the last change in ns, and bytes that were given."""
+
+    def news(self) -> list[Piece]:
+        """Return what is new since the last call, at most about ``MOST_BYTES``."""
+        found: list[Piece] = []
+        for name in (*REPLACED, *GROWING):
+            if sum(len(piece.data) for piece in found) >= MOST_BYTES:
+                break
+            piece = self._new_of(name)
+            if piece is not None:
+                found.append(piece)
+        return found
+
+    def _new_of(self, name: str) -> Piece | None:
+        try:
+            with (self._run / name).open("rb") as stream:
+                stat = os.fstat(stream.fileno())
+                inode, changed, given = self._known.get(name, (-1, -1, 0))
+                same = inode == stat.st_ino
+                if same and (changed == stat.st_mtime_ns and given == stat.st_size):
+                    return None
+                at = given if same and name in GROWING and given <= stat.st_size else 0
+                stream.seek(at)
+                data = stream.read() if name in REPLACED else stream.read(MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        self._known[name] = stat.st_ino, stat.st_mtime_ns, at + len(data)
+        return Piece(name, at, data) if data or at == 0 else None
+
+
+def write(folder: Path, pieces: Iterable[Piece]) -> None:
+    """Write what ``Source.news`` gave to the copy of the run in ``folder``."""
+    for piece in pieces:
+        if piece.name not in (*REPLACED, *GROWING):
+            raise ValueError(f"'{piece.name}' is no file of a run's page")
+        path = folder / piece.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if piece.at:
+            with path.open("r+b") as stream:
+                stream.seek(piece.at)
+                stream.write(piece.data)
+        else:  # a new file: readers see that it is another
+            partial = path.with_name(f"{path.name}.partial")
+            partial.write_bytes(piece.data)
+            partial.replace(path)

@@ -1,0 +1,66 @@
+"""A run that is shown: one view for all who look at it, and a page for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from bokeh.document import Document
+
+from oocdl.dashboard.page import Page
+from oocdl.dashboard.view import View
+from oocdl.errors import OocdlError, printable
+
+UPDATE_SECONDS = 1.0
+PATIENCE_SECONDS = 2.0
+"""A page that is opened waits so long for files that are being read."""
+TITLE = "oocdl"
+
+
+class Shown:
+    """The view of a run, read on by one loop; ``tell`` is called with a line where that fails.
+
+    Files are read by a thread: a disk of the network that hangs does not stop who serves the page.
+    """
+
+    def __init__(self, view: View, tell: Callable[[str], None]) -> None:
+        self.view, self._tell = view, tell
+        self.over = False
+        """Whether nothing more comes: pages stay as they are."""
+        self._lock, self._told = threading.Lock(), ""
+
+    async def refresh(self) -> None:
+        """Read what is new of the run."""
+        try:
+            await asyncio.to_thread(self._read)
+        except (OSError, OocdlError) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                self._tell(f"the page of {self.view.run} cannot be read on: {error}")
+
+    def _read(self) -> None:
+        with self._lock:
+            self.view.refresh()
+
+    def add_page(self, document: Document) -> None:
+        """Give a browser's session its page, which is updated about once a second."""
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            raise OSError(f"{self.view.run} is still being read: load the page again in a moment")
+        try:
+            page = Page(self.view)
+        finally:
+            self._lock.release()
+
+        def update() -> None:
+            if self._lock.acquire(blocking=False):  # else the next call shows what is being read
+                try:
+                    page.update()
+                finally:
+                    self._lock.release()
+                if self.over:
+                    document.remove_periodic_callback(callback)
+
+        callback = document.add_periodic_callback(update, round(1000 * UPDATE_SECONDS))
+        document.title = f"{printable(self.view.run.absolute().name)} · {TITLE}"
+        document.add_root(page.root)
