@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bokeh.models import Column, InlineStyleSheet, LayoutDOM, TabPanel, Tabs
+from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.panels.header import Header
@@ -16,16 +16,13 @@ from oocdl.dashboard.panels.style import BLUE, FONT, INK, LINE, Panel, grid
 from oocdl.dashboard.panels.timeline import Timeline
 from oocdl.dashboard.view import View
 
-TABS = InlineStyleSheet(
-    css=f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK}; padding: 6px 12px;
+# Texts: a model could be part of a single browser's document only.
+TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK}; padding: 6px 12px;
   border: none; outline: none; }}
 .bk-tab.bk-active {{ color: {BLUE}; background: transparent; border-bottom: 2px solid {BLUE};
   font-weight: 600; }}
 .bk-header {{ border-bottom: 1px solid {LINE}; margin-bottom: 8px; overflow-x: auto; }}"""
-)
-PAGE = InlineStyleSheet(
-    css=":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box; }"
-)
+PAGE = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box; }"
 
 
 class Page:

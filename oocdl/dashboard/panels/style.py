@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Protocol
 
-from bokeh.models import Column, InlineStyleSheet, LayoutDOM
+from bokeh.models import Column, LayoutDOM
 from bokeh.models.widgets import Div, Select
 from bokeh.plotting import figure
 
@@ -29,13 +29,14 @@ HEIGHT = 236
 MOST_POINTS = 2000
 """Points of a line that a browser gets."""
 
-CARD = InlineStyleSheet(
-    css=f":host {{ background: {PAPER}; border: 1px solid {LINE}; border-radius: 10px; padding: 8px 10px; "
+# Style sheets are texts: a model of one could be part of a single browser's document only.
+CARD = (
+    f":host {{ background: {PAPER}; border: 1px solid {LINE}; border-radius: 10px; padding: 8px 10px; "
     "box-sizing: border-box; min-width: 0; }"
 )
-WIDE = InlineStyleSheet(css=".bk-clearfix { display: block; width: 100%; }")
-GRID = InlineStyleSheet(
-    css=":host { display: grid !important; gap: 12px; align-items: stretch; "
+WIDE = ".bk-clearfix { display: block; width: 100%; }"
+GRID = (
+    ":host { display: grid !important; gap: 12px; align-items: stretch; "
     "grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }"
 )
 
