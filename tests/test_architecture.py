@@ -92,7 +92,6 @@ GATES = {
         "dashboard.dask_*",
         "tuning.workers",
     ),
-    "bokeh": ("dashboard.*",),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
     "zarr": ("storage.*", "training.*", "cli.demo"),

@@ -222,6 +222,8 @@ def fit(
             *crew, options["memory"] = workers.muster(memory)
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
         job = job_of(path, dataset, options, tuple(crew))
+        folder = Path(folder) if folder is not None else job.model.path.with_suffix(".run")
+        listeners.append(stack.enter_context(LiveLog(folder)))
         own = workers, scheduler, listeners, False, target, dashboard
         return train(job, folder, resume, replan, given, *own)
 
@@ -268,7 +270,6 @@ def train(
     with ExitStack() as stack:
         say = _notices(callbacks) if workers is None else None
         store, made = _open_store(stack, folder, job, resume, replan, given, say)
-        callbacks = [stack.enter_context(LiveLog(folder)), *callbacks]
         if progress:
             callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
