@@ -29,6 +29,9 @@ class HostCost:
     peak_bytes: int
     """Most at once of what it holds, makes and receives, with the largest of its calls: what is there that is
     still read, if calls ran one by one in the plan's order. More than fits in memory is spilled."""
+    disk_bytes: int
+    """The same of chunks alone: a disk of so much is always enough. What was spilled keeps its file while
+    anybody reads it, also while it is in memory, so both together hold more than ``peak_bytes``."""
     sent_bytes: int
     received_bytes: int
     calls: int
@@ -53,11 +56,12 @@ def host_costs(
         worker = placed.worker_of[call.key]
         taken[worker] += seconds
         count[worker] += not isinstance(call, PickCall)
-    peaks = _peaks(exchange, held)
+    peaks, chunks = _peaks(exchange, held)
     return tuple(
         HostCost(
             held_bytes=held[worker],
             peak_bytes=peaks[worker],
+            disk_bytes=chunks[worker],
             sent_bytes=sent[worker],
             received_bytes=received[worker],
             calls=count[worker],
@@ -67,8 +71,11 @@ def host_costs(
     )
 
 
-def _peaks(exchange: Exchange, held: Sequence[int]) -> list[int]:
-    """The most bytes at once on each worker, call by call; ``held``: what each holds from the start."""
+def _peaks(exchange: Exchange, held: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The most bytes at once on each worker, call by call, and of chunks alone.
+
+    ``held``: what each holds from the start.
+    """
     graph, placed = exchange.graph, exchange.placed
     sizes = _sizes(exchange)
     kept = set(graph.outputs)
@@ -84,11 +91,12 @@ def _peaks(exchange: Exchange, held: Sequence[int]) -> list[int]:
             if key in source_of:
                 last[source_of[key], where[key]] = place
     ending: list[list[tuple[int, int]]] = [[] for _ in placed.calls]
-    now, peak = list(held), list(held)
+    now, peak, chunks = list(held), list(held), list(held)
     arrived: set[tuple[TaskKey, int]] = set()
 
     def arrive(key: TaskKey, worker: int, place: int) -> None:
         now[worker] += sizes[key]
+        chunks[worker] = max(chunks[worker], now[worker])
         if key not in kept or where[key] != worker:
             ending[last.get((key, worker), place)].append((worker, sizes[key]))
 
@@ -106,7 +114,7 @@ def _peaks(exchange: Exchange, held: Sequence[int]) -> list[int]:
         peak[mine] = max(peak[mine], now[mine] + working)
         for worker, nbytes in ending[place]:
             now[worker] -= nbytes
-    return peak
+    return peak, chunks
 
 
 def _sizes(exchange: Exchange) -> Mapping[TaskKey, int]:

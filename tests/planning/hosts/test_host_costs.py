@@ -47,3 +47,9 @@ def test_one_worker_has_all_and_sends_nothing(tmp_path: Path) -> None:
     assert cost.compute_seconds == pytest.approx(sum(call_seconds(compiled.graph, NOMINAL, RULES)))
     # At the end old weights and state are there beside new ones, and some call has its arrays beside the old.
     assert cost.peak_bytes >= cost.held_bytes + max(call.buffer_bytes for call in calls)
+
+
+def test_disks_have_room_for_what_is_in_memory_too(tmp_path: Path) -> None:
+    """Old and new weights and state, beside what is made on the way; no buffers of calls."""
+    for cost in costs_of(tmp_path, 2):
+        assert 2 * cost.held_bytes <= cost.disk_bytes < cost.peak_bytes
