@@ -69,8 +69,8 @@ def cases(toy: bool) -> dict[str, Large]:
 
 @contextmanager
 def watched(found: kit.Hosts, folder: Path) -> Iterator[list[list[int]]]:
-    """Look at all hosts while the block runs: most of memory and of disk, and what has come in so far."""
-    seen = [[0, 0, 0] for _ in range(HOSTS)]
+    """Look at all hosts while the block runs: most of memory and of disk."""
+    seen = [[0, 0] for _ in range(HOSTS)]
     over = threading.Event()
 
     def look() -> None:
@@ -79,8 +79,6 @@ def watched(found: kit.Hosts, folder: Path) -> Iterator[list[list[int]]]:
                 stat = (kit.MEMORY / found.names[number] / "memory.stat").read_text().split()
                 row[0] = max(row[0], int(stat[stat.index("total_rss") + 1]))
                 row[1] = max(row[1], disk_usage(folder / f"disk{number}").used)
-                counter = Path(f"/sys/class/net/oocdl-h{number}/statistics/tx_bytes")
-                row[2] = int(counter.read_text())  # what the bridge sends is what the host gets
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -89,6 +87,13 @@ def watched(found: kit.Hosts, folder: Path) -> Iterator[list[list[int]]]:
     finally:
         over.set()
         thread.join()
+
+
+def come_in() -> list[int]:
+    """Bytes that each host has got so far."""
+    # What the bridge sends is what the host gets.
+    counters = (Path(f"/sys/class/net/oocdl-h{number}/statistics/tx_bytes") for number in range(HOSTS))
+    return [int(counter.read_text()) for counter in counters]
 
 
 def planned(run: oocdl.Run) -> list[tuple[int, int]]:
@@ -115,7 +120,7 @@ def measure(name: str, large: Large, folder: Path) -> bool:
 
             def listen(event: object) -> None:
                 if isinstance(event, oocdl.events.StepDone):
-                    marks.append([row[2] for row in seen])
+                    marks.append(come_in())
 
             begun = time.monotonic()
             run = oocdl.fit(
