@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-import oocdl
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.cluster import call_options, job_options, worker_options, workers
 from oocdl.cli.config_file import ConfigFile
@@ -39,7 +38,7 @@ from oocdl.cli.space import parse_space
 from oocdl.config import parse_bytes
 from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener
-from oocdl.host.limits import default_budget_bytes
+from oocdl.host.limits import default_budget_bytes, installed_version
 from oocdl.report.printer.show import What
 from oocdl.report.progress import Progress, counted, show_progress
 from oocdl.training.simulation import simulate as simulate_run
@@ -57,7 +56,7 @@ app = typer.Typer(
 
 def _say_version(asked: bool) -> None:
     if asked:
-        say(f"oocdl {oocdl.__version__}")
+        say(f"oocdl {installed_version('oocdl')}")
         raise typer.Exit
 
 

@@ -141,7 +141,7 @@ def test_plan_prints_the_table_and_runs_nothing(folder: Path, capsys: pytest.Cap
         capsys, "plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--parallel", "space=2"
     )
     assert code == 0 and set(folder.iterdir()) == before
-    assert "down1.conv1" in out and "tasks a step" in out
+    assert "down1.conv2" in out and "tasks a step" in out
 
 
 def test_plan_draws(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +218,7 @@ def test_info_of_a_model_says_what_fit_would_do(tmp_path: Path, capsys: pytest.C
     assert "fit refuses this model: 3 nodes are not supported: '/once' (Unique" in out
     assert "); Det × 2, first '/one/det'; see" in out
     assert re.search(r"Det .* no: Det × 2, first", out) and re.search(r"Unique .* no: '/once'", out)
-    assert re.search(r"Relu +│ 1 +│ yes", out)
+    assert re.search(r"Relu +│ +1 │ yes", out)
     code, line = refused(capsys, "info", path, "--dims", "long=5")
     assert code == InputError.exit_code and "'long'" in line
     assert "go with a model" in refused(capsys, "info", tmp_path, "--weights")[1]
