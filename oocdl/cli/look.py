@@ -29,7 +29,7 @@ from oocdl.cli.options import (
     numbers,
     pairs,
 )
-from oocdl.cli.say import Json, say, say_json
+from oocdl.cli.say import Json, say, say_json, waiting
 from oocdl.cli.units import shape_text, size_text
 from oocdl.cluster.systems import tunnel
 from oocdl.dashboard.launch import serve
@@ -54,8 +54,9 @@ def predict(
     spill: Spill = None,
 ) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output."""
-    with ending(
-        lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED
+    with (
+        ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
+        waiting("predicting .."),
     ):
         group = open_run(run).predict(
             dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
@@ -76,7 +77,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Print the mean loss of a trained model over a dataset."""
-    with ending(lambda: UNCHANGED):
+    with ending(lambda: UNCHANGED), waiting("evaluating .."):
         found = open_run(run).evaluate(
             dataset,
             memory=memory,
@@ -103,7 +104,7 @@ def export(run: RunDir, out: Out) -> None:
 @app.command()
 def verify(run: RunDir) -> None:
     """Read every byte of a run and name what is damaged; ends with 3 if anything is."""
-    with ending(lambda: UNCHANGED):
+    with ending(lambda: UNCHANGED), waiting("reading .."):
         found = verify_run(run)
     say(str(found))
     if not found.sound:
@@ -162,7 +163,7 @@ def info(
         raise InputError("--again goes with --machine")
     if (weights or dims) and not str(what).lower().endswith(".onnx"):
         raise InputError("--weights and --dims go with a model")
-    with ending(lambda: UNCHANGED):
+    with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
         sizes = numbers("dims", dims, int)
         parts = machine_tables(engine, again) if what is None else tables_of(what, sizes, weights, every)
     if as_json:
