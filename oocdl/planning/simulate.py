@@ -62,6 +62,7 @@ def simulate(
         process.compute_seconds,
         tuple(process.moments),
         tuple(process.units),
+        tuple(process.transfers),
     )
 
 

@@ -1,4 +1,4 @@
-"""Draws a simulated step: memory over time under the budget, and when each layer runs.
+"""Draws a simulated step: memory over time under the budget, when each layer runs, and what the disk does.
 
 Only this needs matplotlib, which may not be installed and takes tens of MiB of memory: it is loaded by
 the first picture, and used without its global state.
@@ -6,14 +6,14 @@ the first picture, and used without its global state.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oocdl.errors import InputError
-from oocdl.planning.simulation.timeline import Moment, Ran, Simulated
+from oocdl.host.optional import needed
+from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.storage.files import reporting
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg")
-INCHES_WIDE, MEMORY_INCHES, MARGIN_INCHES = 11.0, 3.0, 1.5
+INCHES_WIDE, MEMORY_INCHES, DISK_INCHES, MARGIN_INCHES = 11.0, 2.9, 0.55, 1.9
 ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
 """Height of a row's label: where rows are lower, some have none."""
@@ -29,8 +29,6 @@ LABEL_LETTERS = 34
 MOST_MOMENTS = 1500
 """Moments that are drawn; of those close together, the one with the most memory."""
 DOTS_PER_INCH = 110
-MOST_NAMED_WORKERS = 6
-"""More workers than these share one entry of the legend."""
 EDGED_BAR_SHARE = 0.004
 """Only bars that take more than this share of the step have an edge of their own."""
 MOST_EDGED_BANDS = 4
@@ -38,8 +36,17 @@ MOST_EDGED_BANDS = 4
 ROW_GAP_SHARE = 0.15
 """Share of a row's height that is left free."""
 
-BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR = "#b8bec6", "#4c86c6", "#f2b84b", "#6aa56e"
-BUDGET_COLOR = "#d62728"
+OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+"""Colours that colour-blind people can tell apart."""
+BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR = "#c4c4c4", "#56b4e9", "#f0e442", "#cc79a7"
+BUDGET_COLOR = "#d55e00"
+READ_COLOR, WRITE_COLOR = "#56b4e9", "#cc79a7"
+PHASES = {"forward": "#0072b2", "backward": "#e69f00", "update": "#009e73"}
+"""The parts of a pass, with their colours."""
+PHASE_GAP_SHARE = 0.01
+"""Shorter pauses, as a share of the step, do not interrupt a part of a pass."""
+BROKEN_SHARE, STUB_SHARE = 0.25, 0.09
+"""A base process that takes more than the first share of the axis of memory is cut to about the second."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,17 @@ class Scene:
     peak_bytes: int
     """Predicted peak of the process."""
     budget_bytes: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Layer -> what it is called in the picture, where that is another name."""
+
+
+def phase_of(layer: str) -> str:
+    """Return the part of a pass that a layer belongs to, by its name.
+
+    >>> phase_of("grad/down1.conv1"), phase_of("down1.conv1")
+    ('backward', 'forward')
+    """
+    return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
 
 
 def draw(scene: Scene, path: str | Path) -> Path:
@@ -69,7 +87,7 @@ def picture_path(path: str | Path) -> Path:
     """The path of a picture; InputError unless it ends as one."""
     target = Path(path)
     if target.suffix.lower() not in ENDINGS:
-        raise InputError(f"a picture of a plan is {' or '.join(ENDINGS)}, not '{target.name}'")
+        raise InputError(f"a picture is {' or '.join(ENDINGS)}, not '{target.name}'")
     return target
 
 
@@ -82,48 +100,55 @@ def written(figure: Figure, target: Path) -> Path:
 
 def empty_figure(inches_wide: float, inches_high: float) -> Figure:
     """Make a figure; InputError where matplotlib is missing."""
-    try:
-        module = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise InputError(
-            "a picture of a plan needs matplotlib, which is not installed; pip install 'oocdl[plot]'"
-        ) from error
+    module = needed("matplotlib.figure", "a picture", "plot")
     figure: Figure = module.Figure(figsize=(inches_wide, inches_high), layout="constrained")
     return figure
 
 
 def figure_of(scene: Scene) -> Figure:
-    """Make the picture as a matplotlib figure: memory above, layers below, one axis of time."""
-    moments, units, ends = _joined(scene.passes)
+    """Make the picture as a matplotlib figure: memory, layers and the disk, on one axis of time."""
+    moments, units, transfers, ends = _joined(scene.passes)
     rows = list(dict.fromkeys(ran.key.layer for ran in sorted(units, key=lambda ran: ran.position)))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
-    figure = empty_figure(INCHES_WIDE, MEMORY_INCHES + layers_inches + MARGIN_INCHES)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(MEMORY_INCHES, layers_inches))
+    heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
+    figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
+    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
     unit, name = _time_unit(ends[-1])
     _draw_memory(above, scene, moments, ends[-1], unit)
-    _draw_layers(below, rows, units, unit, layers_inches)
-    for axes in (above, below):
+    _draw_phases(above, units, unit, len(scene.passes) == 1)
+    _draw_layers(middle, rows, units, unit)
+    _label_rows(middle, [scene.labels.get(row, row) for row in rows], layers_inches)
+    _draw_disk(below, transfers, unit)
+    for axes in (above, middle, below):
         for end in ends[:-1]:
             axes.axvline(end / unit, color="black", linewidth=0.8, linestyle=":")
         axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", linewidth=0.4, alpha=0.6)
+        axes.set_axisbelow(True)
     below.set_xlim(0, ends[-1] / unit)
     below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
-    figure.suptitle(scene.title, fontsize=12)
+    figure.suptitle(scene.title, fontsize=12, parse_math=False)
     return figure
 
 
-def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[float]]:
-    """Put the moments and units of all passes on one clock; returns them, and when each pass ends.
+def _joined(
+    passes: Sequence[Simulated],
+) -> tuple[list[Moment], list[Ran], list[Transfer], list[float]]:
+    """Put all passes on one clock; returns moments, units and transfers, and when each pass ends.
 
     Positions are counted on from pass to pass, too.
     """
     moments: list[Moment] = []
     units: list[Ran] = []
+    transfers: list[Transfer] = []
     ends: list[float] = []
     for one in passes:
         start = ends[-1] if ends else 0.0
         first = max((ran.position for ran in units), default=-1) + 1
         moments += [moment._replace(seconds=moment.seconds + start) for moment in one.moments]
+        transfers += [
+            moved._replace(begun=moved.begun + start, done=moved.done + start) for moved in one.transfers
+        ]
         units += [
             ran._replace(
                 position=ran.position + first,
@@ -134,7 +159,7 @@ def _joined(passes: Sequence[Simulated]) -> tuple[list[Moment], list[Ran], list[
             for ran in one.units
         ]
         ends.append(start + one.seconds)
-    return moments, units, ends
+    return moments, units, transfers, ends
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -184,7 +209,12 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     )
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
     axes.axhline(budget, color=BUDGET_COLOR, linewidth=1.8, label=budget_label)
-    axes.set_ylim(0, 1.05 * max(budget, peak))
+    _break_axis(
+        axes,
+        scene.base_bytes / size,
+        max(budget, peak),
+        f"{scene.base_bytes / size:.{2 if giga else 0}f} {name}",
+    )
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(  # from top to bottom as the areas and lines are
@@ -192,30 +222,97 @@ def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float
     )
 
 
-def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float, inches: float) -> None:
-    workers = sorted({ran.worker for ran in units})
-    shade = {worker: f"C{index % 10}" for index, worker in enumerate(workers)}
+def _break_axis(axes: Axes, base: float, top: float, text: str) -> None:
+    """Leave out most of the base process where it takes much of the axis, and say so."""
+    end = 1.05 * top
+    if base <= BROKEN_SHARE * end or top <= base:
+        axes.set_ylim(0, end)
+        return
+    bottom = base - STUB_SHARE * (end - base)
+    axes.set_ylim(bottom, end)
+    ticks = [tick for tick in axes.get_yticks() if base <= tick <= end]
+    axes.set_yticks([bottom, *ticks], ["0", *(f"{tick:g}" for tick in ticks)])
+    across, up = 0.006, 0.02
+    for height in (0.035, 0.06):
+        axes.plot(
+            (-across, across), (height - up, height + up), transform=axes.transAxes,
+            color="black", linewidth=1, clip_on=False,
+        )  # fmt: skip
+    axes.annotate(
+        f"base process, {text}: the axis is broken",
+        (0.012, 0.04), xycoords="axes fraction", va="center", fontsize=8,
+    )  # fmt: skip
+
+
+def _draw_phases(axes: Axes, units: Iterable[Ran], unit: float, named: bool) -> None:
+    """Draw when units of each part of a pass compute, as strips above the memory, with their names."""
+    place = axes.get_xaxis_transform()
+    strips: dict[str, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
+    ordered = sorted(units, key=lambda ran: ran.computing)
+    gap = PHASE_GAP_SHARE * max(ran.done for ran in ordered)
+    for ran in ordered:
+        strip = strips[phase_of(ran.key.layer)]
+        if strip and ran.computing <= strip[-1][1] + gap:
+            strip[-1] = (strip[-1][0], max(strip[-1][1], ran.done))
+        else:
+            strip.append((ran.computing, ran.done))
+    for number, (phase, spans) in enumerate(strips.items()):
+        bars = [(start / unit, (end - start) / unit) for start, end in spans]
+        height = 1.11 - 0.035 * number
+        axes.broken_barh(bars, (height, 0.03), facecolors=PHASES[phase], transform=place, clip_on=False)
+        if named and spans:
+            axes.text(
+                (spans[0][0] + spans[-1][1]) / 2 / unit, 1.15, phase, transform=place, fontsize=9,
+                ha="center", va="bottom", color=PHASES[phase], weight="bold",
+            )  # fmt: skip
+
+
+def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
+    """Draw when the disk of the spill reads and writes."""
+    for name, color, low, moved in (
+        ("reads", READ_COLOR, 0.5, [one for one in transfers if one.read_bytes]),
+        ("writes", WRITE_COLOR, -0.5, [one for one in transfers if one.written_bytes]),
+    ):
+        nbytes = sum(one.read_bytes + one.written_bytes for one in moved)
+        bars = [(one.begun / unit, (one.done - one.begun) / unit) for one in moved]
+        axes.broken_barh(
+            bars, (low - 0.4, 0.8), facecolors=color, linewidth=0, label=f"{name}, {nbytes / 2**20:.0f} MiB"
+        )
+    axes.set_ylim(-1.05, 1.05)
+    axes.set_yticks([0.5, -0.5], ["read", "write"], fontsize=8)
+    axes.set_ylabel("disk")
+    if transfers:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
+    else:
+        axes.text(
+            0.5, 0.5, "nothing is spilled", transform=axes.transAxes, ha="center", va="center", fontsize=9
+        )
+
+
+def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float) -> None:
     short = EDGED_BAR_SHARE * max(ran.done for ran in units)
     of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
     for ran in units:
         of_layer[ran.key.layer].append(ran)
     for row, name in enumerate(rows):
-        bands = _bands(of_layer[name])
+        bands, color = _bands(of_layer[name]), PHASES[phase_of(name)]
+        axes.axhspan(row - 0.5, row + 0.5, color=color, alpha=0.10 if row % 2 else 0.05, linewidth=0)
         height = (1 - ROW_GAP_SHARE) / len(bands)
         for number, band in enumerate(bands):
             place = (row - 0.5 + ROW_GAP_SHARE / 2 + number * height, height)
-            colors = [shade[ran.worker] for ran in band]
             waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in band]
             works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in band]
             # An edge tells wide bars from each other, and keeps the shortest from vanishing.
             wide = (len(bands) <= MOST_EDGED_BANDS and ran.done - ran.computing > short for ran in band)
-            edges = ["white" if w else color for w, color in zip(wide, colors, strict=True)]
-            axes.broken_barh(waits, place, facecolors=colors, alpha=0.3, linewidth=0)
-            axes.broken_barh(works, place, facecolors=colors, edgecolors=edges, linewidth=0.5)
-    for row in range(1, len(rows), 2):
-        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.04, linewidth=0)
-    _label_rows(axes, rows, inches)
-    _name_colors(axes, shade)
+            edges = ["white" if w else color for w in wide]
+            axes.broken_barh(waits, place, facecolors=color, alpha=0.35, linewidth=0)
+            axes.broken_barh(works, place, facecolors=color, edgecolors=edges, linewidth=0.5)
+    shown = {phase_of(name) for name in rows}
+    for phase in PHASES:
+        if phase in shown:
+            axes.barh([0], [0], color=PHASES[phase], label=phase)
+    axes.barh([0], [0], color="gray", alpha=0.35, label="paler: waits for memory,\ndisk or a thread")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
 
 
 def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
@@ -230,25 +327,12 @@ def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
     return bands
 
 
-def _name_colors(axes: Axes, shade: Mapping[int, str]) -> None:
-    """Add the legend."""
-    if len(shade) <= MOST_NAMED_WORKERS:
-        for number, color in enumerate(shade.values(), 1):
-            axes.barh([0], [0], color=color, label=f"worker {number}")
-    else:
-        axes.barh([0], [0], color="C0", label=f"computing (colors are those\nof {len(shade)} workers)")
-    axes.barh([0], [0], color="gray", alpha=0.3, label="paler: waits for memory,\ndisk or a thread")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
-
-
 def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
     """Label the rows, the first layer on top, with as many names as can be read."""
     every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
     shown = range(0, len(rows), max(every, 1))
     axes.set_yticks(list(shown), [_short(rows[row]) for row in shown], fontsize=8, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(axis="x", linewidth=0.4, alpha=0.6)
-    axes.set_axisbelow(True)
     axes.set_ylabel("layer" if every <= 1 else f"layer (of {len(rows)}, every {every}. is named)")
 
 

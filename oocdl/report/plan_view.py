@@ -25,6 +25,7 @@ from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import Scene, draw
+from oocdl.report.layer_names import picture_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report
 from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, mib, text_of
@@ -233,6 +234,7 @@ class Plan:
                 self.process_bytes,
                 self.peak_bytes,
                 self.settings.memory_bytes,
+                picture_names(self.compiled),
             ),
             path,
         )

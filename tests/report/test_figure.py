@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +15,11 @@ from PIL import Image
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
-from oocdl.planning.simulation.timeline import Moment, Ran, Simulated
+from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
-from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, Scene, draw, figure_of, highest
+from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, PHASES, Scene, draw, figure_of, highest
+from oocdl.report.layer_names import picture_names
 from tests.kit import nets
 
 MIB = 1 << 20
@@ -65,21 +67,21 @@ def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
     figure = figure_of(
         Scene("t", plan.simulated, plan.machine.base_bytes, plan.peak_bytes, plan.settings.memory_bytes)
     )
-    above, below = figure.axes
+    above, below, disk = figure.axes
     assert [label.get_text() for label in below.get_yticklabels()] == [
         picture._short(layer.layer.name) for layer in plan.layers
     ]
-    assert above.get_xlim() == below.get_xlim()
-    assert "ms" in below.get_xlabel() and "GiB" in above.get_ylabel()
+    assert above.get_xlim() == below.get_xlim() == disk.get_xlim()
+    assert "ms" in disk.get_xlabel() and "GiB" in above.get_ylabel()
 
 
 def test_memory_is_stacked_under_the_budget() -> None:
-    above, _ = figure_of(scene()).axes
+    above, *_ = figure_of(scene()).axes
     assert above.get_legend_handles_labels()[1] == [
         "base process", "chunks in the RAM tier", "reserved by units", "scratch of programs",
         "predicted peak, 131 MiB", "budget, 200 MiB",
     ]  # fmt: skip
-    tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections]
+    tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections[:4]]
     assert tops == [100, 110, 111, 131]
     (budget,) = (line for line in above.lines if line.get_color() == BUDGET_COLOR)
     assert budget.get_ydata() == [200, 200]
@@ -96,7 +98,7 @@ def bars(axes: Any) -> list[tuple[float, float, float, float]]:
 
 
 def test_units_that_run_side_by_side_are_below_each_other() -> None:
-    _, below = figure_of(scene(layers=1)).axes
+    _, below, _ = figure_of(scene(layers=1)).axes
     working = [bar for bar in bars(below) if bar[:2] == (1.0, 2.0)]
     waiting = [bar for bar in bars(below) if bar[:2] == (0.0, 1.0)]
     assert len(working) == len(waiting) == 2
@@ -106,7 +108,7 @@ def test_units_that_run_side_by_side_are_below_each_other() -> None:
 
 def test_passes_follow_each_other() -> None:
     figure = figure_of(scene(layers=2, passes=3))
-    _, below = figure.axes
+    _, below, _ = figure.axes
     assert below.get_xlim() == (0, 12)
     assert len(below.get_yticklabels()) == 2  # the same layers again
     assert sum(line.get_linestyle() == ":" for line in below.lines) == 2
@@ -114,7 +116,7 @@ def test_passes_follow_each_other() -> None:
 
 
 def test_labels_are_thinned_out_and_shortened() -> None:
-    _, below = figure_of(scene(layers=400)).axes
+    _, below, _ = figure_of(scene(layers=400)).axes
     shown = below.get_yticks()
     assert 30 < len(shown) < 80 and len(set(shown[1:] - shown[:-1])) == 1
     assert "of 400" in below.get_ylabel()
@@ -122,12 +124,63 @@ def test_labels_are_thinned_out_and_shortened() -> None:
     assert picture._short("a\x1b[0m\nb") == "a?[0m?b"
 
 
-def test_many_workers_share_an_entry_of_the_legend() -> None:
-    few, many = (figure_of(scene(workers=count)).axes[1] for count in (3, 17))
-    assert [text for text in few.get_legend_handles_labels()[1] if text.startswith("worker")] == [
-        "worker 1", "worker 2", "worker 3",
-    ]  # fmt: skip
-    assert any("of 17 workers" in text for text in many.get_legend_handles_labels()[1])
+def test_parts_of_a_pass_are_told_apart_by_colour_and_said() -> None:
+    one = scene(layers=3, workers=1)
+    names = {"layer0": "layer0", "layer1": "grad/layer0", "layer2": "update/w"}
+    passes = tuple(
+        replace(
+            done, units=tuple(r._replace(key=r.key._replace(layer=names[r.key.layer])) for r in done.units)
+        )
+        for done in one.passes
+    )
+    labels = {"grad/layer0": "layer0", "update/w": "weights"}
+    above, below, _ = figure_of(replace(one, passes=passes, labels=labels)).axes
+    assert [text.get_text() for text in below.get_yticklabels()] == ["layer0", "layer0", "weights"]
+    assert below.get_legend_handles_labels()[1][:3] == list(PHASES)
+    said = {text.get_text(): text.get_position()[0] for text in above.texts if text.get_text() in PHASES}
+    assert list(said) == list(PHASES) and sorted(said.values()) == list(said.values())
+    assert len(set(PHASES.values())) == 3
+
+
+def test_the_disk_has_a_lane() -> None:
+    quiet = scene()
+    moves = (Transfer(0.0, 1.0, 3 * MIB, 0), Transfer(1.0, 1.5, 0, 5 * MIB), Transfer(2.0, 3.0, 4 * MIB, 0))
+    busy = replace(quiet, passes=(replace(quiet.passes[0], transfers=moves),) * 2)
+    assert [text.get_text() for text in figure_of(quiet).axes[2].texts] == ["nothing is spilled"]
+    lane = figure_of(busy).axes[2]
+    assert lane.get_legend_handles_labels()[1] == ["reads, 14 MiB", "writes, 10 MiB"]
+    spans = sorted(bar[:2] for bar in bars(lane))
+    assert spans == [(0, 1), (1, 1.5), (2, 3), (6, 7), (7, 7.5), (8, 9)]
+
+
+def test_a_base_process_that_takes_much_breaks_the_axis() -> None:
+    much = figure_of(scene()).axes[0]
+    assert 90 < much.get_ylim()[0] < 100 and much.get_ylim()[1] > 200
+    assert [text.get_text() for text in much.texts if "broken" in text.get_text()] == [
+        "base process, 100 MiB: the axis is broken"
+    ]
+    little = figure_of(replace(scene(), base_bytes=10 * MIB)).axes[0]
+    assert little.get_ylim()[0] == 0 and not [text for text in little.texts if "broken" in text.get_text()]
+
+
+def test_layers_have_names_of_the_model(plan: oocdl.Plan) -> None:
+    names = picture_names(plan.compiled)
+    assert list(names) == [layer.layer.name for layer in plan.layers]
+    roots = {node.name.partition("/")[0] for node in plan.compiled.imported.graph.nodes}
+    known = roots | set(plan.compiled.pieces)
+    for layer, name in names.items():
+        assert name.partition(",")[0] in known or name.startswith(("loss", "weights")), layer
+    assert names["down1.conv1"] == "down1.conv1" and any("loss" in name for name in names.values())
+    assert not [name for name in names.values() if name.startswith(("grad/", "update/", "reducesum"))]
+    assert "weights" in names.values()
+
+
+def test_a_step_that_spills_says_when(plan: oocdl.Plan) -> None:
+    one = plan.simulated[0]
+    for moved in one.transfers:
+        assert 0 <= moved.begun < moved.done
+    assert sum(moved.read_bytes for moved in one.transfers) == one.read_bytes
+    assert sum(moved.written_bytes for moved in one.transfers) == one.written_bytes
 
 
 def test_no_peak_is_lost_where_moments_are_many() -> None:

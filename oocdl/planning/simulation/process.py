@@ -30,7 +30,7 @@ from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.simulation.tasks import Entry, Tasks
-from oocdl.planning.simulation.timeline import Moment, Ran
+from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder, window_of
 from oocdl.storage.cache.ledger import Claim, Ledger
@@ -305,6 +305,7 @@ class Process:
         self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
         self.moments: list[Moment] = []
         self.units: list[Ran] = []
+        self.transfers: list[Transfer] = []
         self.step: Step | None = None
 
     @property
@@ -332,7 +333,10 @@ class Process:
             rates = self.rates
             seconds = read / rates.disk_read_bytes_per_second + written / rates.disk_write_bytes_per_second
             seconds = seconds / DISK_SHARE + requests * REQUEST_SECONDS
-            self.free_at = max(self.free_at, self.now) + seconds
+            begun = max(self.free_at, self.now)
+            self.free_at = begun + seconds
+            if self.timeline:
+                self.transfers.append(Transfer(begun - self.begun, self.free_at - self.begun, read, written))
             self.disk_seconds += seconds
             self.books.read_bytes += read
             return self.free_at
@@ -362,7 +366,7 @@ class Process:
         books, self.begun = self.books, self.now
         books.read_bytes = books.written_bytes = 0
         books.peak_bytes = books.resident_bytes + books.reserved_bytes
-        self.moments, self.units = [], []
+        self.moments, self.units, self.transfers = [], [], []
         self.compute_seconds = self.disk_seconds = 0.0
         self.peak_spilled, self.peak_scratch = self.spilled, 0
 

@@ -31,6 +31,15 @@ class Moment(NamedTuple):
     """Of running programs: part of what is reserved."""
 
 
+class Transfer(NamedTuple):
+    """When the disk of the spill moved bytes, in seconds from the start of the step."""
+
+    begun: float
+    done: float
+    read_bytes: int
+    written_bytes: int
+
+
 @dataclass(frozen=True)
 class Simulated:
     """One step as it is expected to go."""
@@ -49,6 +58,7 @@ class Simulated:
     moments: tuple[Moment, ...]
     """Empty where no timeline was asked for, as ``units``."""
     units: tuple[Ran, ...]
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def moved_bytes(self) -> int:

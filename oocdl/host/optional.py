@@ -1,0 +1,22 @@
+"""Libraries that need not be installed: imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from oocdl.errors import InputError
+
+
+def needed(module: str, what: str, extra: str) -> Any:
+    """Import a module. Raises InputError, with the command that cures it, where it is not installed.
+
+    ``what`` is the use of it, ``extra`` the extra of oocdl that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise InputError(
+            f"{what} needs {library}, which is not installed; pip install 'oocdl[{extra}]'"
+        ) from error
