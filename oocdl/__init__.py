@@ -4,7 +4,7 @@
 >>> run = oocdl.fit("unet.onnx", "brain.zarr", memory="2GiB")  # doctest: +SKIP
 """
 
-from oocdl import cluster, errors, events, losses, ops, optim, space
+from oocdl import callbacks, cluster, errors, events, losses, ops, optim, space
 from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.report.scaling import Scaling
@@ -22,6 +22,7 @@ __all__ = [
     "Run",
     "Scaling",
     "Search",
+    "callbacks",
     "cluster",
     "errors",
     "events",

@@ -127,6 +127,8 @@ def test_the_project_says_what_it_needs() -> None:
         "mri",
         "optuna",
         "plot",
+        "pandas",
+        "mlflow",
         "test",
         "dev",
     }

@@ -257,6 +257,13 @@ def test_own_loss(tmp_path: Path) -> None:
     assert float(after) < float(before)
 
 
+def test_own_listener(tmp_path: Path) -> None:
+    done = run(str(ROOT / "examples/own_listener.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last, committed = done.stdout.split("since step ")[1].split(" steps are")[0].split(": ")
+    assert int(committed) == int(last) + 5 < 200
+
+
 def test_own_optimizer(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_optimizer.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ from oocdl.host.paths import path_of
 from oocdl.planning.passes import PassInfo
 from oocdl.pytorch.door import load
 from oocdl.report import html
+from oocdl.report.history_view import frame, plot
 from oocdl.report.progress import duration
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
@@ -99,6 +100,17 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """A row for each committed step: step, epoch, loss, lr, seconds, and bytes moved and at the peak."""
         return self._store.history()
+
+    def frame(self) -> Any:
+        """Return the history as a ``pandas.DataFrame`` by step (``pip install 'oocdl[pandas]'``)."""
+        return frame(self.history)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw losses, learning rate and seconds of each step, as PNG or SVG; returns the path.
+
+        Raises InputError where matplotlib is missing (``pip install 'oocdl[plot]'``) or no step is committed.
+        """
+        return plot(self.history, f"{Path(self._store.meta['model']).name}, {self.path.name}", path)
 
     @property
     def weights(self) -> Mapping[str, zarr.Array[Any]]:

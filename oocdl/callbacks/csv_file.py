@@ -1,0 +1,61 @@
+"""``CSV``: the history of a run as a file that any table program reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from oocdl.callbacks.committed_rows import CommittedRows, Row
+from oocdl.errors import InputError
+from oocdl.events import RunFinished, RunStarted, RunStopped
+from oocdl.host.paths import path_of
+from oocdl.storage.files import reporting, write_text
+
+FIRST_COLUMNS = "step,epoch,loss"
+"""What the files begin with: no other is written over."""
+
+
+class CSV(CommittedRows):
+    """Writes a line for each committed step.
+
+    A run that goes on goes on with the file, which has then what the run's history has. Raises InputError if
+    there is another file in ``path``, StoreError if it cannot be written.
+
+    >>> run = oocdl.fit("unet.onnx", "brain.zarr", callbacks=[CSV("losses.csv")])  # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = path_of("path", path)
+        self._columns: list[str] = []
+
+    def begin(self, event: RunStarted, earlier: Sequence[Row]) -> int:
+        """Write the rows that are committed anew."""
+        if self.path.exists():
+            with reporting(self.path), self.path.open("rb") as stream:
+                start = stream.read(len(FIRST_COLUMNS))
+            if start not in (b"", FIRST_COLUMNS.encode()):
+                raise InputError(f"{self.path} is no history of a run; give CSV another path")
+        with reporting(self.path):
+            write_text(self.path, self._lines(earlier, head=True))
+        return event.done
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add lines."""
+        with reporting(self.path), self.path.open("a", newline="") as stream:
+            stream.write(self._lines(rows, head=not self._columns))
+
+    def end(self, event: RunFinished | RunStopped) -> None:
+        """Everything is in the file already."""
+
+    def _lines(self, rows: Sequence[Row], head: bool) -> str:
+        if head:
+            self._columns = list(rows[0].values) if rows else []
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self._columns, extrasaction="ignore", lineterminator="\n")
+        if head and rows:
+            writer.writeheader()
+        writer.writerows(row.values for row in rows)
+        return out.getvalue()

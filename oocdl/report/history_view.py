@@ -1,0 +1,66 @@
+"""The history of a run for people: as a table of pandas, and as a picture of its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oocdl.errors import InputError
+from oocdl.host.optional import needed
+from oocdl.report.figure import OKABE_ITO, empty_figure, picture_path, written
+
+SMOOTH_SHARE = 0.02
+"""A smoothed curve is a mean that forgets by this share of all steps, at least ``SMOOTH_STEPS``."""
+SMOOTH_STEPS = 5
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def frame(rows: Rows) -> Any:
+    """Return the rows as a ``pandas.DataFrame`` by step. Raises InputError where pandas is missing."""
+    pandas = needed("pandas", "run.frame()", "pandas")
+    return pandas.DataFrame(rows, columns=None if rows else ["step", "epoch", "loss"]).set_index("step")
+
+
+def plot(rows: Rows, title: str, path: str | Path) -> Path:
+    """Draw losses, the learning rate and seconds of each step, as PNG or SVG; returns the path.
+
+    Raises InputError where there is no step yet, for another ending, and where matplotlib is missing.
+    """
+    target = picture_path(path)
+    if not rows:
+        raise InputError("there is nothing to draw: the run has no committed step yet")
+    figure = empty_figure(9.0, 6.5)
+    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
+    steps = [row["step"] for row in rows]
+    names = [name for name in rows[-1] if name.split("/")[0] == "loss"]
+    for name, color in zip(names, OKABE_ITO * len(names), strict=False):
+        losses = [row.get(name, float("nan")) for row in rows]
+        above.plot(steps, losses, color=color, linewidth=0.8, alpha=0.35, marker="." if len(rows) < 2 else "")
+        above.plot(steps, _smoothed(losses), color=color, linewidth=2, label=name)
+    for axes, name, label in ((middle, "lr", "learning rate"), (below, "seconds", "s a step")):
+        axes.plot(steps, [row[name] for row in rows], color="#444444", linewidth=1)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(label)
+    above.set_ylabel("loss: each step pale,\nsmoothed bold")
+    if len(names) > 1:
+        above.legend(frameon=False)
+    below.set_xlabel("step")
+    for axes in (above, middle, below):
+        axes.grid(linewidth=0.4, alpha=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    return written(figure, target)
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """A mean that forgets, without the pull of where it began."""
+    keep = 1 - 1 / max(SMOOTH_STEPS, SMOOTH_SHARE * len(losses))
+    total = weight = 0.0
+    found = []
+    for loss in losses:
+        total, weight = keep * total + loss, keep * weight + 1
+        found.append(total / weight)
+    return found

@@ -1,0 +1,271 @@
+"""Callbacks have each committed step once, whatever stops a run, and go on where it goes on."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import google_crc32c
+import mlflow
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+import oocdl
+from oocdl.callbacks import CSV, MLflow, TensorBoard
+from oocdl.cli.zoo import write_unet3d
+from oocdl.errors import InputError, ResourceError
+from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, WorkersChanged
+from tests.kit import nets
+
+Curve = dict[int, float]
+
+
+class Killed(BaseException):
+    """A kill: nothing more is said."""
+
+
+def fit(folder: Path, *callbacks: Callable[[Event], None], **options: Any) -> oocdl.Run:
+    """Six steps in epochs of two: a commit after every other step."""
+    given = {"steps": 6, "lr": 0.1, "memory": "4GiB", "engine": "onnxruntime", "progress": False, **options}
+    model = folder / "unet.onnx"
+    if not model.exists():
+        write_unet3d(model, base=2, depth=1, classes=2)
+        nets.write_data(folder / "data.zarr", nets.volumes(2, 8))
+    return oocdl.fit(model, folder / "data.zarr", callbacks=list(callbacks), **given)
+
+
+def kill_at(step: int) -> Callable[[Event], None]:
+    """A listener that stops the run as soon as a step is done, and keeps it from being committed."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone) and event.row["step"] == step:
+            raise Killed
+
+    return listen
+
+
+def from_csv(path: Path) -> Curve:
+    with path.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    found = {int(row["step"]): float(row["loss"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def event_class() -> Any:
+    """``Event`` of event.proto, as far as it is written."""
+    kinds = {"double": 1, "float": 2, "int64": 3, "string": 9, "message": 11, "enum": 5}
+    messages: Mapping[str, Any] = {
+        "Value": [("tag", 1, "string", ""), ("simple_value", 2, "float", "")],
+        "Summary": [("value", 1, "message", "Value")],
+        "SessionLog": [("status", 1, "enum", "")],
+        "Event": [
+            ("wall_time", 1, "double", ""), ("step", 2, "int64", ""), ("file_version", 3, "string", ""),
+            ("summary", 5, "message", "Summary"), ("session_log", 7, "message", "SessionLog"),
+        ],
+    }  # fmt: skip
+    file = descriptor_pb2.FileDescriptorProto(name="event.proto", package="tb", syntax="proto3")
+    for name, fields in messages.items():
+        made = file.message_type.add(name=name)
+        for title, number, kind, of in fields:
+            label = 3 if title == "value" else 1
+            field = made.field.add(name=title, number=number, type=kinds[kind], label=label)
+            if of:
+                field.type_name = f".tb.{of}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tb.Event"))
+
+
+def events_of(path: Path) -> list[Any]:
+    """All events of a file; its checksums are compared."""
+    event, data, found = event_class(), path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        for part, crc in ((data[:8], data[8:12]), (data[12 : 12 + length], data[12 + length : 16 + length])):
+            value = google_crc32c.value(part)
+            turned = (value >> 15) | (value << 17 & 0xFFFFFFFF)
+            assert struct.unpack("<I", crc)[0] == (turned + 0xA282EAD8) % 2**32
+        found.append(event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return found
+
+
+def from_tensorboard(folder: Path, tag: str = "loss") -> Curve:
+    """What TensorBoard shows: from a start on, what was written of later steps before does not count."""
+    found: Curve = {}
+    for path in sorted(folder.iterdir()):
+        first, *others = events_of(path)
+        assert first.file_version == "brain.Event:2" and first.wall_time > 1e9
+        for event in others:
+            if event.session_log.status == 1:
+                found = {step: value for step, value in found.items() if step < event.step}
+            for value in event.summary.value:
+                if value.tag == tag:
+                    assert event.step not in found
+                    found[event.step] = value.simple_value
+    return found
+
+
+def from_mlflow(uri: str, workdir: Path) -> list[tuple[str, Curve]]:
+    """Status and losses of each MLflow run of a run, the oldest first."""
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = []
+    for run in client.search_runs(ids, order_by=["attributes.start_time ASC"]):
+        assert run.data.tags["oocdl.workdir"] == str(workdir)
+        metrics = client.get_metric_history(run.info.run_id, "loss")
+        assert len({metric.step for metric in metrics}) == len(metrics)
+        found.append((run.info.status, {metric.step: metric.value for metric in metrics}))
+    return found
+
+
+def history(run: oocdl.Run) -> Curve:
+    return {row["step"]: row["loss"] for row in run.history}
+
+
+@pytest.fixture
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (tmp_path / "mlruns").as_uri()
+
+
+def test_a_killed_run_goes_on_in_the_same_places(tmp_path: Path, uri: str) -> None:
+    def places() -> tuple[Callable[[Event], None], ...]:
+        return CSV(tmp_path / "losses.csv"), TensorBoard(tmp_path / "logs"), MLflow("brains", uri)
+
+    with pytest.raises(Killed):
+        fit(tmp_path, *places(), kill_at(4))
+    run = fit(tmp_path, *places())
+    expected = history(run)
+    assert list(expected) == [1, 2, 3, 4, 5, 6]
+    assert from_csv(tmp_path / "losses.csv") == expected
+    assert from_tensorboard(tmp_path / "logs") == pytest.approx(expected)
+    assert from_tensorboard(tmp_path / "logs", "lr") == pytest.approx(dict.fromkeys(expected, 0.1))
+    assert from_mlflow(uri, run.path) == [("FINISHED", expected)]
+    assert len(list((tmp_path / "logs").iterdir())) == 2
+
+
+def test_one_that_is_new_to_a_run_has_all_of_it(tmp_path: Path, uri: str) -> None:
+    fit(tmp_path, steps=4)
+    run = fit(tmp_path, CSV(tmp_path / "losses.csv"), TensorBoard(), MLflow(tracking_uri=uri))
+    expected = history(run)
+    assert len(expected) == 6 and from_csv(tmp_path / "losses.csv") == expected
+    assert from_tensorboard(run.path / "tensorboard") == pytest.approx(expected)
+    assert from_mlflow(uri, run.path) == [("FINISHED", expected)]
+
+
+def test_a_run_that_starts_anew_does_so_everywhere(tmp_path: Path, uri: str) -> None:
+    places = CSV(tmp_path / "losses.csv"), TensorBoard(tmp_path / "logs"), MLflow("brains", uri)
+    first = history(fit(tmp_path, *places))
+    run = fit(tmp_path, *places, steps=2, seed=1, resume="restart")
+    expected = history(run)
+    assert from_csv(tmp_path / "losses.csv") == expected and len(expected) == 2
+    assert from_tensorboard(tmp_path / "logs") == pytest.approx(expected)
+    assert from_mlflow(uri, run.path) == [("FINISHED", first), ("FINISHED", expected)]
+
+
+def row(step: int, loss: float) -> StepDone:
+    return StepDone({"step": step, "epoch": 0, "loss": loss, "lr": 0.1, "seconds": 1.0})
+
+
+def test_steps_that_workers_took_with_them_are_not_there(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "run").mkdir()
+    places = CSV(tmp_path / "losses.csv"), TensorBoard(tmp_path / "logs"), MLflow("brains", uri)
+    for listener in places:
+        for event in (
+            RunStarted(None, str(tmp_path / "run"), 4, 0),
+            row(1, 9.0), Committed(1), row(2, 8.0), row(3, 7.0),
+            WorkersChanged("one is lost", 2, 1), row(2, 6.0), row(3, 5.0), Committed(3), RunFinished(3, 1.0),
+        ):  # fmt: skip
+            listener(event)
+    expected = {1: 9.0, 2: 6.0, 3: 5.0}
+    assert from_csv(tmp_path / "losses.csv") == expected
+    assert from_tensorboard(tmp_path / "logs") == expected
+    assert from_mlflow(uri, tmp_path / "run") == [("FINISHED", expected)]
+
+
+def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    places = [TensorBoard(tmp_path / "logs")]
+    fit(tmp_path, *places)
+    run = fit(tmp_path, *places, steps=2, seed=1, resume="restart")
+    found = reader.EventAccumulator(str(tmp_path / "logs")).Reload()
+    shown = {event.step: event.value for event in found.Scalars("loss")}
+    assert shown == pytest.approx(history(run))
+
+
+def test_a_server_that_is_away_does_not_stop_a_run(tmp_path: Path, uri: str, monkeypatch: Any) -> None:
+    (tmp_path / "run").mkdir()
+    listener = MLflow("brains", uri)
+    listener(RunStarted(None, str(tmp_path / "run"), 4, 0))
+    log_batch = listener._client.log_batch
+
+    def away(*args: Any, **named: Any) -> None:
+        raise mlflow.exceptions.MlflowException("no route")
+
+    monkeypatch.setattr(listener._client, "log_batch", away)
+    listener(row(1, 9.0))
+    with pytest.warns(UserWarning, match=r"MLflow did not take 1 steps \(no route\)"):
+        listener(Committed(1))
+    monkeypatch.setattr(listener._client, "log_batch", log_batch)
+    for event in (row(2, 8.0), Committed(2), RunFinished(2, 1.0)):
+        listener(event)
+    assert from_mlflow(uri, tmp_path / "run") == [("FINISHED", {1: 9.0, 2: 8.0})]
+    monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", away)
+    with pytest.raises(ResourceError, match="MLflow cannot be used: no route; fit without it"):
+        listener(RunStarted(None, str(tmp_path / "run"), 4, 0))
+
+
+def test_many_rows_are_sent_in_parts(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "run").mkdir()
+    listener = MLflow("brains", uri)
+    listener(RunStarted(None, str(tmp_path / "run"), 400, 0))
+    for step in range(1, 401):
+        listener(row(step, float(step)))
+    listener(Committed(400))
+    assert from_mlflow(uri, tmp_path / "run") == [("RUNNING", {step: float(step) for step in range(1, 401)})]
+
+
+def test_other_files_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.csv").write_text("what I measured\n1\n")
+    with pytest.raises(InputError, match=r"notes\.csv is no history of a run"):
+        fit(tmp_path, CSV(tmp_path / "notes.csv"))
+    assert (tmp_path / "notes.csv").read_text() == "what I measured\n1\n"
+
+
+def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
+    fit(tmp_path, CSV(tmp_path / "losses.csv"), steps=4)
+    text = (tmp_path / "losses.csv").read_text()
+    (tmp_path / "losses.csv").write_text(text[:-9])
+    run = fit(tmp_path, CSV(tmp_path / "losses.csv"))
+    assert from_csv(tmp_path / "losses.csv") == history(run)
+
+
+def test_a_frame_and_a_picture_of_the_history(tmp_path: Path) -> None:
+    run = fit(tmp_path)
+    frame = run.frame()
+    assert frame.index.name == "step" and frame["loss"].to_dict() == history(run)
+    assert run.plot(tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_missing_is_said_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fit(tmp_path, steps=1)
+
+    def missing(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    for extra, library, call in (
+        ("pandas", "pandas", run.frame),
+        ("plot", "matplotlib", lambda: run.plot(tmp_path / "losses.png")),
+        ("mlflow", "mlflow", MLflow),
+    ):
+        with pytest.raises(InputError) as told:
+            call()
+        assert f"needs {library}, which is not installed; pip install 'oocdl[{extra}]'" in str(told.value)
