@@ -29,7 +29,7 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 import zarr
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
@@ -48,13 +48,14 @@ STRUCTURES = {
 CLASSES = ("background", "brain", *STRUCTURES)
 COLOURS = (
     (0, 0, 0),
-    (90, 90, 110),
-    (230, 60, 60),
-    (60, 200, 80),
-    (70, 120, 255),
-    (250, 200, 40),
-    (200, 90, 220),
+    (110, 110, 110),
+    (213, 94, 0),
+    (0, 158, 115),
+    (86, 180, 233),
+    (240, 228, 66),
+    (204, 121, 167),
 )
+"""Of the palette of Okabe and Ito, which colour-blind people can tell apart."""
 
 Array = npt.NDArray[Any]
 
@@ -173,8 +174,8 @@ def dice(truth: Array, found: Array) -> list[float]:
     return scores
 
 
-def draw(path: Path, brain: Brain, found: Array) -> None:
-    """Three slices through the thalamus; beside each other input, truth, prediction."""
+def draw(path: Path, brain: Brain, found: Array, scores: Sequence[float]) -> None:
+    """Three slices through the thalamus: input, truth, prediction; and the Dice of classes below."""
     colours = np.array(COLOURS, np.uint8)
     grey = (brain.image * 255).astype(np.uint8)[..., None].repeat(3, axis=-1)
     pictures = (grey, colours[brain.labels], colours[found])
@@ -190,8 +191,33 @@ def draw(path: Path, brain: Brain, found: Array) -> None:
             cell[top : top + cut.shape[0], left : left + cut.shape[1]] = cut
             cells.append(cell)
         rows.append(np.concatenate(cells, axis=1))
-    grow = max(1, 224 // side)
-    Image.fromarray(np.concatenate(rows).repeat(grow, axis=0).repeat(grow, axis=1)).save(path)
+    grow = max(1, 240 // side)
+    slices = Image.fromarray(np.concatenate(rows).repeat(grow, axis=0).repeat(grow, axis=1))
+    framed(slices, scores).save(path)
+
+
+def framed(slices: Image.Image, scores: Sequence[float]) -> Image.Image:
+    """Put titles above three columns of slices, and what the colours mean, with the Dice of each, below."""
+    head, line, across = 32, 28, 4
+    lines = -(-len(CLASSES) // across)
+    sheet = Image.new("RGB", (slices.width, head + slices.height + lines * line + 12), "white")
+    sheet.paste(slices, (0, head))
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=16)
+    for column, title in enumerate(("input", "truth", "prediction")):
+        place = ((2 * column + 1) * slices.width // 6, head // 2)
+        pen.text(place, title, fill="black", font=font, anchor="mm")
+    entries = [
+        (None, "Dice:"),
+        *((COLOURS[n], f"{CLASSES[n]} {scores[n]:.2f}") for n in range(1, len(CLASSES))),
+    ]
+    for number, (colour, text) in enumerate(entries):
+        left = 8 + number % across * slices.width // across
+        top = head + slices.height + 10 + number // across * line
+        if colour is not None:
+            pen.rectangle((left, top, left + 16, top + 16), fill=colour)
+            left += 22
+        pen.text((left, top + 8), text, fill="black", font=font, anchor="lm")
+    return sheet
 
 
 def report(losses: Sequence[float], scores: Sequence[float]) -> None:
@@ -238,8 +264,9 @@ def main() -> None:
     run = oocdl.fit(model, dataset, workdir=args.workdir / f"{args.network}.run", **options)
     group = run.predict(dataset, args.workdir / "logits.zarr", memory=args.memory)
     found = classify(group["logits"])
-    report([row["loss"] for row in run.history], dice(brain.labels, found))
-    draw(args.workdir / "brain.png", brain, found)
+    scores = dice(brain.labels, found)
+    report([row["loss"] for row in run.history], scores)
+    draw(args.workdir / "brain.png", brain, found, scores)
     volume: Any = nib.Nifti1Image(found[brain.crop], brain.affine)  # type: ignore[no-untyped-call]
     nib.save(volume, args.workdir / "prediction.nii.gz")
     print(f"see {args.workdir / 'brain.png'} and {args.workdir / 'prediction.nii.gz'}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ CLASSES = ("background", "body", "shell", "core")
 BRIGHTNESS = np.array([0.0, 1.0, 0.5, 1.5], np.float32)
 NOISE = 0.25
 """Standard deviation of the noise; body and shell differ by 0.5."""
-COLORS = np.array([[0, 0, 0], [66, 133, 190], [240, 190, 60], [200, 60, 70]], np.float32)
-"""Colours of the classes in the picture, as RGB."""
+COLORS = np.array([[0, 0, 0], [0, 114, 178], [240, 228, 66], [213, 94, 0]], np.float32)
+"""Colours of the classes in the picture, as RGB: of the palette of Okabe and Ito, for colour-blind eyes."""
 TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
 LEVELS = 2
 """How many times the U-Net halves the volume."""
@@ -102,7 +102,7 @@ def run_demo(
     scores = dice(labels, logits)
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
     _say(out, f"Dice of unseen volumes  {named}")
-    picture = draw(root / "demo.png", _volume(made, "image"), labels, logits)
+    picture = draw(root / "demo.png", _volume(made, "image"), labels, logits, scores)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = Demo(losses, scores, picture, time.monotonic() - started, peak_bytes)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
@@ -188,16 +188,24 @@ def dice(labels: Stored, logits: Stored) -> tuple[float, ...]:
     return tuple(float(part) for part in both / np.maximum(either, 1))
 
 
-def draw(path: Path, image: Stored, labels: Stored, logits: Stored) -> Path:
-    """Draw the middle slices: a row for each volume, with input, truth and prediction."""
-    middle, tile, gap, head = image.shape[1] // 2, 240, 12, 34
+def draw(path: Path, image: Stored, labels: Stored, logits: Stored, scores: Sequence[float]) -> Path:
+    """Draw the middle slices: input, truth and prediction of each volume, and the Dice of classes below."""
+    middle, tile, gap, head, foot = image.shape[1] // 2, 240, 12, 34, 36
     titles = ("input", "truth", "prediction")
-    width, height = gap + len(titles) * (tile + gap), head + image.shape[0] * (tile + gap)
+    width, height = gap + len(titles) * (tile + gap), head + image.shape[0] * (tile + gap) + foot
     sheet = Image.new("RGB", (width, height), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
     for column, title in enumerate(titles):
         left = gap + column * (tile + gap)
         pen.text((left + tile // 2, head // 2), title, fill="black", font=font, anchor="mm")
+    pen.text((gap, height - foot // 2 - 4), "Dice", fill="black", font=font, anchor="lm")
+    for kind in range(1, len(CLASSES)):
+        left = gap + kind * (width - gap) // len(CLASSES)
+        middle_y = height - foot // 2 - 4
+        color = tuple(int(part) for part in COLORS[kind])
+        pen.rectangle((left, middle_y - 9, left + 18, middle_y + 9), fill=color)
+        text = f"{CLASSES[kind]} {scores[kind]:.2f}"
+        pen.text((left + 26, middle_y), text, fill="black", font=font, anchor="lm")
     for row in range(image.shape[0]):
         grey = _grey(np.asarray(image[row, middle]))
         truth = np.asarray(labels[row, middle])
