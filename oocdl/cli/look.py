@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -141,6 +142,22 @@ def _tell_page(address: str) -> None:
 
 
 @app.command()
+def report(
+    run: RunDir,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the dashboard's pictures and these tables as one HTML file.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Each layer, however many they are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show measured beside predicted times of a run, layer by layer."""
+    found = open_run(run).report(out)
+    _show([found.totals(), found.table(every or as_json)], as_json)
+    if out is not None:
+        say(f"the page is in {out}", aside=True)
+
+
+@app.command()
 def info(
     what: Annotated[str | None, typer.Argument(help="A run directory, an ONNX file or a dataset.")] = None,
     machine: Annotated[
@@ -166,6 +183,10 @@ def info(
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
         sizes = numbers("dims", dims, int)
         parts = machine_tables(engine, again) if what is None else tables_of(what, sizes, weights, every)
+    _show(parts, as_json)
+
+
+def _show(parts: Sequence[Sheet | Text], as_json: bool) -> None:
     if as_json:
         say_json([_data(part) for part in parts])
         return

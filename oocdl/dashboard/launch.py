@@ -61,6 +61,11 @@ def serve(run: Path, port: int, tell: Callable[[str], None]) -> None:
     importlib.import_module("oocdl.dashboard.server").serve(run, port, tell)
 
 
+def write_report(run: Path, target: Path, tables: str) -> None:
+    """Write the page of a run as one HTML file: see `oocdl/dashboard/report_page.py`."""
+    importlib.import_module("oocdl.dashboard.report_page").write(run, target, tables)
+
+
 def _first_line(stream: IO[bytes]) -> str:
     """The line that a process prints; empty if it ends without, or prints none in time."""
     ready, _, _ = select([stream], [], [], START_SECONDS)

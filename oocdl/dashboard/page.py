@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bokeh.core.templates import get_env
 from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
 
@@ -12,7 +13,7 @@ from oocdl.dashboard.panels.log import Log
 from oocdl.dashboard.panels.machine import Memory, Rates
 from oocdl.dashboard.panels.network import Network
 from oocdl.dashboard.panels.step_map import StepMap
-from oocdl.dashboard.panels.style import BLUE, FONT, INK, LINE, Panel, grid
+from oocdl.dashboard.panels.style import BLUE, FONT, INK, LINE, Panel, card, grid, html
 from oocdl.dashboard.panels.timeline import Timeline
 from oocdl.dashboard.view import View
 
@@ -25,10 +26,17 @@ TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK}; paddin
 PAGE = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box; }"
 
 
+TEMPLATE = get_env().from_string("""{% extends base %}
+{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">{% endblock %}
+""")
+"""A phone shows the page as wide as it is itself."""
+
+
 class Page:
     """All panels of a run, for one browser. Lay out ``root``, and call ``update`` about once a second."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, tables: str = "") -> None:
+        """Make the page; ``tables`` is HTML for a tab of its own, whose names are escaped."""
         self._view, self._version = view, -1
         self._header = Header()
         small = (Learning(small=True), StepMap(), Memory(small=True), SlowestLayers())
@@ -44,6 +52,8 @@ class Page:
         tabs = [
             TabPanel(title=title, child=self._laid(title, panels)) for title, panels in self._panels.items()
         ]
+        if tables:
+            tabs.append(TabPanel(title="Report", child=card(html(tables, color=INK))))
         self._tabs = Tabs(tabs=tabs, sizing_mode="stretch_width", stylesheets=[TABS])
         self._tabs.on_change("active", self._turned)
         parts: list[UIElement] = [self._header.root, self._tabs]

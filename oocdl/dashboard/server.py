@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
-from bokeh.core.templates import get_env
 from bokeh.document import Document
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
@@ -19,15 +18,12 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
+from oocdl.dashboard.page import TEMPLATE
 from oocdl.dashboard.shown import UPDATE_SECONDS, Shown
 from oocdl.dashboard.view import View
 from oocdl.errors import ResourceError
 
 LOOPBACK = "127.0.0.1"
-TEMPLATE = get_env().from_string("""{% extends base %}
-{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">{% endblock %}
-""")
-"""A phone shows the page as wide as it is itself."""
 
 
 def serve(run: Path, port: int, tell: Callable[[str], None], parent: int | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import zarr
 
 from oocdl.config import Settings, restored
+from oocdl.dashboard import launch
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
@@ -122,13 +123,17 @@ class Run:
         """Activations and gradients of the last step that ``keep=`` named."""
         return self._store.kept()
 
-    def report(self) -> Report:
-        """Return measured beside predicted times, layer by layer, of the last session in one process.
+    def report(self, page: str | Path | None = None) -> Report:
+        """Return measured beside predicted times, layer by layer, of the last session.
 
-        ``print(run.report())`` shows tables. Raises StoreError where no whole step was measured, as with a
-        Dask client.
+        ``print(run.report())`` shows tables. With ``page``, such as "report.html", all pictures of the
+        dashboard and these tables are written there as one HTML file, which needs no network. Raises
+        StoreError where no whole step was measured, or if the page cannot be written.
         """
-        return read_report(self.path)
+        found = read_report(self.path)
+        if page is not None:
+            launch.write_report(self.path, path_of("page", page), found._repr_html_())
+        return found
 
     @public
     def export(self, path: str | Path) -> Path:

@@ -8,6 +8,7 @@ from bokeh.models.widgets import Slider
 
 from oocdl.dashboard.panels.style import (
     BLUE,
+    CONTROL,
     CYCLE,
     FAINT,
     HEIGHT,
@@ -52,7 +53,9 @@ class Learning:
         )
         self._figure.xaxis.axis_label = "steps"
         self._against = choice("against", list(AGAINST), width=140)
-        self._weight = Slider(title="smoothing", start=0.0, end=0.99, step=0.01, value=SMOOTHING, width=200)
+        self._weight = Slider(
+            title="smoothing", start=0.0, end=0.99, step=0.01, value=SMOOTHING, width=200, tags=[CONTROL]
+        )
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure = plot("Losses of heads, and metrics", 260)
         self._metric_figure.visible = False

@@ -108,9 +108,13 @@ def html(words: str = "", size: str = "12px", color: str = FAINT) -> Div:
     return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
 
 
+CONTROL = "control"
+"""A tag of what needs a server to do anything."""
+
+
 def choice(title: str, options: Any, width: int) -> Select:
     """A list to choose from; the first is chosen."""
-    return Select(title=title, value=options[0], options=options, width=width)
+    return Select(title=title, value=options[0], options=options, width=width, tags=[CONTROL])
 
 
 def mebibytes(nbytes: float) -> str:
