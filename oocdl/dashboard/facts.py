@@ -77,6 +77,12 @@ class RunFacts:
     disk_write_rate: float
     rates_measured: bool
     """Whether rates were measured on this machine; else they are nominal."""
+    dataset: str
+    """Path of the dataset; empty if it has none."""
+    group: str
+    """Of the dataset's file or folder."""
+    images: tuple[tuple[str, str], ...]
+    """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
     """By plan id."""
 
@@ -104,6 +110,9 @@ def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFact
         disk_read_rate=rates.disk_read_bytes_per_second,
         disk_write_rate=rates.disk_write_bytes_per_second,
         rates_measured=rates is not NOMINAL,
+        dataset=source if isinstance(source := plan.dataset.spec().source, str) else "",
+        group=plan.dataset.spec().group,
+        images=_images(plan.compiled),
         passes={name: _pass_facts(kind, seconds.get(name, {})) for name, kind in plan.kinds.items()},
     )
 
@@ -123,9 +132,16 @@ def read_facts(text: str) -> RunFacts:
             )
             for name, one in body.pop("passes").items()
         }
-        return RunFacts(**body, passes=passes)
+        images = tuple((role, array) for role, array in body.pop("images"))
+        return RunFacts(**body, images=images, passes=passes)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"the run's dashboard files are damaged ({error})") from error
+
+
+def _images(compiled: CompiledPass) -> tuple[tuple[str, str], ...]:
+    values = compiled.plan.factored.graph.values
+    named = ((values[name].role.value, array) for name, array in compiled.feeds.items() if name in values)
+    return tuple(dict.fromkeys(named))
 
 
 def _seconds_of(plan: Plan) -> list[dict[str, float]]:

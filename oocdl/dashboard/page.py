@@ -12,6 +12,7 @@ from oocdl.dashboard.panels.learning import Learning
 from oocdl.dashboard.panels.log import Log
 from oocdl.dashboard.panels.machine import Memory, Rates
 from oocdl.dashboard.panels.network import Network
+from oocdl.dashboard.panels.pictures import Pictures
 from oocdl.dashboard.panels.step_map import StepMap
 from oocdl.dashboard.panels.style import BLUE, FONT, INK, LINE, Panel, card, grid, html
 from oocdl.dashboard.panels.timeline import Timeline
@@ -47,6 +48,7 @@ class Page:
             "Machine": (Memory(), Rates()),
             "Layers": (LayerTable(),),
             "Network": (Network(),),
+            "Pictures": (Pictures(),),
             "Log": (Log(),),
         }
         tabs = [
