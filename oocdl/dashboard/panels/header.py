@@ -41,7 +41,8 @@ CARDS_STYLE = f"""<style>
 .answer .long {{ color: {FAINT}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
 .bar {{ height: 6px; background: {LINE}; border-radius: 3px; overflow: hidden; margin: 10px 0 4px; }}
 .bar div {{ height: 100%; background: {BLUE}; }}
-.facts {{ display: flex; flex-wrap: wrap; column-gap: 18px; }} .facts span {{ white-space: nowrap; }} .facts b {{ color: {INK}; font-weight: 600; }}
+.facts {{ display: flex; flex-wrap: wrap; column-gap: 18px; }}
+.facts span {{ white-space: nowrap; }} .facts b {{ color: {INK}; font-weight: 600; }}
 </style>"""
 
 
