@@ -12,6 +12,8 @@ from oocdl.planning.calibrate import known_rates
 from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.report.figure import phase_of
+from oocdl.report.layer_names import picture_names
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import computing_seconds
 
@@ -25,6 +27,7 @@ class LayerFacts:
     """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
 
     name: str
+    """What pictures call it: by the model's names, where forward and backward have their colours."""
     phase: str
     """"forward", "backward" or "update"."""
     units: int
@@ -153,6 +156,7 @@ def _seconds_of(plan: Plan) -> list[dict[str, float]]:
 def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFacts:
     plan = compiled.plan
     shapes, class_names = plan.factored.shapes, plan.classes.names
+    names = picture_names(compiled)
     maker: dict[str, int] = {}
     layers = []
     for index, planned in enumerate(plan.layers):
@@ -162,8 +166,8 @@ def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFac
         maker |= dict.fromkeys(made, index)
         layers.append(
             LayerFacts(
-                name=layer.name,
-                phase=_phase(layer.name),
+                name=names[layer.name],
+                phase=phase_of(layer.name),
                 units=len(planned.units),
                 cuts=" ".join(f"{class_names[c]}:{n}" for c, n in planned.grid.items() if n > 1),
                 shape=" × ".join(map(str, shapes[made[0]])) if made else "",
@@ -176,14 +180,8 @@ def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFac
                 sources=tuple(sources),
             )
         )
-    number = {layer.name: index for index, layer in enumerate(layers)}
+    number = {planned.layer.name: index for index, planned in enumerate(plan.layers)}
     layer_of = tuple(
         NO_LAYER if isinstance(call, PickCall) else number[call.key.layer] for call in compiled.graph.calls
     )
     return PassFacts(layers=tuple(layers), layer_of=layer_of)
-
-
-def _phase(layer: str) -> str:
-    """Tell the part of a pass by the name that its first node got when the pass was made."""
-    part, _, rest = layer.partition("/")
-    return {"grad": "backward", "update": "update"}.get(part, "forward") if rest else "forward"

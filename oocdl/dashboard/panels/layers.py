@@ -14,6 +14,7 @@ from bokeh.models.widgets.tables import DataTable, NumberFormatter, StringFormat
 from oocdl.dashboard.panels.step_map import about
 from oocdl.dashboard.panels.style import GREY, HEIGHT, INK, PART_COLORS, card, plot, with_legend
 from oocdl.dashboard.view import LastPass, View
+from oocdl.report.tables import shortened
 
 MOST_BARS = 12
 LONGEST_NAME = 30
@@ -123,15 +124,3 @@ class LayerTable:
             "moved": [(layer.read_bytes + layer.written_bytes) / 2**20 for layer in layers],
             "gflop": [layer.flops / 1e9 for layer in layers],
         }
-
-
-def shortened(name: str, most: int) -> str:
-    """Shorten a name in its middle.
-
-    >>> shortened("encoder.block.7.attention.query", 17)
-    'encoder.…on.query'
-    """
-    if len(name) <= most:
-        return name
-    head = (most - 1) // 2
-    return f"{name[:head]}…{name[-(most - 1 - head) :]}"

@@ -11,10 +11,10 @@ from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapp
 from bokeh.models.annotations import ColorBar
 
 from oocdl.dashboard.facts import LayerFacts
-from oocdl.dashboard.panels.layers import shortened
 from oocdl.dashboard.panels.step_map import about
 from oocdl.dashboard.panels.style import FONT, GREY, INK, card, choice, mebibytes, plot
 from oocdl.dashboard.view import View
+from oocdl.report.tables import shortened
 
 PALETTE = ("#f2f6fa", "#d6e4f0", "#aecde3", "#7fb2d4", "#4b93c3", "#1f74ae", "#0b578f", "#083d66")
 MEASURES = ("seconds", "memory of a unit", "traffic")

@@ -15,13 +15,14 @@ from bokeh.plotting import figure
 
 from oocdl.dashboard.view import View
 from oocdl.errors import printable
+from oocdl.report.figure import PHASES
 
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SKY, PURPLE, YELLOW, GREY = "#56b4e9", "#cc79a7", "#f0e442", "#8a9099"
 INK, FAINT, LINE, PAPER = "#1d2733", "#66717e", "#e3e7ec", "#ffffff"
-PHASE_COLORS = ("#e9ecf0", SKY, ORANGE, PURPLE, GREEN)
+PHASE_COLORS = ("#e9ecf0", SKY, YELLOW, PURPLE, GREEN)
 PHASE_NAMES = ("waiting", "reading", "computing", "writing", "done")
-PART_COLORS = {"forward": BLUE, "backward": RED, "update": GREEN}
+PART_COLORS = PHASES
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 HEIGHT = 236
