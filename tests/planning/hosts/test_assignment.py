@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +100,18 @@ def test_in_space_halos_travel(unet: Draft, workers: int) -> None:
     assert 0 < sum(cost.sent_bytes for cost in costs) < (0.15 if workers == 2 else 0.35) * made
     seconds = [cost.compute_seconds for cost in costs]
     assert max(seconds) < 1.2 * sum(seconds) / workers
+
+
+def test_layers_of_large_weights_follow_each_other_over_workers(tmp_path: Path) -> None:
+    """Where activations are small and nothing is cut, each worker has a stage of the forward pass."""
+    compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
+    made = exchanged(compiled, 2)
+    worker_of = made.placed.worker_of
+    units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
+    forward = [worker_of[call.key] for call in units if call.key.layer.startswith("linear")]
+    assert forward == sorted(forward) and 0 < sum(forward) < len(forward) > 4
+    held = [cost.held_bytes for cost in host_costs(made, 2)]
+    assert held[0] == held[1]
 
 
 def test_layers_of_few_units_are_spread(unet: Draft) -> None:
