@@ -7,12 +7,15 @@ import re
 import shlex
 import tomllib
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
+from oocdl import events
 from oocdl.cli.app import app
 from oocdl.cli.demo import write_volumes
 from oocdl.graph.onnx.reader import lowerings, supported
@@ -117,6 +120,15 @@ def found(name: str, beside: Path) -> bool:
     if "/" not in name and any(path.name == name for path in (*PAGES, *SOURCES)):
         return True
     return any(list(base.glob(path)) for base in (ROOT, PACKAGE, beside) for path in (name, f"{name}.py"))
+
+
+def test_every_event_is_described_with_its_fields() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|(.*)\|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
+    kinds = {*get_args(events.Event), *get_args(events.SearchEvent)}
+    assert {name for name, _ in rows} == {kind.__name__ for kind in kinds}
+    for name, text in rows:
+        for field in fields(getattr(events, name)):
+            assert f"`{field.name}`" in text, f"{name}.{field.name}"
 
 
 def test_the_project_says_what_it_needs() -> None:
