@@ -153,7 +153,9 @@ def search(
     Parameters
     ----------
     model
-        As in ``fit``. With a client, all its workers have to see its file.
+        As in ``fit``. With a client, all its workers have to see its file and ``workdir``. Workers make the
+        plans of their trials: losses, operators and optimizers of your own have to be registered there, too,
+        as by ``client.run(register)``.
     dataset
         As in ``fit``. With a client, all its workers have to see it.
     space
