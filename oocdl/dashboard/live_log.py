@@ -173,7 +173,7 @@ class LiveLog:
     def _forget_rows(self) -> None:
         """Rows are in the history, or were rolled back."""
         self._rows = []
-        (self._folder / STEPS).write_bytes(b"")
+        self._replace(STEPS, b"")  # another file, which readers notice however long it has become
 
     def _note(self, kind: str, text: str, **more: Any) -> None:
         if self._folder.is_dir():

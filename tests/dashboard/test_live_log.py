@@ -1,0 +1,283 @@
+"""What a run writes for its page, and what a view reads: resumed, rolled back, cut off, on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oocdl.dashboard import live_log
+from oocdl.dashboard.facts import LayerFacts, PassFacts, RunFacts, read_facts
+from oocdl.dashboard.live_log import LiveLog
+from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.view import View
+from oocdl.errors import CorruptError, StoreError
+from oocdl.events import (
+    Committed,
+    Notice,
+    PassTimes,
+    ProcessLook,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    StepRunning,
+    WorkersChanged,
+)
+
+
+def layer(name: str, phase: str = "forward", **more: Any) -> LayerFacts:
+    options: dict[str, Any] = {
+        "units": 2, "cuts": "", "shape": "2", "operators": "Conv", "unit_bytes": 8, "read_bytes": 4,
+        "written_bytes": 4, "flops": 10, "predicted_seconds": 0.5, "sources": (),
+    }  # fmt: skip
+    return LayerFacts(name=name, phase=phase, **{**options, **more})
+
+
+def facts(layer_of: tuple[int, ...] = (0, 0, 1, -1)) -> RunFacts:
+    layers = (layer("a"), layer("b", "backward", sources=(0,)))
+    return RunFacts(
+        model="net.onnx", workdir="net.run", engine="numpy", threads=2, budget_bytes=100, base_bytes=10,
+        steps=10, begun_at_seconds=1.0, predicted_seconds=2.0, predicted_peak_bytes=50,
+        predicted_spill_bytes=0, disk_read_rate=1e9, disk_write_rate=1e9, rates_measured=False,
+        passes={"main": PassFacts(layers=layers, layer_of=layer_of)},
+    )  # fmt: skip
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "history").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def log(run: Path) -> LiveLog:
+    made = LiveLog(run, clock := Clock())
+    made.__dict__["clock"] = clock
+    return made
+
+
+def row(step: int) -> dict[str, Any]:
+    return {"step": step, "epoch": 0, "loss": 1.0 / step, "seconds": 0.5}
+
+
+def steps(log: LiveLog, *numbers: int) -> None:
+    """Steps are done, and a second passes."""
+    for number in numbers:
+        log(StepDone(row(number)))
+    log.__dict__["clock"].now += 10
+    log(StepDone(row(numbers[-1] + 1)))
+
+
+def commit(run: Path, log: LiveLog, *numbers: int) -> None:
+    """The history has rows up to a step, which is durable."""
+    with (run / "history" / "steps.jsonl").open("a") as out:
+        out.writelines(json.dumps(row(number)) + "\n" for number in numbers)
+    log(Committed(numbers[-1]))
+
+
+def look(at: float, phases: bytes = bytes((4, 2, 0, 0)), name: str = "here", **more: Any) -> StepRunning:
+    sizes = dict.fromkeys(live_log.OF_PROCESS, 7)
+    process = ProcessLook(name=name, threads=1, phases=phases, **{**sizes, **more})
+    return StepRunning(at_seconds=at, step=3, pass_number=1, passes=1, plan_id="main", processes=(process,))
+
+
+def seen_steps(view: View) -> list[float]:
+    return view.steps["step"].tolist()
+
+
+def test_facts_come_back_as_they_were() -> None:
+    assert read_facts(facts().to_json()) == facts()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 0}', '{"format": 1}'])
+def test_other_facts_are_refused(text: str) -> None:
+    with pytest.raises(CorruptError, match="dashboard files"):
+        read_facts(text)
+
+
+def test_there_is_no_view_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run"):
+        View(tmp_path)
+
+
+def test_rows_are_seen_before_they_are_committed_and_once_after(run: Path, log: LiveLog) -> None:
+    view = View(run)
+    log(RunStarted(None, str(run), 10, 0))
+    steps(log, 1, 2)
+    assert view.refresh() and seen_steps(view) == [1, 2, 3]
+    commit(run, log, 1, 2, 3)
+    view.refresh()
+    assert seen_steps(view) == [1, 2, 3]
+    assert view.steps["train_seconds"].tolist() == [0.5, 1.0, 1.5]
+    assert not view.refresh()
+
+
+def test_steps_that_were_rolled_back_are_forgotten(run: Path, log: LiveLog) -> None:
+    view = View(run)
+    log(RunStarted(None, str(run), 10, 0))
+    commit(run, log, 1, 2)
+    steps(log, 3, 4, 5)
+    view.refresh()
+    assert seen_steps(view) == [1, 2, 3, 4, 5, 6]
+    log(WorkersChanged("lost", 1, 2))
+    view.refresh()
+    assert seen_steps(view) == [1, 2]
+    # As many rows come before the next look as there were before: the file is as long again.
+    steps(log, 3, 4, 5)
+    steps(log, 7)
+    view.refresh()
+    assert seen_steps(view) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_rows_that_replace_others_between_two_looks_are_seen(run: Path, log: LiveLog) -> None:
+    view = View(run)
+    log(RunStarted(None, str(run), 10, 0))
+    steps(log, 1)
+    view.refresh()
+    log(WorkersChanged("lost", 1, 0))
+    for number in range(1, 9):
+        log(StepDone({**row(number), "loss": 5.0}))
+    log.__dict__["clock"].now += 10
+    log(StepDone({**row(9), "loss": 5.0}))
+    view.refresh()
+    assert seen_steps(view) == list(range(1, 10)) and set(view.steps["loss"]) == {5.0}
+
+
+def test_a_run_that_goes_on_keeps_its_notes_and_resources(run: Path, log: LiveLog) -> None:
+    view = View(run)
+    log(RunStarted(None, str(run), 10, 0, ("a note",)))
+    log(look(1000.0))
+    log(RunStopped("SIGTERM", str(run), 2))
+    view.refresh()
+    assert view.ended == "stopped" and len(view.resources["here"]) == 1
+    with LiveLog(run, log.__dict__["clock"]) as again:
+        again(RunStarted(None, str(run), 10, 2))
+        again(look(1001.0))
+        view.refresh()
+        assert view.ended == "" and [note["kind"] for note in view.notes].count("started") == 2
+        assert view.resources["here"]["at"].tolist() == [1000.0, 1001.0]
+        again(RunFinished(10, 1.0))
+    view.refresh()
+    assert view.ended == "finished"
+    LiveLog(run)(RunStarted(None, str(run), 10, 0))  # anew
+    view.refresh()
+    assert [note["kind"] for note in view.notes] == ["started"] and view.resources == {}
+
+
+def test_the_last_pass_has_a_lane_for_each_thread(run: Path, log: LiveLog) -> None:
+    (run / "live").mkdir()
+    (run / "live" / "facts.json").write_text(facts().to_json())
+    times = np.arange(18, dtype=float).reshape(3, 6)
+    last = PassTimes(
+        plan_id="main", numbers=np.array([0, 2, 1], np.int32), times=times,
+        threads=np.array([0, 1, 0], np.uint8),
+    )  # fmt: skip
+    log(look(2000.0, last_pass=last))
+    view = View(run)
+    view.refresh()
+    assert view.last_pass is not None and view.last_pass.seconds == 17
+    assert [lane.layers.tolist() for lane in view.last_pass.lanes] == [[0, 0], [1]]
+    found = view.layer_seconds()
+    assert found is not None and found.tolist() == [4.0, 2.0]
+
+
+def test_resources_are_thinned_as_a_run_gets_long(
+    run: Path, log: LiveLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_log, "MOST_LINES", 50)
+    log(RunStarted(None, str(run), 10, 0))
+    for second in range(1000):
+        log(look(1000.0 + second, phases=b""))
+    lines = (run / "live" / "resources.jsonl").read_text().count("\n")
+    assert 50 * (1 + np.log(1000 / 50)) == pytest.approx(lines, rel=0.2)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7])
+def test_the_map_shows_the_least_far_of_the_tasks_of_a_place(run: Path, log: LiveLog, columns: int) -> None:
+    (run / "live").mkdir()
+    layer_of = (0, 1, 0, -1, 0, 0, 1, 0)
+    phases = bytes((4, 3, 2, 4, 1, 4, 4, 0))
+    (run / "live" / "facts.json").write_text(facts(layer_of).to_json())
+    log(look(2000.0, phases=phases))
+    view = View(run)
+    view.refresh()
+    found = view.phase_map(columns)
+    of = {0: [4, 2, 1, 4, 0], 1: [3, 4]}
+    assert found is not None and found.shape == (2, columns)
+    for index, tasks in of.items():
+        expected = [
+            min(tasks[a : max(b, a + 1)])
+            for a, b in ((c * len(tasks) // columns, (c + 1) * len(tasks) // columns) for c in range(columns))
+        ]
+        assert found[index].tolist() == expected
+    log(look(2001.0, phases=b"\x04"))  # of another plan
+    view.refresh()
+    assert view.phase_map(columns) is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_takes_no_more_ends_the_log_and_not_the_run(
+    run: Path, log: LiveLog, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    log(RunStarted(None, str(run), 10, 0))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, "no more")
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.warns(RuntimeWarning, match="no dashboard sees the run"):
+        log(Notice("a line"))
+    log(Notice("another"))  # silently
+    monkeypatch.undo()
+    log(Notice("and one more"))
+    assert "line" not in (run / "live" / "notes.jsonl").read_text()
+
+
+def test_a_tail_reads_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    tail = Tail(path)
+    assert tail.read() == [] and not tail.again
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert tail.read() == [{"a": 1}] and tail.read() == []
+    with path.open("a") as out:
+        out.write('}\nnot json\n[3]\n{"a": 4}\n')
+    assert tail.read() == [{"a": 2}, {"a": 4}] and not tail.again
+
+
+@pytest.mark.parametrize("change", ["shorter", "other", "gone"])
+def test_a_tail_begins_anew_where_the_file_does(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    tail = Tail(path)
+    tail.read()
+    ways: dict[str, Callable[[], object]] = {
+        "shorter": lambda: path.write_text('{"a": 3}\n'),
+        "other": lambda: _replaced(path, '{"a": 3}\n{"a": 4}\n{"a": 5}\n'),
+        "gone": path.unlink,
+    }
+    ways[change]()
+    found = tail.read()
+    assert tail.again and found[:1] == ([] if change == "gone" else [{"a": 3}])
+
+
+def _replaced(path: Path, text: str) -> None:
+    partial = path.with_name("partial")
+    partial.write_text(text)
+    partial.replace(path)
