@@ -24,7 +24,8 @@ TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK}; paddin
 .bk-tab.bk-active {{ color: {BLUE}; background: transparent; border-bottom: 2px solid {BLUE};
   font-weight: 600; }}
 .bk-header {{ border-bottom: 1px solid {LINE}; margin-bottom: 8px; overflow-x: auto; }}"""
-PAGE = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box; }"
+PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box;
+  overflow-x: clip; }"""
 
 
 TEMPLATE = get_env().from_string("""{% extends base %}

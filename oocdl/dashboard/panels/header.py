@@ -99,5 +99,5 @@ def _facts(view: View) -> str:
     if commits:
         ago = clock_time(max(time.time() - commits[-1]["at"], 0))
         words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
-    inner = "".join(f"<span>{text(name)} <b>{text(value)}</b></span>" for name, value in words)
+    inner = " ".join(f"<span>{text(name)} <b>{text(value)}</b></span>" for name, value in words)
     return f"<div class='facts'>{inner}</div>"
