@@ -31,7 +31,11 @@ GROUPS_AHEAD = 4
 MOST_ASKED = 64
 """Bundles that a member asks for at once; the first that it needs is always among them."""
 SMALL_BYTES = 64 << 10
-"""A bundle of at most so much comes as soon as it is made; of larger ones one at a time."""
+"""A bundle of at most so much comes as soon as it is made."""
+DIRECT_BYTES = MOST_ASKED * SMALL_BYTES
+"""So do larger ones, as long as all that a member has asked for so is not more; others one at a time."""
+SMALL_ITEM_BYTES = 16 << 10
+"""What is not larger goes in bundles of its own."""
 MOST_SHOWN, MOST_TASKS = 32, 4000
 """Tasks of Dask's of a pass that show at which layers a member works, and of all members together."""
 
@@ -204,7 +208,8 @@ class _Crossings:
     position: Ints
     """Of the call that reads the item."""
     ends: Ints
-    """For each item its level, the group that makes it, sender, receiver, and the group that reads it."""
+    """For each item its level, the group that makes it, sender, receiver, the group that reads it, and whether it is
+    small."""
 
 
 def _crossings(
@@ -238,9 +243,10 @@ def _crossings(
     receiver = ended(workers[calls], home)
     once, _ = first_of_each(items * (int(max(receiver, default=0)) + 1) + receiver)
     source = ended(flat.source[crossing], made)[once]
+    sizes = ended(nbytes[crossing], flat.sizes[made])[once]
     return _Crossings(
         items=items[once],
-        nbytes=ended(nbytes[crossing], flat.sizes[made])[once],
+        nbytes=sizes,
         position=ended(positions[calls], positions.max(initial=0) + 1)[once],
         ends=np.stack(
             [
@@ -249,6 +255,8 @@ def _crossings(
                 where[source],
                 receiver[once],
                 ended(group_of[calls], group_of[-1])[once],
+                # What a normalization waits for does not wait for the gradients of weights beside it.
+                (sizes <= SMALL_ITEM_BYTES).astype(np.int64),
             ]
         ),
     )
@@ -296,9 +304,9 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     """Columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
     if not len(found.items):
         return np.zeros((6, 0), np.int64), np.zeros(1, np.int64), found.items
-    level, group, sender, receiver, reader = found.ends
+    level, group, sender, receiver, reader, small = found.ends
     code = level
-    for column in (group + 1, sender, receiver, reader):
+    for column in (group + 1, sender, receiver, reader, small):
         code = code * (int(column.max(initial=0)) + 1) + column
     _, rank = first_of_each(code)
     order = np.argsort(rank, kind="stable")

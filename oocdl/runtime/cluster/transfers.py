@@ -15,7 +15,7 @@ from typing import Any
 from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 
-from oocdl.planning.hosts.exchange import GROUPS_AHEAD, MOST_ASKED, SMALL_BYTES, Bundle
+from oocdl.planning.hosts.exchange import DIRECT_BYTES, GROUPS_AHEAD, MOST_ASKED, SMALL_BYTES, Bundle
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import Member, member_of
 from oocdl.storage.cache.chunk import Chunk
@@ -52,6 +52,8 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
     If one cannot be had, the pass fails.
     """
     room, one_at_a_time = asyncio.Semaphore(MOST_ASKED), asyncio.Lock()
+    direct = 0
+    """Bytes of bundles that will come as soon as they are made."""
     addresses = {number: address for address, number in member.setup.numbers.items()}
 
     async def fetch(bundle: Bundle) -> None:
@@ -64,8 +66,11 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
                 raise Superseded("a member has left in the middle of a pass")
             return answer
 
+        nonlocal direct
+        is_direct = bundle.nbytes <= max(DIRECT_BYTES - direct, SMALL_BYTES)
+        direct += bundle.nbytes * is_direct
         try:
-            if bundle.nbytes <= SMALL_BYTES:
+            if is_direct:
                 parcel = await ask(True)
             else:
                 await ask(False)
@@ -77,6 +82,7 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
         except Exception as error:  # told to whoever waits for the end of the pass
             running.fail(error)
         finally:
+            direct -= bundle.nbytes * is_direct
             room.release()
 
     asked = set()
