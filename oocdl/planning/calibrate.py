@@ -146,16 +146,22 @@ def _facts(engine: str) -> dict[str, Any]:
 
 
 def measure_rates(
-    engine: str = "auto", folder: Path | None = None, scale: float = 1.0, disk_bytes: int = DISK_BYTES
+    engine: str = "auto",
+    folder: Path | None = None,
+    scale: float = 1.0,
+    disk_bytes: int = DISK_BYTES,
+    threads: int | None = None,
 ) -> Rates:
     """Measure this machine with ``engine`` and the disk of ``folder`` (default: the current one).
 
-    ``scale`` multiplies the sizes of the probes: less than 1 is for tests. Measuring takes about half a
-    minute, a few hundred MiB of memory, and ``disk_bytes`` of disk, which are free again afterwards.
+    ``scale`` multiplies the sizes of the probes: less than 1 is for tests. ``threads`` are busy at once;
+    None: one for each core, so that the rates are those of a core whose neighbours work, too. Measuring
+    takes about half a minute, a few hundred MiB of memory, and ``disk_bytes`` of disk, which are free again
+    afterwards.
     """
     use_one_heap()
     keep_freed_memory()  # as a run does: what an operator takes depends on it
-    threads = cores()
+    threads = threads or cores()
     with _Bench(get_engine(engine), threads) as bench:
         short, long = (bench.seconds(overhead_program(count)) for count in (1, 21))
         bench.instruction_seconds = max((long - short) / 20, 0.0)

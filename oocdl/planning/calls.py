@@ -181,3 +181,11 @@ def copied_bytes(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Col
         if not (read.parts.is_one and arguments[read.first] in pins):
             found += read.parts.size() * itemsize(read.dtype)
     return found + sum(nbytes for _, nbytes in _added_to(call))
+
+
+def copied_parts(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> int:
+    """Of how many parts ``copied_bytes`` are."""
+    if isinstance(call, CombineCall):
+        return 0
+    found = (read.parts for read in call.reads if not (read.parts.is_one and arguments[read.first] in pins))
+    return sum(map(len, found))

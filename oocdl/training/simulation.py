@@ -28,7 +28,7 @@ from oocdl.training.signature import LossLike, Names, Size, described_by, public
 from oocdl.training.trainer import fit
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)
-MOST_LANES = 256
+MOST_LANES = 1024
 """Of all hosts together; where there are more threads, several of a host count as one."""
 
 
@@ -43,6 +43,7 @@ def simulate(
     network: float | str = "10Gbit",
     disk_rate: float | str | None = None,
     weak: bool = False,
+    rates: Rates | None = None,
     loss: LossLike = "cross_entropy",
     optimizer: str | Optimizer = "adam",
     lr: Rate | None = None,
@@ -88,6 +89,8 @@ def simulate(
         Of each host, reading and writing: as ``network``; None: as this machine's.
     weak
         Whether the batch grows with the hosts: ``batch_size`` samples for each.
+    rates
+        Of one core; None: this machine's, as measured with all of its cores busy.
     memory
         Memory budget of each host, such as "60GB"; default: a safe share of what this process may use.
 
@@ -105,7 +108,7 @@ def simulate(
         raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
     with planned_file(model, dataset, options) as path:
         job = job_of(path, dataset, {**options, "threads": cores})
-        rates = known_rates(job.machine.engine)
+        rates = rates or known_rates(job.machine.engine)
         if disk_rate is not None:
             speed = parse_rate("disk_rate", disk_rate)
             rates = replace(rates, disk_read_bytes_per_second=speed, disk_write_bytes_per_second=speed)

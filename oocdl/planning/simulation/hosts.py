@@ -18,6 +18,7 @@ from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.hosts.exchange import (
+    DIRECT_BYTES,
     GROUPS_AHEAD,
     MOST_ASKED,
     SMALL_BYTES,
@@ -30,9 +31,10 @@ from oocdl.planning.hosts.exchange import (
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.simulate import after
+from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.host_tasks import entries_of, items_of
 from oocdl.planning.simulation.network import Cluster, Network, Scheduler
-from oocdl.planning.simulation.process import Chunk, Clock, Costs, Process, Step
+from oocdl.planning.simulation.process import Chunk, Costs, Process, Step
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.task_key import TaskKey
 
@@ -88,6 +90,8 @@ class _Host:
         self.coming = False
         self.arriving = deque(order.arriving)
         self.asked = 0
+        self.direct: dict[TaskKey, int] = {}
+        """Bytes of bundles that will come as soon as they are made."""
 
     def called(self, group: int) -> None:
         """A call of a group is over."""
@@ -116,6 +120,10 @@ class _Host:
         self.heard += 1
         if self.heard < len(self.shown) + 2:
             self.cast.answer(self.begin)
+
+
+def _nothing() -> None:
+    """What follows when a core has handled a message: that is known already."""
 
 
 class _Pass:
@@ -173,6 +181,8 @@ class _Pass:
                 return
             bundle = host.arriving.popleft()
             host.asked += 1
+            if bundle.nbytes <= max(DIRECT_BYTES - sum(host.direct.values()), SMALL_BYTES):
+                host.direct[bundle.key] = bundle.nbytes
             self._message(bundle.receiver, bundle.sender, 0, partial(self._half, bundle))
 
     def made(self, bundle: Bundle) -> None:
@@ -185,7 +195,7 @@ class _Pass:
     def _half(self, bundle: Bundle) -> None:
         if bundle.key not in self.half:
             self.half.add(bundle.key)
-        elif bundle.nbytes <= SMALL_BYTES:
+        elif bundle.key in self.hosts[bundle.receiver].direct:
             self._send(bundle)
         else:
             self._message(bundle.sender, bundle.receiver, 0, partial(self._is_there, bundle))
@@ -212,9 +222,18 @@ class _Pass:
             clock.at(network.transfer(clock.now, sender, receiver, nbytes), comes)
 
         def comes() -> None:
-            clock.at(network.handle(clock.now, receiver), then)
+            clock.at(self._woken(receiver), then)
 
-        clock.at(network.handle(clock.now, sender), leaves)
+        clock.at(self._woken(sender), leaves)
+
+    def _woken(self, host: int) -> float:
+        """When the event loop of a host has handled a message of which it hears now."""
+        run = self.run
+        process = run.processes[host]
+        wakes = 0.0 if process.slots else run.cluster.wake_seconds
+        if process.cores is not None:
+            process.cores.spend(run.cluster.message_seconds, _nothing)
+        return run.network.handle(run.clock.now, host) + wakes
 
     def _arrived(self, bundle: Bundle) -> None:
         host, uses = self.hosts[bundle.receiver], self.run.orders[bundle.receiver].uses
@@ -223,7 +242,7 @@ class _Pass:
             item = self.run.items[key]
             step.arrive(key, Chunk(item.region, item.nbytes, uses[key]))
         host.asked -= 1
-        if bundle.nbytes > SMALL_BYTES:
+        if host.direct.pop(bundle.key, None) is None:
             host.coming = False
             self._next_large(host)
         self.ask(host)
@@ -305,7 +324,7 @@ def simulate_hosts(
     """Simulate a pass over ``cluster.hosts`` hosts that follows another.
 
     Each host has a tier of ``tier_bytes``, runs ``slots`` programs at once, and has a disk as ``rates`` say.
-    One host is simulated as ``planning.simulate`` simulates it.
+    One host is simulated as ``planning.simulate`` simulates it, but that its cores are shared.
     """
     placed = place(compiled.graph, cluster.hosts)
     homes = homes_of({"": compiled}, {"": placed})
@@ -325,7 +344,8 @@ def simulate_exchange(
     """The same where it is known which host runs what, and what travels."""
     clock, costs = Clock(), Costs(rates, rules)
     processes = [
-        Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False) for _ in range(cluster.hosts)
+        Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False, cores=cores)
+        for cores in [Cores(clock, slots) if cluster.shares_cores else None for _ in range(cluster.hosts)]
     ]
     run = _Run(going, cluster, keeps_old, processes)
     held = run.between(run.pass_over(run.first()))

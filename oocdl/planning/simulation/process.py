@@ -7,14 +7,13 @@ in a run (``planning/calls``), and are let in and chunks evicted by the very boo
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from typing import Any
 
-from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.index import Region, region_size
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import (
@@ -23,12 +22,14 @@ from oocdl.planning.calls import (
     UnitCall,
     acquired,
     copied_bytes,
+    copied_parts,
     made_of,
     parts_of,
 )
 from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
@@ -43,6 +44,13 @@ DISK_SHARE = 0.5
 REQUEST_SECONDS = 1.2e-3
 """Of a chunk, or part of one, that is read or written, beside its bytes: whoever waits for the disk
 waits for a core again."""
+
+GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
+"""Of Python, to put together what a unit reads: once, and for each part that is copied. Measured."""
+SOURCE_BYTES_PER_SECOND = 8e8
+"""Read of a dataset and decoded, where chunks are not larger than what is read of them: measured."""
+STRIDED_FACTOR = 1.3
+"""Parts that lie apart take so much longer to copy than as many bytes side by side."""
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +94,12 @@ class Arrival(Claim[Chunk]):
     number: int
     """Of the task that it ends."""
     chunk: Chunk
+
+
+def _source_bytes(call: UnitCall | CombineCall) -> int:
+    """Bytes of its inputs that a call reads of the dataset, or generates."""
+    reads = call.reads if isinstance(call, UnitCall) else ()
+    return sum(region_size(read.region) * itemsize(read.dtype) for read in reads if not read.parts)
 
 
 class Step:
@@ -166,7 +180,12 @@ class Step:
         """Copy a strip from its chunk."""
         chunk = self.chunks[self.tasks.number[strip.source]]
         share = region_size(strip.region) / region_size(chunk.region)
-        self._wait_for_room(number, Chunk(strip.region, round(share * chunk.nbytes), chunk.uses))
+        made = Chunk(strip.region, round(share * chunk.nbytes), chunk.uses)
+        self.process.copy(self.process.now, 1, made.nbytes, lambda: self._cut_out(number, made))
+
+    def _cut_out(self, number: int, made: Chunk) -> None:
+        self._wait_for_room(number, made)
+        self.acquire()
 
     def _wait_for_room(self, number: int, chunk: Chunk) -> None:
         arrival = Arrival(pins=(), left_bytes=chunk.footprint_bytes, number=number, chunk=chunk)
@@ -187,10 +206,9 @@ class Step:
             more, requests, copied = 0, 0, copied_bytes(unit.call, unit.arguments, unit.pins)
         else:
             more, requests, copied = self._read_parts(unit)
-        wait = 2 * copied / self.process.rates.copy_bytes_per_second
-        self.process.at(
-            self.process.disk(loads + more, 0, len(absent) + requests) + wait, lambda: self._compute(unit)
-        )
+        there = self.process.disk(loads + more, 0, len(absent) + requests)
+        parts = copied_parts(unit.call, unit.arguments, unit.pins) if self.process.cores else 0
+        self.process.copy(there, parts, copied, lambda: self._compute(unit), _source_bytes(unit.call))
 
     def _read_parts(self, unit: Unit) -> tuple[int, int, int]:
         """Read what is not pinned part by part: bytes and requests of the disk, and bytes that are copied."""
@@ -212,22 +230,24 @@ class Step:
         return loads, requests, copied
 
     def _compute(self, unit: Unit) -> None:
-        if self.process.slots == 0:
-            self.slot_line.append(unit)
-            return
-        self.process.slots -= 1
+        if self._takes_slot(unit):
+            if self.process.slots == 0:
+                self.slot_line.append(unit)
+                return
+            self.process.slots -= 1
         unit.computing = self.process.now
         self.process.work += unit.scratch_bytes
         self.process.note()
         seconds = self.process.costs.seconds(unit.call)
         self.process.compute_seconds += seconds
-        self.process.at(self.process.now + seconds, lambda: self._computed(unit))
+        self.process.compute(seconds, lambda: self._computed(unit))
 
     def _computed(self, unit: Unit) -> None:
-        self.process.slots += 1
         self.process.work -= unit.scratch_bytes
-        if self.slot_line:
-            self._compute(self.slot_line.popleft())
+        if self._takes_slot(unit):
+            self.process.slots += 1
+            if self.slot_line:
+                self._compute(self.slot_line.popleft())
         books, call = self.process.books, unit.call
         for place, made in zip(self.tasks.results[unit.number], made_of(call), strict=True):
             chunk = self.chunks[place] = Chunk(made.region, made.nbytes, made.uses)
@@ -239,6 +259,10 @@ class Step:
         self._finish(unit.number)
         self.start()
 
+    def _takes_slot(self, unit: Unit) -> bool:
+        """Whether a call waits for a slot; where cores are shared, as in a run, combining does not."""
+        return self.process.cores is None or isinstance(unit.call, UnitCall)
+
     def _finish(self, number: int) -> None:
         self.ended = self.process.now
         for useless in self.order.finish(number):
@@ -247,25 +271,6 @@ class Step:
                 self.process.drop(chunk)
         if self.finished is not None:
             self.finished(self.tasks.calls[number])
-
-
-class Clock:
-    """The time of a simulation, and what is going to happen."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have ``call`` made at a time."""
-        heapq.heappush(self._events, (when, next(self._numbers), call))
-
-    def run(self) -> None:
-        """Until nothing more happens."""
-        while self._events:
-            self.now, _, call = heapq.heappop(self._events)
-            call()
 
 
 @dataclass(eq=False)
@@ -291,13 +296,21 @@ class Costs:
 class Process:
     """The disk, the books and the compute slots of a process.
 
-    ``slots``: programs that run at once; ``workers``: units that are under way.
+    ``slots``: programs that run at once; ``workers``: units that are under way. ``cores`` are shared by all
+    that it does; None: programs have one each, and what is copied meanwhile takes nothing from them.
     """
 
     def __init__(
-        self, clock: Clock, tier_bytes: int, slots: int, workers: int, costs: Costs, timeline: bool
+        self,
+        clock: Clock,
+        tier_bytes: int,
+        slots: int,
+        workers: int,
+        costs: Costs,
+        timeline: bool,
+        cores: Cores | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock, self.cores = clock, cores
         self.books: Ledger[Chunk] = Ledger(tier_bytes, self.write)
         self.slots, self.workers, self.costs, self.rates = slots, workers, costs, costs.rates
         self.timeline = timeline
@@ -316,6 +329,28 @@ class Process:
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Have ``call`` made at a time."""
         self.clock.at(when, call)
+
+    def compute(self, seconds: float, then: Callable[[], None]) -> None:
+        """Have ``then`` called when so many seconds of a core have been spent."""
+        if self.cores is None:
+            self.at(self.now + seconds, then)
+        else:
+            self.cores.spend(seconds, then)
+
+    def copy(
+        self, begins: float, parts: int, nbytes: int, then: Callable[[], None], source_bytes: int = 0
+    ) -> None:
+        """Have ``then`` called when bytes in so many parts have been copied, which begins at a time.
+
+        ``source_bytes``: what is read of the dataset, or generated, beside that.
+        """
+        seconds = 2 * nbytes / self.rates.copy_bytes_per_second
+        if self.cores is None:
+            self.at(begins + seconds, then)
+        else:
+            seconds = GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * seconds
+            seconds += source_bytes / SOURCE_BYTES_PER_SECOND
+            self.at(begins, partial(self.cores.spend, seconds, then))
 
     def start(self, step: Step) -> None:
         """Begin a step; it goes on as the clock does."""

@@ -45,7 +45,9 @@ CLUSTER = Cluster(
     scheduler_seconds=1.0,
     submit_seconds=0.0,
     message_seconds=0.0,
+    wake_seconds=0.0,
     notice_seconds=10.0,
+    shares_cores=False,
 )
 
 
@@ -145,6 +147,7 @@ def test_partial_sums_within_a_layer_travel_one_by_one() -> None:
 
 def test_a_large_bundle_is_asked_for_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oocdl.planning.simulation.hosts.SMALL_BYTES", BYTES - 1)
+    monkeypatch.setattr("oocdl.planning.simulation.hosts.DIRECT_BYTES", BYTES - 1)
     a, b = unit("a", 0), unit("b", 0)
     found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, QUIET)
     assert found.seconds == pytest.approx(2 * UNIT + 3 * 0.5 + 10)  # it is there; give it; here it is
@@ -154,6 +157,14 @@ def test_event_loops_take_their_time_for_each_message() -> None:
     a, b = unit("a", 0), unit("b", 0)
     found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(QUIET, message_seconds=1.0))
     assert found.seconds == pytest.approx(max(UNIT, 2.5) + 1 + 0.5 + 10 + 1 + UNIT)  # the asking takes 2.5
+
+
+def test_event_loops_wait_for_a_core_where_all_of_them_compute() -> None:
+    a, b, c = unit("a", 0), unit("b", 0), unit("c", 0)
+    graph, hosts = step([(a, ()), (c, ()), (b, (a,))], {}), {a: 0, c: 0, b: 1}
+    one, other = (over(graph, hosts, replace(QUIET, wake_seconds=wake)).seconds for wake in (0.0, 0.25))
+    # Of the two event loops that the bundle passes, that of the sender has to wait: it computes meanwhile.
+    assert other - one == pytest.approx(0.25)
 
 
 def test_weights_are_fetched_from_where_the_step_before_has_made_them() -> None:

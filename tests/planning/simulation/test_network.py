@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from oocdl.planning.hosts.exchange import SMALL_BYTES
 from oocdl.planning.simulation.network import Cluster, Network, Scheduler
 
 CLUSTER = Cluster(hosts=3, bytes_per_second=100.0, latency_seconds=0.5, scheduler_seconds=2.0)
@@ -41,3 +42,11 @@ def test_a_host_handles_messages_in_turn() -> None:
     network = Network(replace(CLUSTER, message_seconds=1.0))
     assert [network.handle(0.0, 0), network.handle(0.5, 0), network.handle(0.5, 1)] == [1.0, 2.0, 1.5]
     assert network.loop_seconds == [2.0, 1.0, 0.0]
+
+
+def test_small_messages_overtake_large_ones_which_take_longer_for_it() -> None:
+    network = Network(Cluster(hosts=2, bytes_per_second=SMALL_BYTES, latency_seconds=0.0))
+    assert network.transfer(0.0, 0, 1, 10 * SMALL_BYTES) == 10
+    assert network.transfer(1.0, 0, 1, SMALL_BYTES) == 2
+    assert network.transfer(1.0, 0, 1, SMALL_BYTES) == 3
+    assert network.transfer(1.0, 0, 1, 2 * SMALL_BYTES) == 10 + 1 + 1 + 2
