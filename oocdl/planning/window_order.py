@@ -26,7 +26,7 @@ class WindowOrder:
 
     ``dependencies[number]`` are the distinct tasks whose results a task needs. Results of ``wanted`` are
     needed by the caller, too. Those of ``arriving`` come from elsewhere: they never start, and the caller
-    tells when they are there (``finish``).
+    tells when they are there (``finish``); until all are, the window begins at the oldest that runs or may.
 
     >>> order = WindowOrder([[], [0], [], [1]], wanted=[3], window_tasks=2)
     >>> order.next(), order.next()
@@ -45,7 +45,8 @@ class WindowOrder:
         arriving: Collection[int] = (),
     ) -> None:
         self.dependencies, self.window_tasks = dependencies, window_tasks
-        self.finished = self.running = 0
+        self.finished = 0
+        self._running: set[int] = set()
         self._missing = [len(needed) for needed in dependencies]
         self._dependents: list[list[int]] = [[] for _ in dependencies]
         self._readers = [0] * len(dependencies)
@@ -62,6 +63,11 @@ class WindowOrder:
         self._oldest = 0
 
     @property
+    def running(self) -> int:
+        """How many tasks have started and not finished."""
+        return len(self._running)
+
+    @property
     def over(self) -> bool:
         """Whether every task has finished."""
         return self.finished == len(self._done)
@@ -72,21 +78,25 @@ class WindowOrder:
         Raises ValueError if none ever will, as tasks depend on each other in a circle.
         """
         ready = self._ready
-        # If the order of numbers cannot be kept, the first task that is ready starts; also where all wait for
-        # what arrives: others may wait for it.
-        if ready and (not self.running or ready[0] < self._oldest + self.window_tasks):
-            self.running += 1
-            return heappop(ready)
+        # Tasks that wait for what arrives hold up nobody: the window begins at the oldest that runs, or may.
+        if ready and (not self._running or ready[0] < self._first() + self.window_tasks):
+            number = heappop(ready)
+            self._running.add(number)
+            return number
         if not (self.running or self._arriving or self.over):
             raise ValueError(f"tasks depend on each other in a circle; number {self._oldest} waits for it")
         return None
+
+    def _first(self) -> int:
+        """The oldest task that runs or may start; without anything that arrives, the oldest of all."""
+        return min([self._ready[0], *self._running]) if self._arriving else self._oldest
 
     def finish(self, number: int) -> list[int]:
         """Note that a task has finished; returns the tasks whose results nothing needs any more."""
         if number in self._arriving:
             self._arriving.remove(number)
         else:
-            self.running -= 1
+            self._running.remove(number)
         self.finished += 1
         done = self._done
         done[number] = True

@@ -82,9 +82,8 @@ def test_who_waits_for_others_goes_on_beyond_the_window() -> None:
     """Others may wait for what is made there: all would stand still."""
     order = WindowOrder([[], [0], [], []], wanted=[3], window_tasks=2, arriving=[0])
     assert order.next() == 2  # beyond the window of the task that arrives
-    assert order.next() is None  # but one after the other
-    order.finish(2)
     assert order.next() == 3
+    order.finish(2)
     order.finish(3)
     assert order.next() is None and not order.over  # no circle: something is still to arrive
     order.finish(0)
@@ -96,3 +95,17 @@ def test_a_circle_is_told_once_all_has_arrived() -> None:
     order.finish(0)
     with pytest.raises(ValueError, match="circle"):
         order.next()
+
+
+def test_who_waits_for_what_arrives_holds_up_no_others() -> None:
+    """Two workers go on together, however far behind the task is that waits."""
+    chain = [[], [0], *([] for _ in range(8))]  # 1 waits for 0, which arrives; all others wait for nobody
+    order = WindowOrder(chain, wanted=[1], window_tasks=2, arriving=[0])
+    for first in range(2, 10, 2):
+        assert [order.next(), order.next(), order.next()] == [first, first + 1, None]
+        order.finish(first)
+        order.finish(first + 1)
+    order.finish(0)
+    assert order.next() == 1
+    order.finish(1)
+    assert order.over
