@@ -4,8 +4,9 @@
 
 The other words are options of ``fit``. With ``"too_low": 10`` what programs and the process itself take is
 planned 10 % too low; with ``"unguarded": true`` the memory guard looks away. With ``"plan": true`` nothing is
-trained; with ``"workers": 2`` two processes of one thread each do the work, through a Dask client. What oocdl
-refuses is no failure here: then the line is ``{"refused": MESSAGE}``.
+trained; with ``"workers": 2`` two processes of one thread each do the work, through a Dask client, with
+``"pinned": true`` each on a core of its own. What oocdl refuses is no failure here: then the line is
+``{"refused": MESSAGE}``.
 """
 
 from __future__ import annotations
@@ -85,9 +86,18 @@ def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **opti
     }
 
 
+def pin(core: int) -> None:
+    """Have all threads of this process, and those that they start, run on one core."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
 @contextmanager
-def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """The option of ``fit`` that hands the work to so many processes; none if that is 0."""
+def cluster(workers: int, folder: Path, pinned: bool = False) -> Iterator[dict[str, Any]]:
+    """The option of ``fit`` that hands the work to so many processes; none if that is 0.
+
+    ``pinned``: each runs on a core of its own, as if it had no more.
+    """
     if not workers:
         yield {}
         return
@@ -101,6 +111,9 @@ def cluster(workers: int, folder: Path) -> Iterator[dict[str, Any]]:
         ) as made,
         Client(made) as client,
     ):  # fmt: skip
+        if pinned:
+            for number, address in enumerate(client.scheduler_info(n_workers=-1)["workers"]):
+                client.run(pin, sorted(os.sched_getaffinity(0))[number], workers=[address])
         yield {"client": client}
 
 
@@ -136,7 +149,7 @@ def main() -> None:
         if words.pop("plan", False):
             found: dict[str, Any] = {"planned": facts(oocdl.plan(model, dataset, **words))}
         else:
-            with cluster(words.pop("workers", 0), dataset.parent) as options:
+            with cluster(words.pop("workers", 0), dataset.parent, words.pop("pinned", False)) as options:
                 found = train(model, dataset, **options, **words)
     except OocdlError as error:
         found = {"refused": str(error)}

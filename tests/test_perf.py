@@ -161,6 +161,16 @@ def test_cluster_steps_look_at_all_processes(tmp_path: Path) -> None:
         assert all(size > 50 << 20 for sizes in row["sizes"] for size in sizes)
 
 
+def test_simulated_steps_stand_beside_measured_ones(tmp_path: Path) -> None:
+    printed, rows = bench(tmp_path, "simulate")
+    assert [(row["case"], row["workers"]) for row in rows] == [
+        (case, workers) for case in ("space", "batch") for workers in (1, 2)
+    ]
+    for row in rows:
+        assert 0 < row["simulated"] < 60 and 0 < row["measured"] < 60 and len(row["seconds"]) == 2
+    assert "off %" in printed
+
+
 def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/promise.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
