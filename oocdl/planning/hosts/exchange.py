@@ -208,8 +208,8 @@ class _Crossings:
     position: Ints
     """Of the call that reads the item."""
     ends: Ints
-    """For each item its level, the group that makes it, sender, receiver, the group that reads it, and whether it is
-    small."""
+    """For each item its level, the group that makes it, sender, receiver, the group that reads it, and
+    whether it is small."""
 
 
 def _crossings(

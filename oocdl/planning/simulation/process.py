@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from oocdl.graph.ir.array_layout import footprint, itemsize
-from oocdl.graph.ir.index import Region, region_size
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import (
     CombineCall,
@@ -29,12 +29,13 @@ from oocdl.planning.calls import (
 from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.simulation.claims import Arrival, Chunk, Unit
 from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder, window_of
-from oocdl.storage.cache.ledger import Claim, Ledger
+from oocdl.storage.cache.ledger import Ledger
 
 SLOWDOWN_FACTOR = 1.2
 """Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
@@ -51,49 +52,6 @@ SOURCE_BYTES_PER_SECOND = 8e8
 """Read of a dataset and decoded, where chunks are not larger than what is read of them: measured."""
 STRIDED_FACTOR = 1.3
 """Parts that lie apart take so much longer to copy than as many bytes side by side."""
-
-
-@dataclass(eq=False, slots=True)
-class Chunk:
-    """A chunk without its bytes: an ``eviction.Entry`` that calls have as an argument."""
-
-    region: Region
-    nbytes: int
-    uses: tuple[int, ...]
-    spilled: bool = False
-    footprint_bytes: int = field(init=False)
-    pins: int = 0
-    readers: int = 0
-    busy: bool = False
-    dropped: bool = False
-
-    def __post_init__(self) -> None:
-        self.footprint_bytes = footprint(self.nbytes)
-
-    def leave_ram(self) -> None:
-        """There are no bytes to let go of."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Unit(Claim[Chunk]):
-    """A call under way, and what it holds."""
-
-    call: UnitCall | CombineCall
-    number: int
-    """Of the task."""
-    arguments: Sequence[Chunk]
-    worker: int
-    begun: float
-    computing: float = 0.0
-
-
-@dataclass(eq=False, kw_only=True)
-class Arrival(Claim[Chunk]):
-    """A chunk that waits for room: it has come from another process, or is a strip that is cut."""
-
-    number: int
-    """Of the task that it ends."""
-    chunk: Chunk
 
 
 def _source_bytes(call: UnitCall | CombineCall) -> int:

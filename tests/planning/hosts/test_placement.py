@@ -13,11 +13,11 @@ from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
 MLP = [256, 512, 256, 256]
 CASES = {
-    ("mlp", 3, "batch"): "aeb654d6d342710e",
+    ("mlp", 3, "batch"): "7434a31ce3ca7685",
     ("mlp", 4, "channels"): "8143709f3e56eb3b",
-    ("unet", 2, "space"): "3dcadfa9eceb1ea2",
-    ("unet", 3, "both"): "ec8a0655d74ca4f2",
-    ("unet", 8, "auto"): "4e670c1027f97c65",
+    ("unet", 2, "space"): "62ba25f19bdd0f17",
+    ("unet", 3, "both"): "bd263967d57f4e76",
+    ("unet", 8, "auto"): "354703915727eed8",
 }
 CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
 CUTS["both"] = {"batch": 2, "space": (2, 2)}
