@@ -12,7 +12,8 @@ from oocdl.dashboard.page import Page
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, printable
 
-UPDATE_SECONDS = 1.0
+UPDATE_SECONDS = 0.75
+"""From look to look, and from update to update: what a run tells once a second is shown before the next."""
 PATIENCE_SECONDS = 2.0
 """A page that is opened waits so long for files that are being read."""
 TITLE = "oocdl"
