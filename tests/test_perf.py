@@ -110,6 +110,15 @@ def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     assert (tmp_path / "unet3d.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
+def test_dashboard_tells_what_a_page_costs(tmp_path: Path) -> None:
+    printed, (found,) = bench(tmp_path, "dashboard")
+    assert set(found["drawn elsewhere"]["seconds"]) == {"alone", "written", "shown"}
+    assert all(seconds > 0 for seconds in found["drawn elsewhere"]["seconds"].values())
+    assert found["large"]["tabs"]["Overview"]["updates"] > 0
+    assert found["large"]["tabs"]["Learning"]["heap"] > 0 and "| Overview " in printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("resnet50", []), ("gpt", ["checkpoints"])])
 def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, others: list[str]) -> None:
