@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0, help="default: one that is free")
     parser.add_argument("--parent", type=int, help="process id: ends when this one is no longer its child")
     given = parser.parse_args()
+    if given.parent is not None:
+        os.nice(10)  # the one that trains goes first
     try:
         serve(given.run, given.port, lambda address: print(address, flush=True), given.parent)
     except OocdlError as error:
