@@ -37,7 +37,7 @@ class Network:
             fill_color={"field": "measure", "transform": self._mapper}, border_radius=4,
         )  # fmt: skip
         self._names = self._figure.text(
-            "x", "label_y", text="label", source=self._boxes, text_font=value(FONT), text_font_size="10px",
+            "x", "label_y", text="label", source=self._boxes, text_font=value(FONT), text_font_size="9px",
             text_align="center", text_baseline="top", text_color=INK,
         )  # fmt: skip
         self._figure.add_tools(
