@@ -30,10 +30,9 @@ from oocdl.training import loop
 from tests.kit import nets
 from tests.kit.browser import CHROMIUM, DESKTOP, PHONE, Seen, browser
 
-pytestmark = [
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"
+)
 EVIL = "<img src=x onerror=alert(1)>"
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, Any] = {
