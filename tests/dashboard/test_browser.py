@@ -70,7 +70,7 @@ class Going:
         if isinstance(event, Notice):
             self.notices.append(event.text)
         if isinstance(event, StepDone):
-            self.enough.wait(1.0)
+            self.enough.wait(0.2)
 
     def address(self) -> str:
         """The page's, once it is told."""
@@ -89,7 +89,7 @@ def going(fit: Callable[..., oocdl.Run], monkeypatch: pytest.MonkeyPatch) -> Ite
     made, done = Going(fit), Board.done
 
     def slowly(self: Board, number: int, times: tuple[float, ...]) -> None:
-        made.enough.wait(0.2)
+        made.enough.wait(0.6)
         done(self, number, times)
 
     monkeypatch.setattr(Board, "done", slowly)
