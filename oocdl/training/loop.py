@@ -50,7 +50,7 @@ from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
 from oocdl.training.workers import Workers
 
-LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 30.0, 0.01
+LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 5.0, 0.02
 """Least and most time between two events that tell how a step stands; the part of it that they may take."""
 
 
