@@ -9,14 +9,16 @@ import asyncio
 import importlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from distributed import Scheduler, SchedulerPlugin
 
+from oocdl.dashboard import metrics
 from oocdl.dashboard.mirror import Piece, write
+from oocdl.dashboard.view import View
 from oocdl.runtime.cluster.member import mark_of
 
 NAME = "oocdl-page"
@@ -54,6 +56,7 @@ class Pages(SchedulerPlugin):
     page: Any = None
     """What takes the page away: see ``oocdl/dashboard/dask_page.py``."""
     reader: asyncio.Task[None] | None = None
+    forget_metrics: Callable[[], None] = lambda: None
 
     name = NAME
 
@@ -65,6 +68,11 @@ class Pages(SchedulerPlugin):
         if self.page is None:
             self.page = self._page_module().add(self.scheduler, self.newest)
             self.reader = asyncio.create_task(self._read())
+            self.forget_metrics = metrics.register(self._views)
+
+    def _views(self) -> list[View]:
+        """Of all runs of which there is something to show."""
+        return [one.shown.view for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:
         """The ``Shown`` of the run that has begun last; None while there is nothing of any."""
@@ -92,6 +100,7 @@ class Pages(SchedulerPlugin):
             if self.page is not None and self.reader is not None:
                 self.page()
                 self.reader.cancel()
+                self.forget_metrics()
             self.page = self.reader = None
             if NAME in self.scheduler.plugins:
                 self.scheduler.remove_plugin(NAME)

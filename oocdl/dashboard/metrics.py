@@ -1,0 +1,63 @@
+"""Numbers of the runs on a Dask scheduler for Prometheus, at Dask's own address ``/metrics``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from oocdl.dashboard.view import View
+
+PREFIX = "oocdl"
+OF_STEP = {
+    "step": "Steps that are done.",
+    "loss": "Loss of the last step.",
+    "lr": "Learning rate of the last step.",
+    "seconds": "Seconds that the last step took.",
+}
+OF_PROCESS = {
+    "process_bytes": "Memory that a process has by the kernel's count, pages of files left out.",
+    "tier_bytes": "Chunks in the RAM tier of a process.",
+    "spilled_bytes": "Chunks of a process that are on its disk.",
+}
+
+
+class RunCollector:
+    """What Prometheus's client asks for numbers. ``views`` gives those of the runs that are shown."""
+
+    def __init__(self, views: Callable[[], Iterable[View]]) -> None:
+        self._views = views
+        self._gauge: Any = importlib.import_module("prometheus_client.core").GaugeMetricFamily
+
+    def collect(self) -> Iterator[Any]:
+        """Give all numbers, each with its run and, of a process, with that."""
+        views = list(self._views())
+        for name, words in OF_STEP.items():
+            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run"])
+            for view in views:
+                column = view.steps[name]
+                if column.size and np.isfinite(column[-1]):
+                    gauge.add_metric([str(view.run)], float(column[-1]))
+            yield gauge
+        for name, words in OF_PROCESS.items():
+            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run", "process"])
+            for view in views:
+                for process, table in list(view.resources.items()):
+                    gauge.add_metric([str(view.run), process], float(table[name][-1]))
+            yield gauge
+
+
+def register(views: Callable[[], Iterable[View]]) -> Callable[[], None]:
+    """Give Prometheus the numbers of runs from now on; returns what ends that.
+
+    Without its client (``prometheus_client``) Dask has no numbers for it either, and nothing happens.
+    """
+    if find_spec("prometheus_client") is None:
+        return lambda: None
+    registry = importlib.import_module("prometheus_client").REGISTRY
+    collector = RunCollector(views)
+    registry.register(collector)
+    return lambda: registry.unregister(collector)
