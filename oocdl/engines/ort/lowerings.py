@@ -117,7 +117,10 @@ def _pooling(
     """``pooled``: the shape of what has one place for each window."""
 
     def suits(item: Instruction) -> bool:
-        return _is_tiled(item, item.operands[0].shape, pooled(item), item.attrs["kernel_shape"])
+        large, small = item.operands[0].shape, pooled(item)
+        # Of a gradient, a part may be wanted that does not end between two windows.
+        whole = item.kernel_shapes[0] in (large, small)
+        return whole and _is_tiled(item, large, small, item.attrs["kernel_shape"])
 
     tiled = ChannelsLast(channels_last.on_numbered_axes(kernel), _all_slots, suits)
     unpadded = replace(left_to_sessions(lowering, one_thread=one_thread), takes_unpadded=True)

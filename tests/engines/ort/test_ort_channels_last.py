@@ -109,6 +109,18 @@ def test_pools(batch: int) -> None:
     check("MaxPoolGrad", [x, y], x, None, attrs)
 
 
+def test_pools_of_which_a_part_is_wanted() -> None:
+    """A cut that does not fall between two windows leaves the gradient fewer planes than the value."""
+    x, y = (2, 8, 4, 5, 6), (2, 8, 2, 5, 2)
+    attrs = {"kernel_shape": (2, 1, 3), "strides": (2, 1, 3), "dilations": (1, 1, 1)}
+    arrays = [noise(*shape, seed=seed).astype("float32") for seed, shape in enumerate((x, y))]
+    program = build("MaxPoolGrad", [x, y], (2, 8, 3, 5, 6), None, attrs, "float32")
+    assert not suits_channels_last(program.instructions[0], dict(program.orders))
+    [want] = get_engine("torch").compile(program)(lying(program, arrays, "float32"))
+    [got] = OnnxRuntimeEngine().compile(program)(lying(program, arrays, "float32"))
+    assert np.array_equal(got, want)
+
+
 def test_moves() -> None:
     a, b = (2, 8, 3, 4, 5), (2, 16, 3, 4, 5)
     check("Concat", [a, b, a], (2, 32, 3, 4, 5), None, {"axis": 1})
