@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from distributed import Client, Status, Worker
+from distributed.comm.addressing import get_address_host
 from distributed.comm.core import connect
 
 from oocdl.errors import BudgetError, InputError, ResourceError
@@ -189,6 +190,7 @@ def gather(client: Client, timeout_seconds: float, tell: Tell, owner: str = "") 
         try:
             answers = Watch(client, there, tell).ask(_present)
         except WorkersLost:
+            _check_addresses(client, there)
             if client.status != "running" or monotonic() - begun > timeout_seconds:
                 raise
             sleep(POLL_SECONDS)
@@ -202,6 +204,28 @@ def gather(client: Client, timeout_seconds: float, tell: Tell, owner: str = "") 
                 "wait until that is over, or start workers for this one"
             )
         sleep(POLL_SECONDS)
+
+
+def _check_addresses(client: Client, workers: Sequence[str]) -> None:
+    """Raise ResourceError if a worker that does not answer has told an address that only its host reaches."""
+    assert client.scheduler is not None
+    alone = [address for address in workers if is_loopback(address)]
+    if alone and not is_loopback(str(client.scheduler.address)):
+        raise ResourceError(
+            f"worker {alone[0]} has told an address that only its own host can reach, as it found no other: "
+            "name the network that hosts share, by interface= of oocdl.cluster, interface in the site file "
+            "or dask worker --interface"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the host itself can reach an address.
+
+    >>> is_loopback("tls://127.0.0.1:4321"), is_loopback("tcp://10.1.0.2:8786")
+    (True, False)
+    """
+    host: str = get_address_host(address)
+    return host.startswith("127.") or host in ("::1", "localhost")
 
 
 def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:

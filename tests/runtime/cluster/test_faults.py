@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -454,3 +455,21 @@ def test_the_scheduler_starts_anew(
         assert nets.files_of(run) == expected
         with Client(there.address, timeout=60, set_as_default=False) as client:
             assert processes.remains(client) == {}
+
+
+def test_a_worker_that_only_its_host_reaches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no network leads anywhere, Dask's workers tell the loopback address: nobody can reach them."""
+
+    class Lost:
+        def __init__(self, *_: Any) -> None: ...
+
+        def ask(self, _: Any) -> None:
+            raise WorkersLost("nobody answers")
+
+    far = SimpleNamespace(scheduler=SimpleNamespace(address="tls://10.1.0.2:8786"), status="running")
+    monkeypatch.setattr(crew, "_awaited", lambda *_: ["tls://10.1.0.3:4000", "tls://127.0.0.1:4321"])
+    monkeypatch.setattr(crew, "Watch", Lost)
+    with pytest.raises(
+        ResourceError, match="tls://127.0.0.1:4321 has told an address that only its own host"
+    ):
+        crew.gather(far, 5.0, print)  # type: ignore[arg-type]
