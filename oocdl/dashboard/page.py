@@ -50,7 +50,7 @@ class Page:
             "Layers": (LayerTable(),),
             "Network": (Network(),),
             "Pictures": (Pictures(),),
-            "Log": (Log(),),
+            "Messages": (Log(),),
         }
         tabs = [
             TabPanel(title=title, child=self._laid(title, panels)) for title, panels in self._panels.items()

@@ -470,6 +470,6 @@ def test_plan_predicts_hosts(folder: Path, capsys: pytest.CaptureFixture[str]) -
     what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--threads", 1)
     code, out, _ = run(capsys, *what, "--hosts", "1,2")
     assert code == 0 and "tasks a step" in out and "on hosts of 1 cores" in out
-    assert [line.split()[1] for line in out.splitlines()[-3:-1]] == ["1", "2"]
+    assert re.findall(r"^│ +(\d+) │", out.partition("on hosts of")[2], re.MULTILINE) == ["1", "2"]
     code, line = refused(capsys, *what, "--hosts", "many")
     assert code == InputError.exit_code and "--hosts takes whole numbers" in line

@@ -127,8 +127,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"oocdl {oocdl.__version__}\n", "")
 
 
-def test_shells_can_complete() -> None:
-    shown = CliRunner().invoke(app.app, ["--show-completion", "bash"], env={"_TYPER_COMPLETE_TEST": "1"})
+def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    shown = CliRunner().invoke(app.app, ["--show-completion"])
     assert "complete" in shown.output
 
 

@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {
     "memory": "2GiB", "engine": "numpy", "progress": False, "threads": 1, "steps": 30, "loss": "dice_ce",
     "parallel": {"space": (2,)}, "batch_size": 1,
 }  # fmt: skip
-TABS = ("Overview", "Learning", "Step", "Machine", "Layers", "Network", "Log")
+TABS = ("Overview", "Learning", "Step", "Machine", "Layers", "Network", "Messages")
 
 
 @pytest.fixture(scope="module")

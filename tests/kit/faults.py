@@ -31,7 +31,7 @@ from tests.kit.processes import cluster
 
 WAIT_SECONDS = 60.0
 OPTIONS: dict[str, Any] = {
-    "memory": "1000MiB",
+    "memory": "1800MiB",
     "engine": "onnxruntime",
     "progress": False,
     "threads": 1,

@@ -69,7 +69,7 @@ def test_without_a_timeline_the_rest_is_the_same(plan: oocdl.Plan) -> None:
         for timeline in (True, False)
     )
     assert full.moments and full.units
-    assert replace(full, moments=(), units=()) == short
+    assert replace(full, moments=(), units=(), transfers=()) == short
 
 
 def test_chunks_of_a_simulation_are_freed_without_the_collector(plan: oocdl.Plan) -> None:

@@ -190,8 +190,8 @@ def test_a_missing_chunk(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batchsize": 1}, r"unknown option 'batchsize' \(did you mean 'batch_size'\?\)"),
-        ({"learning": 1}, "unknown option 'learning'"),
+        ({"batchsize": 1}, "fit takes no 'batchsize': it is called 'batch_size' here"),
+        ({"learning": 1}, "fit takes no 'learning'"),
         ({"optimizer": "adm"}, r"there is no optimizer 'adm' \(did you mean 'adam'\?\)"),
         ({"optimizer": SGD}, "optimizer .*SGD.* is neither a name"),
         ({"optimizer": Adam(), "lr": 0.1}, "lr goes with an optimizer given by name"),

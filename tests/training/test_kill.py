@@ -194,7 +194,13 @@ def test_killed_before_the_first_commit(job: tuple[Path, Path], tmp_path: Path, 
         (run / "plan.json").unlink()
     if left == "nothing":
         (run / "report.json").unlink()
-        for path in [run / "run.json", *run.glob("state/t*"), *run.glob("weights/t*"), run / "spill"]:
+        for path in [
+            run / "run.json",
+            *run.glob("state/t*"),
+            *run.glob("weights/t*"),
+            run / "spill",
+            run / "live",
+        ]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     else:
         assert repr(oocdl.open(run)) == f"Run('{run}', steps=0, unfinished)" and oocdl.open(run).history == []

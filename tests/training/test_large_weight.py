@@ -15,7 +15,7 @@ import zarr
 import oocdl
 from oocdl.planning.machine import Machine, machine_for
 from oocdl.runtime import weight_io
-from oocdl.training import run as run_module
+from oocdl.training import inference
 from tests.kit import nets
 from tests.kit.machine import Small, fit
 from tests.kit.settings import QUICK
@@ -56,7 +56,7 @@ def test_it_is_predicted_with_and_evaluated(
     def small(*args: Any) -> Machine:
         return replace(machine_for(*args), capacity_bytes=ROOM.capacity_bytes)
 
-    monkeypatch.setattr(run_module, "machine_for", small)
+    monkeypatch.setattr(inference, "machine_for", small)
     made = run.predict(files[1], tmp_path / "out.zarr")
     expected = logits(run.weights, files)
     np.testing.assert_allclose(made["y"][...], expected, rtol=1e-4, atol=1e-3)

@@ -63,20 +63,21 @@ def test_a_long_run_is_measured_before_once(fit: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [({"memory": "900MiB"}, "no room to measure: oocdl info --machine"), ({}, None)]
+    ("budget_bytes", "told"), [(8 << 30, "no room to measure: oocdl info --machine"), (1, None)]
 )
 def test_it_is_left_out_where_there_is_no_room_or_if_asked(
-    fit: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], told: str | None
+    fit: Any, monkeypatch: pytest.MonkeyPatch, budget_bytes: int, told: str | None
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("nothing is measured")
 
     monkeypatch.setattr(subprocess, "run", never)
+    monkeypatch.setattr(measuring, "MEASURING_BYTES", budget_bytes)
     if told is None:
         monkeypatch.setenv("OOCDL_MEASURE", "off")
         assert fit(steps=10**8) == []
     else:
-        assert told in fit(steps=10**8, **options)[0]
+        assert told in fit(steps=10**8)[0]
 
 
 def test_rates_that_are_known_are_enough(fit: Any) -> None:

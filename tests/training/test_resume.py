@@ -370,7 +370,7 @@ def test_open(fit: Fit, tmp_path: Path) -> None:
         None,
         f"Run('{run.path}', steps=10)",
     )
-    assert repr(other.weights) == "<4 arrays: w1, b1, w2, b2>"
+    assert repr(other.weights) == "<weights: 4 arrays, 83 numbers, 0.0 MiB>"
     rewrite_meta(run.path, lambda meta: {**meta, "format": 99})
     refused(StoreError, "another version of oocdl", lambda: fit(epochs=2))
     rewrite_meta(run.path, lambda meta: {**meta, "settings": {"loss": {"type": "Unheard"}}})

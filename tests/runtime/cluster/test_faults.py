@@ -42,7 +42,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         n_workers=2,
         threads_per_worker=1,
         processes=True,
-        memory_limit="1050MiB",
+        memory_limit="1890MiB",
         dashboard_address=":0",
         local_directory=str(tmp_path_factory.mktemp("workers")),
     ) as cluster:
@@ -381,7 +381,7 @@ def test_a_cluster_that_adapts_leaves_members_alone(
             n_workers=0,
             threads_per_worker=1,
             processes=True,
-            memory_limit="1050MiB",
+            memory_limit="1890MiB",
             dashboard_address=":0",
             local_directory=str(tmp_path),
         ) as cluster,
