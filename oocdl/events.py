@@ -108,6 +108,8 @@ class Committed:
     """Everything up to ``step`` is durable."""
 
     step: int
+    samples: tuple[int, ...] = ()
+    """Dataset rows of the last pass of that step, of which outputs are kept; empty if it was done before."""
 
 
 @dataclass(frozen=True)

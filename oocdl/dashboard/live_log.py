@@ -33,7 +33,6 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
-from oocdl.planning.passes import Course
 
 FOLDER = "live"
 FACTS, NOW, LAST_PASS = "facts.json", "now.json", "last_pass.npz"
@@ -64,7 +63,6 @@ class LiveLog:
         self._flushed = self._lined = self._passed = float("-inf")
         self._first = clock()
         self._broken = False
-        self._course: Course | None = None
 
     def __enter__(self) -> LiveLog:
         return self
@@ -101,7 +99,7 @@ class LiveLog:
                     self._flush()
             case Committed():
                 self._forget_rows()
-                sample = self._sample(event.step)
+                sample = event.samples[0] if event.samples else 0
                 self._note("commit", f"step {event.step} is committed", step=event.step, sample=sample)
             case WorkersChanged():
                 self._forget_rows()
@@ -124,7 +122,6 @@ class LiveLog:
                 (self._folder / name).unlink(missing_ok=True)
         self._forget_rows()
         if event.plan is not None:
-            self._course = event.plan.course
             facts = facts_of(event.plan, event.workdir, event.steps, now)
             self._replace(FACTS, facts.to_json().encode())
         with suppress(FileNotFoundError), (self._folder / RESOURCES).open() as lines:
@@ -132,12 +129,6 @@ class LiveLog:
         self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done)
         for text in event.notes:
             self._note("notice", text)
-
-    def _sample(self, step: int) -> int:
-        """The first sample of the last pass of a step, of which outputs are kept."""
-        if self._course is None or not 0 < step <= self._course.total_steps:
-            return 0
-        return next(self._course.steps_from(step - 1)).batches[-1][0]
 
     def _now(self, event: StepRunning) -> None:
         width = max((len(one.phases) for one in event.processes), default=0)

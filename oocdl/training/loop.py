@@ -81,6 +81,8 @@ class Trainer:
         """Whether a step was done since workers were lost that had not been done before."""
         self.furthest = 0
         """Steps that have been done, some of which may have been lost."""
+        self.samples: tuple[int, ...] = ()
+        """Dataset rows of the last pass of the last step that is done."""
         self.look_at = 0.0
         """When it is told next how a step stands (seconds of ``time.monotonic``)."""
 
@@ -211,6 +213,7 @@ class Trainer:
             losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
             _check_loss(losses[-1]["loss"], step.number, info.indices)
             session.tick()
+        self.samples = info.indices
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
@@ -260,7 +263,7 @@ class Trainer:
             if report is not None:
                 write_report(self.store.path, report)
         finally:  # workers may be lost meanwhile: committed it is
-            self.emit(Committed(step))
+            self.emit(Committed(step, self.samples))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
         """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
