@@ -6,7 +6,6 @@ and read by slabs; no framework is needed.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Demo:
     picture: Path
     seconds: float
     peak_bytes: int
-    """Peak memory of this process, as the operating system counts it."""
+    """The most memory of its own that this process was seen to have while it trained."""
 
 
 def run_demo(
@@ -103,10 +102,10 @@ def run_demo(
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
     _say(out, f"Dice of unseen volumes  {named}")
     picture = draw(root / "demo.png", _volume(made, "image"), labels, logits, scores)
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak_bytes = max(row["process_bytes"] for row in run.history)
     done = Demo(losses, scores, picture, time.monotonic() - started, peak_bytes)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
-    _say(out, f"peak memory of this process {peak_bytes / 2**20:.0f} MiB, {budget}")
+    _say(out, f"peak memory of training {peak_bytes / 2**20:.0f} MiB, {budget}")
     _say(out, f"{done.seconds:.0f} s in all; look at {picture}")
     return done
 
