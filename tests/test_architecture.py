@@ -220,6 +220,7 @@ def test_no_import_hides_in_a_function(name: str) -> None:
         "cluster.systems",
         "dashboard.dask_plugin",
         "dashboard.launch",
+        "dashboard.metrics",
         "engines.engine",
         "host.optional",
         "pytorch.door",
