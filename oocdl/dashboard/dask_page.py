@@ -58,8 +58,10 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
     known["pages"].insert(0, PAGE)
 
     def remove() -> None:
-        known["pages"].remove(PAGE)
-        scheduler.http_application.applications.remove(application)
+        # A scheduler that closes has taken them away itself.
+        for pages, one in ((known["pages"], PAGE), (scheduler.http_application.applications, application)):
+            if one in pages:
+                pages.remove(one)
         application.stop()
 
     return remove
