@@ -4,7 +4,7 @@ A U-Net whose pass is about a hundred tasks, on one and on two processes of a Da
 each; the scheduler is in the process of the client. Before and after, the same steps in one process of as
 many threads: what a task costs on the cluster is the difference of medians.
 
-    python perf/cluster_steps.py [--toy] [--steps 1000] [--json FILE]
+    python perf/cluster_steps.py [--toy] [--steps 1000] [--processes 1,2] [--json FILE]
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--steps", type=int, help="of each cluster; default: 1000 (in a toy 12)")
     made.add_argument("--window", type=int, help="steps from look to look, and of a median; default: 50 (4)")
+    made.add_argument("--processes", default="1,2", help="numbers of processes; default: %(default)s")
     args = made.parse_args()
     args.steps, args.window = args.steps or (12 if args.toy else 1000), args.window or (4 if args.toy else 50)
     case = unet(2, 16, 0) if args.toy else unet(8, 64, 0)
@@ -130,7 +131,7 @@ def main() -> None:
     with folder(args) as place:
         case.write(place / "model.onnx")
         write_data(case, place / "data.zarr")
-        for processes in (1, 2):
+        for processes in map(int, args.processes.split(",")):
             found.append(measure(case, place, processes, args))
             print_row(HEADS, found[-1].cells())
     write_json(args, found)
