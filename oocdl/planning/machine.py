@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
@@ -43,6 +44,18 @@ CODEC_COPIES = 3
 
 SAMPLE_BYTES = 24
 """For each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Processes of a cluster that do the work."""
+
+    threads: int
+    """Of each process."""
+    processes: int
+    """Those that are there, or that are expected."""
+    own_bytes: int
+    """What the largest of them has taken, with the engine loaded, before any array."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +127,13 @@ class Machine:
 
 
 def machine_for(
-    settings: Settings, dataset: Dataset, threads: int | None = None, workers: int = 0
+    settings: Settings, dataset: Dataset, threads: int | None = None, crew: Crew | None = None
 ) -> Machine:
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
-    ``threads`` counts those of one process where the settings do not say; None: one for each core.
+    ``threads`` counts those of one process where the settings do not say; None: those of the crew, or one
+    for each core. With a ``crew`` the budget is that of each of its processes, and this one's size is none of
+    it but for what the plan takes here, as it will there.
     Raises InputError if the engine cannot compute or store as the settings ask; BudgetError if reading
     the dataset takes more than the budget has room for.
     """
@@ -131,16 +146,26 @@ def machine_for(
             f"engine '{engine}' has no precision 'bfloat16' here; use engine='torch' on a processor with "
             "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
         )
-    threads = settings.threads or threads or cores()
+    threads = settings.threads or threads or (cores() if crew is None else crew.threads)
     give_back_freed_memory()
     reading = _reading_bytes(dataset)
     reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes
-    base = anonymous_bytes() + reserved
+    here_bytes = anonymous_bytes()
+    own_bytes = here_bytes if crew is None else crew.own_bytes
+    base = own_bytes + reserved
     _check_reading(dataset, reading, base, settings.memory_bytes)
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
-    return Machine(engine, threads, base, capacity, reserved, workers)
+    if crew is None:
+        return Machine(engine, threads, base, capacity, reserved)
+    there = partial(_larger_bytes, own_bytes - here_bytes)
+    return Machine(engine, threads, base, capacity, reserved, crew.processes, process_bytes=there)
+
+
+def _larger_bytes(nbytes: int) -> int:
+    """The size of a process that is so much larger than this one."""
+    return anonymous_bytes() + nbytes
 
 
 def _reading_bytes(dataset: Dataset) -> int:

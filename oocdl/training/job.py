@@ -15,7 +15,7 @@ from oocdl.host.paths import path_of
 from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.machine import Machine, check_capacity, check_device, machine_for
+from oocdl.planning.machine import Crew, Machine, check_capacity, check_device, machine_for
 from oocdl.planning.passes import Course, compile_passes, imported_for, own_plans
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
@@ -113,11 +113,8 @@ class Job:
         plan_cache.store(key, self.machine, freeze(kinds), to_bytes(kinds) if roomy else None)
 
 
-def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: tuple[int, ...] = ()) -> Job:
-    """Open a model and a dataset, and measure what the process may take.
-
-    ``crew``: threads of a process and processes, of a cluster.
-    """
+def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
+    """Open a model and a dataset, and measure what the process may take, or those of a crew."""
     settings = make_settings(**options)
     use_one_heap()
     opened = inspect_onnx(path_of("model", model))
@@ -126,4 +123,4 @@ def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: tu
     total = Course(binding.samples, settings).total_steps
     optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
     settings, data = replace(settings, optimizer=optimizer), data.only(binding.used)
-    return Job(opened, data, settings, binding, machine_for(settings, data, *crew))
+    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))

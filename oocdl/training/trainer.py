@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from oocdl.config import OPTIONS
+from oocdl.config import OPTIONS, make_settings
 from oocdl.dashboard import launch
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
@@ -17,6 +17,7 @@ from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
+from oocdl.planning.machine import Crew
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
@@ -134,7 +135,7 @@ def fit(
         Refuse a model in which something looks wrong.
     memory
         Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client
-        it is that of each worker process, by default what the workers may use.
+        it is that of each worker process, by default what the workers may use; this process is beside it.
     disk
         Limit of spill and run directory together, such as "50GiB"; default: what is free.
     spill
@@ -217,11 +218,11 @@ def fit(
         if progress:
             listeners.append(stack.enter_context(progress_here(0)))
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
-        crew: list[int] = []
+        crew: Crew | None = None
         if workers is not None:
-            *crew, options["memory"] = workers.muster(memory)
+            crew, options["memory"] = workers.muster(memory, make_settings(engine=engine).engine)
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
-        job = job_of(path, dataset, options, tuple(crew))
+        job = job_of(path, dataset, options, crew)
         folder = Path(folder) if folder is not None else job.model.path.with_suffix(".run")
         listeners.append(stack.enter_context(LiveLog(folder)))
         own = workers, scheduler, listeners, False, target, dashboard

@@ -13,6 +13,7 @@ from oocdl.config import Settings, parse_bytes
 from oocdl.errors import ResourceError
 from oocdl.events import Listener
 from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.machine import Crew
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.session import Deliver, Held
 from oocdl.storage.dataset.dataset import Dataset
@@ -36,21 +37,21 @@ class Workers:
     say: Callable[[str], None]
     """Called with lines for the user."""
 
-    def muster(self, memory: Any) -> tuple[int, int, int]:
-        """Wait for workers; returns threads of each process, processes, and the budget of each in bytes.
+    def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
+        """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
-        ``memory`` is what the user gives. Processes are those that are there, or that are expected. Raises
-        ResourceError if none comes in time.
+        ``memory`` is what the user gives. Raises ResourceError if none comes in time.
         """
         crew = _lazy("runtime.cluster.crew")
         try:
-            recruits = crew.gather(self.client, self.wait_seconds, self.say)
+            recruits = crew.gather(self.client, self.wait_seconds, self.say, engine=engine)
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
         budget_bytes = crew.budget_bytes(recruits) if memory is None else parse_bytes(memory)
         recruits = crew.check_limits(recruits, budget_bytes)
         count = max(len(recruits), crew.expected(self.client))
-        return min(recruit.threads for recruit in recruits), count, budget_bytes
+        own_bytes = max(recruit.own_bytes for recruit in recruits)
+        return Crew(min(recruit.threads for recruit in recruits), count, own_bytes), budget_bytes
 
     def session(
         self,

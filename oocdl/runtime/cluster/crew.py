@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -19,8 +20,10 @@ from distributed import Client, Status, Worker
 from distributed.comm.addressing import get_address_host
 from distributed.comm.core import connect
 
-from oocdl.errors import BudgetError, InputError, ResourceError
-from oocdl.host.limits import default_budget_bytes
+from oocdl.engines.engine import get_engine
+from oocdl.errors import BudgetError, InputError, OocdlError, ResourceError
+from oocdl.host.heap import give_back_freed_memory, use_one_heap
+from oocdl.host.limits import anonymous_bytes, default_budget_bytes
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.member import members
 from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, open_client, roll
@@ -52,6 +55,8 @@ class Recruit:
     """Its memory limit, as Dask was told."""
     budget_bytes: int
     """What its process should take by the limits of its host."""
+    own_bytes: int
+    """What its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
     """Sessions in whose runs its process has part."""
 
@@ -177,18 +182,21 @@ def expected(client: Client) -> int:
     return len(getattr(cluster, "plan", ()))
 
 
-def gather(client: Client, timeout_seconds: float, tell: Tell, owner: str = "") -> list[Recruit]:
+def gather(
+    client: Client, timeout_seconds: float, tell: Tell, owner: str = "", engine: str | None = None
+) -> list[Recruit]:
     """Wait until workers are there, all that are expected or none for a while, and ask them.
 
-    Of workers that share a process, one takes part. Raises ResourceError if none has come in time, or if one
-    has part in a run of another ``owner``; WorkersLost if the connection is broken.
+    Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Raises
+    ResourceError if none has come in time, or if one has part in a run of another ``owner``; InputError if
+    one has no such engine; WorkersLost if the connection is broken.
     """
     begun = monotonic()
     while True:
         left = timeout_seconds - (monotonic() - begun)
         there = _awaited(client, left, tell)
         try:
-            answers = Watch(client, there, tell).ask(_present)
+            answers = Watch(client, there, tell).ask(_present, engine)
         except WorkersLost:
             _check_addresses(client, there)
             if client.status != "running" or monotonic() - begun > timeout_seconds:
@@ -260,8 +268,18 @@ def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
         sleep(POLL_SECONDS)
 
 
-async def _present(dask_worker: Worker) -> Recruit:
+async def _present(engine: str | None, dask_worker: Worker) -> Recruit:
     """What a worker tells of itself; runs there."""
+    if engine is not None:
+        use_one_heap()
+        pool = ThreadPoolExecutor(1)  # it may take longer than a worker may be silent
+        try:
+            await asyncio.get_running_loop().run_in_executor(pool, get_engine, engine)
+        except OocdlError as error:
+            raise type(error)(f"worker {dask_worker.address}: {error}") from error
+        finally:
+            pool.shutdown(wait=False)
+    give_back_freed_memory()
     return Recruit(
         dask_worker.address,
         socket.gethostname(),
@@ -269,6 +287,7 @@ async def _present(dask_worker: Worker) -> Recruit:
         dask_worker.state.nthreads,
         dask_worker.memory_manager.memory_limit,
         default_budget_bytes(),
+        anonymous_bytes(),
         tuple(one.setup.owner for one in members.values()),
     )
 
