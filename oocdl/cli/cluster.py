@@ -149,6 +149,8 @@ def init(
     path, found = write_site(out, force)
     known = ", ".join(f"{key} {value}" for key, value in found.values.items())
     say(f"{path}: {found.system}{', ' if known else ''}{known}")
+    if found.doubt is not None:
+        say(f"Not certain: {found.doubt}.")
     say("Look through it: what could not be found stands there as a comment.")
 
 

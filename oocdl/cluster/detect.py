@@ -7,8 +7,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oocdl.cluster.options import TAKERS, walltime_text
@@ -21,6 +21,10 @@ ASK_SECONDS = 10.0
 """So long a command of a batch system may take; what is not known by then is left to the admin."""
 LOCAL_DISKS = ("/localscratch", "/lscratch", "/scratch/local", "/local/scratch", "/local")
 """Where sites put disks of nodes; this machine is taken to be like them."""
+INTERNET = "8.8.8.8"
+"""By the route to it Dask finds an address of this machine; nothing is sent."""
+MOST_NODES = 100
+"""Of a partition, of so many it is asked how they are reached."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +33,26 @@ class Found:
 
     system: str
     values: Mapping[str, str | int] = field(default_factory=dict)
+    doubt: str | None = None
+    """What the admin has to look at, in a sentence."""
 
 
 def find_site() -> Found:
     """Find the batch system whose commands are here; InputError if there is none."""
     if shutil.which("sbatch"):
-        return Found("slurm", {**_slurm(), **_disk()})
+        nodes = _default_partition()
+        addresses = [node[-1] for node in nodes[:MOST_NODES]]
+        return _with_interface(Found("slurm", {**_slurm(nodes), **_disk()}), addresses)
     if shutil.which("qsub"):
         # Both have qsub; only SGE has qconf.
         is_sge = bool(shutil.which("qconf") or os.environ.get("SGE_ROOT"))
-        return Found(
-            "sge" if is_sge else "pbs", {**_first("qconf -sql" if is_sge else "qstat -Q"), **_disk()}
-        )
+        queues = _first("qconf -sql" if is_sge else "qstat -Q")
+        return _with_interface(Found("sge" if is_sge else "pbs", {**queues, **_disk()}), [])
     if shutil.which("bsub"):
-        return Found("lsf", {**_first("bqueues -noheader -o queue_name"), **_disk()})
+        queues = _first("bqueues -noheader -o queue_name")
+        return _with_interface(Found("lsf", {**queues, **_disk()}), [])
     if shutil.which("condor_submit"):
-        return Found("htcondor", _disk())
+        return _with_interface(Found("htcondor", _disk()), [])
     raise InputError(
         "there is no batch system here (none of sbatch, qsub, bsub, condor_submit): run this on a login node"
     )
@@ -60,8 +68,8 @@ def site_text(found: Found) -> str:
         "walltime": ("of a job; a job that has ended is submitted again", "08:00:00"),
         "spill": ("folder on a disk of the node; default: $TMPDIR of the job, or /tmp", "/lscratch/$USER"),
         "disk": ("room on that disk that a job asks for", "50GB"),
-        "interface": ("network interface of the nodes; default: workers listen at all", "ib0"),
-        "scheduler_interface": ("network interface of login nodes that nodes reach them by", "eth0"),
+        "interface": ("network interface of nodes; default: by which a node reaches this machine", "ib0"),
+        "scheduler_interface": ("of login nodes, that leads to nodes; default: of the default route", "eth0"),
         "resources": ("for -l, instead of what is derived from cores and memory", "mem_free=60G"),
         "parallel_environment": ("that gives cores of one host", "smp"),
         "prologue": ("shell lines of each job before its worker", ["module load gcc"]),
@@ -76,6 +84,8 @@ def site_text(found: Found) -> str:
         f"[{found.system}]",
     ]
     for key, (comment, example) in examples.items():
+        if key == "scheduler_interface" and found.doubt is not None:
+            lines.append(f"# Not certain: {found.doubt}.")
         if found.system in TAKERS.get(key, SYSTEMS):
             known = key in found.values
             value = found.values[key] if known else example
@@ -140,14 +150,18 @@ def _first(command: str) -> dict[str, str | int]:
     return {"queue": names[0]} if names else {}
 
 
-def _slurm() -> dict[str, str | int]:
-    """Of the default partition: its name, what its smallest node has, its longest walltime; the network."""
+def _default_partition() -> list[list[str]]:
+    """Of each of its nodes: partition, cores, MiB, walltime, address."""
     rows = [line.split() for line in _ask("sinfo -h -N -o %P@%c@%m@%l@%o")]
     nodes = [row[0].split("@") for row in rows if len(row) == 1 and row[0].count("@") == 4]
-    chosen = [node for node in nodes if node[0].endswith("*")] or nodes[:1]
+    return [node for node in nodes if node[0].endswith("*")] or nodes[:1]
+
+
+def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
+    """Of a partition: its name, what its smallest node has, its longest walltime."""
     if not chosen:
         return {}
-    name, _, _, limit, address = chosen[0]
+    name, _, _, limit, _ = chosen[0]
     found: dict[str, str | int] = {
         "queue": name.rstrip("*"),
         "cores": min(_number(node[1]) for node in chosen),
@@ -157,8 +171,7 @@ def _slurm() -> dict[str, str | int]:
         found["walltime"] = (
             limit if limit.count(":") == 2 else walltime_text(_number(limit.split(":")[0]) * 60)
         )
-    interface = interface_to(address)
-    return found if interface is None else {**found, "scheduler_interface": interface}
+    return found
 
 
 def _number(text: str) -> int:
@@ -171,6 +184,24 @@ def _disk() -> dict[str, str | int]:
         if folder.is_dir() and os.access(folder, os.W_OK) and filesystem(folder) not in MEMORY_FILESYSTEMS:
             return {"spill": f"{folder}/$USER"}
     return {}
+
+
+def _with_interface(found: Found, nodes: Sequence[str]) -> Found:
+    """The same with the interface of this machine that leads to all nodes, or with a doubt which it is."""
+    names = sorted({interface_to(address) or "none" for address in dict.fromkeys(nodes)})
+    if len(names) == 1 and names != ["none"]:
+        return replace(found, values={**found.values, "scheduler_interface": names[0]})
+    if names:
+        why = f"this machine reaches nodes by network interface {' and '.join(names)}"
+    else:
+        why = f"{found.system} does not tell the addresses of nodes"
+    usual = interface_to(INTERNET)
+    default = "at 127.0.0.1, as there is no default route" if usual is None else f"at that of {usual}"
+    return replace(
+        found,
+        doubt=f"{why}: the scheduler will listen {default}; if nodes reach this machine by another, set "
+        "scheduler_interface",
+    )
 
 
 def interface_to(host: str) -> str | None:

@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 DEATH_TIMEOUT_SECONDS = 180
 """So long a worker looks for its scheduler, and a nanny waits for its worker, before the job ends."""
 LOOPBACK = "127.0.0.1"
+OWN_ADDRESS = (
+    "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.connect(('{host}', 9)); "
+    "print(u.getsockname()[0])"
+)
+"""For Python on a node: prints the address by which that reaches a host; nothing is sent."""
 PROXY_ROUTES = "distributed.http.proxy"
 """Lets whoever sees the dashboard reach every worker through it."""
 
@@ -34,7 +39,7 @@ def script(settings: JobSettings) -> str:
     """Return the script of the first job, with what is known only at the start in angle brackets."""
     kind = CLUSTERS[settings.system]
     protocol = "tls" if settings.tls else "tcp"
-    arguments = job_arguments(settings)
+    arguments = job_arguments(settings, "<scheduler>")
     if settings.tls:
         arguments |= {"protocol": "tls://", "security": security_of("<keys>")}
     text: str = kind.job_cls(f"{protocol}://<scheduler>", name=f"{kind.__name__}-0", **arguments).job_script()
@@ -53,6 +58,7 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         raise InputError(
             f"there is no {submit} here: start where jobs of {settings.system} are submitted (a login node)"
         )
+    tell = tell or logger.warning
     with ExitStack() as undo:
         security = None
         if settings.tls:
@@ -61,12 +67,12 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         undo.enter_context(
             dask.config.set({"distributed.deploy.lost-worker-timeout": f"{LOST_WORKER_SECONDS}s"})
         )
-        host, port = _scheduler_host(settings), free_port()
+        host, port = _scheduler_host(settings, tell), free_port()
         with dask.config.set(dashboard_settings(port)):
             cluster = kind(
                 security=security,
                 scheduler_options={"host": host, "dashboard_address": f"{LOOPBACK}:{port}"},
-                **job_arguments(settings),
+                **job_arguments(settings, host),
             )
         watch = Watch(undo.pop_all())
         cluster.scheduler.add_plugin(watch)
@@ -76,7 +82,7 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         cluster.close()
         raise
     jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
-    cluster.adapt(Adaptive=KeepJobs, watch=watch, tell=tell or logger.warning, interval="1s", **jobs)
+    cluster.adapt(Adaptive=KeepJobs, watch=watch, tell=tell, interval="1s", **jobs)
     return cluster
 
 
@@ -101,13 +107,21 @@ def submit_all(cluster: Any, nodes: int) -> None:
         raise InputError(f"{cluster.job_cls.submit_command.split()[0]} refuses the job: {said.strip()}")
 
 
-def job_arguments(settings: JobSettings) -> dict[str, Any]:
-    """What dask-jobqueue is told of a job; what nobody has said is left to its own configuration."""
+def job_arguments(settings: JobSettings, host: str) -> dict[str, Any]:
+    """What dask-jobqueue is told of a job; what nobody has said is left to its own configuration.
+
+    ``host`` is the scheduler's address. Where no interface is named, a worker listens at the address by which
+    its node reaches that: interfaces have other names there than here, and a node may have no default route,
+    or one that leads elsewhere.
+    """
+    python = shlex.quote(settings.python or sys.executable)
     worker = {
         "--lifetime": f"{settings.lifetime_seconds}s",
         "--lifetime-stagger": f"{settings.stagger_seconds}s",
         "--dashboard-address": f"{LOOPBACK}:0",
     }
+    if settings.interface is None:
+        worker["--host"] = f'$({python} -c "{OWN_ADDRESS.format(host=host)}")'
     common = {
         "job_name": "oocdl",
         "cores": settings.cores,
@@ -115,7 +129,7 @@ def job_arguments(settings: JobSettings) -> dict[str, Any]:
         "processes": 1,
         "nanny": True,
         # Signals of the batch system then reach the worker, and not a shell that waits for it.
-        "python": f"exec {shlex.quote(settings.python or sys.executable)}",
+        "python": f"exec {python}",
         "local_directory": f'"{settings.spill}"',
         "death_timeout": DEATH_TIMEOUT_SECONDS,
         "interface": settings.interface,
@@ -166,11 +180,16 @@ def memory_bytes(asked_bytes: int) -> int:
     return ceil(int(asked_bytes / unit * 100) * unit / 100) if unit > 1 else asked_bytes
 
 
-def _scheduler_host(settings: JobSettings) -> str:
+def _scheduler_host(settings: JobSettings, tell: Callable[[str], None]) -> str:
     """The address that workers reach this machine by, and the only one that the scheduler listens at."""
     name = settings.scheduler_interface or settings.interface
     if name is None:
         address: str = get_ip()  # type: ignore[no-untyped-call]
+        if address.startswith("127."):
+            tell(
+                f"this machine has no default route: jobs on other machines do not reach it at {address}; "
+                "name the network interface that leads to nodes, by scheduler_interface"
+            )
         return address
     try:
         address = get_ip_interface(name)  # type: ignore[no-untyped-call]

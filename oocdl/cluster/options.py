@@ -62,7 +62,8 @@ class JobOptions(TypedDict, total=False):
     disk: int | str | None
     """Room that a job asks for on that disk: HTCondor needs it, Slurm takes it."""
     interface: str | None
-    """Network interface of the nodes that workers listen at, such as "ib0"; default: all of them."""
+    """Network interface of the nodes that workers listen at, such as "ib0"; default: the one by which a node
+    reaches this machine."""
     scheduler_interface: str | None
     """Network interface of this machine that the scheduler listens at. Default: ``interface``, else the
     one of the default route."""

@@ -71,7 +71,9 @@ def test_what_is_shown_is_what_is_submitted_and_cancelled(
         address, keys = cluster.scheduler_address, here.keys()
         assert len(keys) == 1 and address.startswith("tls://")
         submitted = [
-            script.replace(address, "tls://<scheduler>").replace(str(keys[0]), "<keys>")
+            script.replace(address, "tls://<scheduler>")
+            .replace(cluster.scheduler.address.split("/")[-1].split(":")[0], "<scheduler>")
+            .replace(str(keys[0]), "<keys>")
             for script in here.scripts()
         ]
     assert sorted(submitted) == [shown, shown.replace("Cluster-0", "Cluster-1")]

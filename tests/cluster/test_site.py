@@ -107,6 +107,36 @@ def test_slurm_is_found_with_its_default_partition(home: Path) -> None:
     wanted = {"queue": "long", "cores": 32, "memory": "129000MiB", "walltime": "7-00:00:00"}
     assert {key: found.values[key] for key in wanted} == wanted
     assert "scheduler_interface" not in found.values  # the loopback leads to no other host
+    assert found.doubt is not None and "interface none:" in found.doubt
+
+
+IP = """case $4 in 10.0.0.*) echo "$4 dev ib0 src 10.0.0.9";;
+10.1.*) echo "$4 via 10.0.1.1 dev eth1 src 10.0.1.9";;
+8.8.8.8) echo "$4 via 10.9.0.1 dev eth0 src 10.9.0.5";; esac"""
+
+
+@pytest.mark.parametrize(
+    ("addresses", "interface", "words"),
+    [
+        (("10.0.0.1", "10.0.0.2"), "ib0", None),
+        (("10.0.0.1", "10.1.0.1"), None, "by network interface eth1 and ib0: .* at that of eth0; .*set s"),
+        (("10.0.0.1", "no.such.host.invalid"), None, "ib0 and none"),
+    ],
+)
+def test_the_scheduler_listens_where_all_nodes_reach_it_or_it_is_said_that_nobody_knows(
+    home: Path, addresses: tuple[str, ...], interface: str | None, words: str | None
+) -> None:
+    command(home, "sbatch")
+    command(home, "sinfo", "\n".join(f"echo 'long*@64@4000@infinite@{address}'" for address in addresses))
+    command(home, "ip", IP)
+    found = find_site()
+    assert found.values.get("scheduler_interface") == interface
+    text = site_text(found)
+    if words is None:
+        assert found.doubt is None and f'\nscheduler_interface = "{interface}"' in text
+    else:
+        assert re.search(words, found.doubt or "") and "\n# Not certain: " in text
+        assert tomllib.loads(text)["slurm"].get("scheduler_interface") is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every command of `docs/laptop-to-slurm.md`, one after the other; jobs are processes of this machine."""
+"""Every command of `docs/laptop-to-slurm.md`, one by one: jobs are processes here, or of a real Slurm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import slurm as real
 from tests.kit.batch import Batch
 from tests.kit.code import ROOT
 
@@ -48,6 +49,19 @@ def test_the_page_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OOCDL_SITE", str(tmp_path / "site.toml"))
     run_all(tmp_path)
     assert batch.cancelled() == ["1", "2", "3", "4"] and batch.keys() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_is_run_on_a_real_slurm(
+    slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the site file that ``oocdl cluster init`` writes there."""
+    monkeypatch.setenv("OOCDL_SITE", str(tmp_path / "site.toml"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run_all(tmp_path)
+    real.wait_until(lambda: real.jobs() == [], 60, "all jobs are over")
+    assert not list((tmp_path / "state").rglob("keys-*"))
 
 
 def run_all(folder: Path) -> None:
