@@ -206,6 +206,7 @@ def address(finished: oocdl.Run) -> Iterator[str]:
     finally:
         process.send_signal(2)
         assert process.wait(30) == 0
+        assert "bokeh.core.validation" not in process.stderr.read()
         process.stdout.close()
         process.stderr.close()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM, Row
+from bokeh.models import ColumnDataSource, HoverTool, Row
 from bokeh.models.widgets import Slider
 
 from oocdl.dashboard.panels.style import (
@@ -57,19 +59,17 @@ class Learning:
             title="smoothing", start=0.0, end=0.99, step=0.01, value=SMOOTHING, width=200, tags=[CONTROL]
         )
         self._metrics: dict[str, ColumnDataSource] = {}
-        self._metric_figure = plot("Losses of heads, and metrics", 260)
-        self._metric_figure.visible = False
+        self._metric_figure: Any = None
+        """Made with the first metric."""
         self._rate = ColumnDataSource({"x": [], "lr": []})
         self._rate_figure = plot("Learning rate", 200)
         self._rate_figure.line("x", "lr", source=self._rate, color=FAINT, line_width=1.8)
         self._view: View | None = None
         for control, name in ((self._against, "value"), (self._weight, "value_throttled")):
             control.on_change(name, self._changed)
-        if small:
-            self.root: LayoutDOM = card(self._figure)
-        else:
-            controls = Row(children=[self._against, self._weight])
-            self.root = card(controls, self._figure, self._metric_figure, self._rate_figure)
+        controls = Row(children=[self._against, self._weight])
+        self._small = small
+        self.root = card(self._figure) if small else card(controls, self._figure, self._rate_figure)
 
     def _changed(self, _attr: str, _old: object, _new: object) -> None:
         if self._view is not None:
@@ -90,17 +90,23 @@ class Learning:
             "loss": steps["loss"][shown],
             "smooth": smooth[shown],
         }
+        if self._small:
+            return
         self._rate.data = {"x": x[shown], "lr": steps["lr"][shown]}
         for name in steps.names:
             if name not in NOT_METRICS:
                 self._show_metric(name, x[shown], steps[name][shown])
 
     def _show_metric(self, name: str, x: np.ndarray, values: np.ndarray) -> None:
+        is_first = self._metric_figure is None
+        if is_first:
+            self._metric_figure = plot("Losses of heads, and metrics", 260)
         source = self._metrics.get(name)
         if source is None:
             source = self._metrics[name] = ColumnDataSource({"x": [], "y": []})
             color = CYCLE[(len(self._metrics) - 1) % len(CYCLE)]
             self._metric_figure.line("x", "y", source=source, color=color, line_width=1.8, legend_label=name)
-            self._metric_figure.visible = True
             with_legend(self._metric_figure, "top_right")
         source.data = {"x": x, "y": values}
+        if is_first:
+            self.root.children = [*self.root.children[:2], self._metric_figure, *self.root.children[2:]]

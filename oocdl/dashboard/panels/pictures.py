@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from bokeh.models import Column, LayoutDOM, LinearColorMapper
+from bokeh.models import Column, LinearColorMapper
 from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.panels.style import (
@@ -35,9 +35,9 @@ class Pictures:
 
     def __init__(self) -> None:
         self._words = html()
-        self._place = Column(children=[], sizing_mode="stretch_width")
         self._shown: tuple[int, int] | None = None
-        self.root: LayoutDOM = Column(children=[self._place, card(self._words)], sizing_mode="stretch_width")
+        self._card = card(self._words)
+        self.root = Column(children=[self._card], sizing_mode="stretch_width")
 
     def update(self, view: View) -> None:
         """Show what the view has now."""
@@ -55,7 +55,7 @@ class Pictures:
             self._words.text = text(f"images cannot be read here: {error}")
             return
         figures: list[UIElement] = [card(_drawn(picture)) for picture in found]
-        self._place.children = [grid(figures)] if figures else []
+        self.root.children = [grid(figures), self._card] if figures else [self._card]
         lines = [f"middle slices, after step {step}", *missing] if found else ["no image or volume", *missing]
         self._words.text = "<br>".join(map(text, lines))
 
