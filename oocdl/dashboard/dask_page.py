@@ -10,13 +10,12 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
 from bokeh.models.widgets import Div
-from bokeh.server.tornado import BokehTornado
 from distributed import Scheduler
 from distributed.dashboard.components.scheduler import env
 from distributed.dashboard.scheduler import template_variables
 
 from oocdl.dashboard.dask_plugin import PAGE, RunOnPage, dask_pages
-from oocdl.dashboard.shown import UPDATE_SECONDS, Shown
+from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 
 __all__ = ["UPDATE_SECONDS", "add", "look"]
@@ -44,7 +43,7 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
         else:
             shown.add_page(made)
 
-    application = BokehTornado(
+    application = Pages(
         {f"/{PAGE}": Application(FunctionHandler(document))},
         prefix=dask.prefix,
         use_index=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from bokeh.core.templates import get_env
 from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
@@ -34,55 +36,81 @@ TEMPLATE = get_env().from_string("""{% extends base %}
 """A phone shows the page as wide as it is itself."""
 
 
+PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
+    "Overview": lambda: (Learning(small=True), StepMap(), Memory(small=True), SlowestLayers()),
+    "Learning": lambda: (Learning(),),
+    "Step": lambda: (StepMap(height=400), Timeline()),
+    "Machine": lambda: (Memory(), Rates()),
+    "Layers": lambda: (LayerTable(),),
+    "Network": lambda: (Network(),),
+    "Pictures": lambda: (Pictures(),),
+    "Messages": lambda: (Log(),),
+}
+"""What makes the panels of each tab."""
+
+
+class Tab:
+    """A tab. A browser has what is in it while it is open: figures take memory there."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self.panels = title, tuple[Panel, ...]()
+        # An empty layout would be complained of.
+        self._closed: list[UIElement] = [html("…")]
+        self._place = Column(children=self._closed, sizing_mode="stretch_width")
+        self.root = TabPanel(title=title, child=self._place)
+
+    def show(self, view: View) -> None:
+        """Show what the view has now."""
+        self.panels = self.panels or PANELS[self._title]()
+        for panel in self.panels:
+            panel.update(view)
+        if self._place.children == self._closed:
+            roots: list[UIElement] = [panel.root for panel in self.panels]
+            self._place.children = [grid(roots)] if self._title == "Overview" else roots
+
+    def close(self) -> None:
+        """Take what is in it away from the browser; panels stay as they are for when it is shown again."""
+        self._place.children = self._closed
+
+
 class Page:
     """All panels of a run, for one browser. Lay out ``root``, and call ``update`` about once a second."""
 
-    def __init__(self, view: View, tables: str = "") -> None:
-        """Make the page; ``tables`` is HTML for a tab of its own, whose names are escaped."""
+    def __init__(self, view: View) -> None:
         self._view, self._version = view, -1
         self._header = Header()
-        small = (Learning(small=True), StepMap(), Memory(small=True), SlowestLayers())
-        self._panels: dict[str, tuple[Panel, ...]] = {
-            "Overview": small,
-            "Learning": (Learning(),),
-            "Step": (StepMap(height=400), Timeline()),
-            "Machine": (Memory(), Rates()),
-            "Layers": (LayerTable(),),
-            "Network": (Network(),),
-            "Pictures": (Pictures(),),
-            "Messages": (Log(),),
-        }
-        tabs = [
-            TabPanel(title=title, child=self._laid(title, panels)) for title, panels in self._panels.items()
-        ]
-        if tables:
-            tabs.append(TabPanel(title="Report", child=card(html(tables, color=INK))))
-        self._tabs = Tabs(tabs=tabs, sizing_mode="stretch_width", stylesheets=[TABS])
-        self._tabs.on_change("active", self._turned)
-        parts: list[UIElement] = [self._header.root, self._tabs]
+        self._tabs = [Tab(title) for title in PANELS]
+        self._chosen = Tabs(
+            tabs=[tab.root for tab in self._tabs], sizing_mode="stretch_width", stylesheets=[TABS]
+        )
+        self._chosen.on_change("active", self._turned)
+        parts: list[UIElement] = [self._header.root, self._chosen]
         self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[PAGE])
-        self._show(*(panel for panels in self._panels.values() for panel in panels))
+        self._show(self._active())
 
-    @staticmethod
-    def _laid(title: str, panels: tuple[Panel, ...]) -> LayoutDOM:
-        roots: list[UIElement] = [panel.root for panel in panels]
-        return grid(roots) if title == "Overview" else Column(children=roots, sizing_mode="stretch_width")
+    def whole(self, tables: str) -> None:
+        """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
+        self._show(*self._tabs)
+        report = TabPanel(title="Report", child=card(html(tables, color=INK)))
+        self._chosen.tabs = [*self._chosen.tabs, report]
 
-    def _turned(self, _attr: str, _old: object, _new: object) -> None:
-        self._show(*self._active())
+    def _turned(self, _attr: str, old: int, _new: int) -> None:
+        self._show(self._active())
+        self._tabs[old].close()
 
     def update(self) -> None:
         """Show what the view has now, if it has something new; of the tabs, only the one that is seen."""
         if self._version != self._view.version:
             self._version = self._view.version
-            self._show(*self._active())
+            self._show(self._active())
         else:
             self._header.update(self._view)  # time goes on
 
-    def _active(self) -> tuple[Panel, ...]:
-        """The panels that are seen."""
-        return list(self._panels.values())[int(self._tabs.active)]
+    def _active(self) -> Tab:
+        """The tab that is seen."""
+        return self._tabs[int(self._chosen.active)]
 
-    def _show(self, *panels: Panel) -> None:
-        for panel in (self._header, *panels):
-            panel.update(self._view)
+    def _show(self, *tabs: Tab) -> None:
+        self._header.update(self._view)
+        for tab in tabs:
+            tab.show(self._view)

@@ -20,7 +20,8 @@ def write(run: Path, target: Path, tables: str) -> None:
     """
     view = View(run)
     view.refresh()
-    page = Page(view, tables)
+    page = Page(view)
+    page.whole(tables)
     for model in page.root.references():
         if CONTROL in model.tags:
             model.update(visible=False)  # there is no server that would do what it asks for

@@ -13,13 +13,12 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
 from bokeh.server.server import BaseServer
-from bokeh.server.tornado import BokehTornado
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
 from oocdl.dashboard.page import TEMPLATE
-from oocdl.dashboard.shown import UPDATE_SECONDS, Shown
+from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 from oocdl.errors import ResourceError
 
@@ -47,7 +46,7 @@ async def _serve(view: View, port: int, tell: Callable[[str], None], parent: int
     port = sockets[0].getsockname()[1]
     # A page of another origin, whatever address its name is given, gets no connection.
     origins = [f"{LOOPBACK}:{port}", f"localhost:{port}"]
-    application = BokehTornado({"/": Application(FunctionHandler(document))}, extra_websocket_origins=origins)
+    application = Pages({"/": Application(FunctionHandler(document))}, extra_websocket_origins=origins)
     http = HTTPServer(application)
     http.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), application, http)

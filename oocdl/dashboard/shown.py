@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 
 from bokeh.document import Document
+from bokeh.resources import Resources
+from bokeh.server.tornado import BokehTornado
 
 from oocdl.dashboard.page import Page
 from oocdl.dashboard.view import View
@@ -17,6 +19,17 @@ UPDATE_SECONDS = 0.75
 PATIENCE_SECONDS = 2.0
 """A page that is opened waits so long for files that are being read."""
 TITLE = "oocdl"
+UNUSED = ("bokeh-mathjax", "bokeh-gl")
+"""Scripts of Bokeh that no page needs."""
+
+
+class Pages(BokehTornado):
+    """Serves pages without scripts that they do not need: browsers would keep 10 MiB of them."""
+
+    def resources(self, absolute_url: str | bool | None = None) -> Resources:
+        """Tell what scripts a page loads."""
+        every: Resources = super().resources(absolute_url)
+        return every.clone(components=[name for name in every.components if name not in UNUSED])
 
 
 class Shown:

@@ -56,7 +56,7 @@ class StepMap:
         )  # fmt: skip
         self._figure.add_tools(
             HoverTool(
-                tooltips=[("layer", "@name"), ("", "@about"), ("done", "@done")],
+                tooltips=[("layer", "@name"), ("", "@about"), ("done", "@done{0%}")],
                 renderers=[boxes],
                 point_policy="follow_mouse",
             )
@@ -79,15 +79,16 @@ class StepMap:
         if self._banded != now.plan_id:
             self._banded = now.plan_id
             self._bands(layers)
+            self._layers.data = {
+                "left": np.arange(len(layers)),
+                "right": np.arange(1, len(layers) + 1),
+                "name": [layer.name for layer in layers],
+                "about": [about(layer) for layer in layers],
+                "done": np.zeros(len(layers), np.float32),
+            }
         self._image.data = {"image": [image.T[::-1].copy()], "dw": [len(layers)]}
-        done = (image == len(PHASE_NAMES) - 1).mean(axis=1)
-        self._layers.data = {
-            "left": np.arange(len(layers)),
-            "right": np.arange(1, len(layers) + 1),
-            "name": [layer.name for layer in layers],
-            "about": [about(layer) for layer in layers],
-            "done": [f"{share:.0%}" for share in done],
-        }
+        # The one column that changes: names of hundreds of layers would be sent again each time.
+        self._layers.data["done"] = (image == len(PHASE_NAMES) - 1).mean(axis=1, dtype=np.float32)
         running = np.flatnonzero(((image > 0) & (image < len(PHASE_NAMES) - 1)).any(axis=1))
         parts = dict.fromkeys(layers[index].phase for index in running)
         of_pass = f", pass {now.pass_number} of {now.passes}" if now.passes > 1 else ""

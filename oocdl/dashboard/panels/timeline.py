@@ -30,7 +30,7 @@ class Timeline:
         self._source = ColumnDataSource({name: [] for name in names})
         tools = "xpan,xwheel_zoom,xbox_zoom,reset"
         rows = FactorRange()
-        self._figure = plot("Last whole pass, by thread", 300, tools, y_range=rows, output_backend="webgl")
+        self._figure = plot("Last whole pass, by thread", 300, tools, y_range=rows)
         bars = self._figure.hbar(
             y="y", left="left", right="right", height=0.86, fill_color="color", line_color=None,
             source=self._source,
