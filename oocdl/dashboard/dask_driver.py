@@ -12,7 +12,7 @@ from typing import Any
 
 from oocdl.dashboard import dask_plugin
 from oocdl.dashboard.mirror import Source
-from oocdl.events import Event, Listener
+from oocdl.events import Event, Listener, WorkersChanged
 from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 
@@ -22,40 +22,83 @@ END_SECONDS = 10.0
 
 
 @contextmanager
-def shown(client: Any, run: Path, tell: Callable[[str], None], tells_address: bool) -> Iterator[Listener]:
+def shown(
+    client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
+) -> Iterator[Listener]:
     """Show a run on Dask's dashboard as long as the block lasts; gives a listener of the run.
 
-    Where that fails, ``tell`` is called with a line, once, and the run goes on. ``tells_address``: whether
-    the address of the page is told as well.
+    ``client`` gives the client that the run has now: another one after its scheduler has started anew. Where
+    showing fails, ``tell`` is called with a line, and the run goes on. ``tells_address``: whether the address
+    of the page is told as well.
     """
-    name = uuid.uuid4().hex[:12]
+    made = Showing(client, run, tell, tells_address)
     try:
-        begun: dask_plugin.Begun = on_scheduler(
-            client, dask_plugin.begin, name, client.id, str(run), mark_of(run)
-        )
-    except Exception as error:  # of whatever kind: the page must not end the run
-        tell(_failed(run, error))
-        yield _deaf
-        return
-    if not begun.is_shown:
-        if tells_address:
-            tell(f"Dask shows no dashboard, so there is no page in it; `oocdl dashboard {run}` shows the run")
-        yield _deaf
-        return
-    if tells_address:
-        tell(
-            f"dashboard: {client.dashboard_link.removesuffix('status')}{dask_plugin.PAGE} until the run ends"
-        )
-    sender = None if begun.sees_run else Sender(client, name, run, tell)
-    try:
-        yield sender or _deaf
+        yield made
     finally:
-        if sender is not None:
-            sender.finish()
+        made.finish()
+
+
+class Showing:
+    """Shows a run on the scheduler that it has, and on the next one if that has started anew. A listener."""
+
+    def __init__(
+        self, client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
+    ) -> None:
+        self._client, self._run, self._tell, self._tells_address = client, run, tell, tells_address
+        self._name, self._has_page = "", True
+        """Of the run on the scheduler, empty if it is not shown; whether Dask has pages there."""
+        self._sender: Sender | None = None
+        self._begin()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if isinstance(event, WorkersChanged) and not self._is_shown():
+            self._begin()
+        if self._sender is not None:
+            self._sender(event)
+
+    def finish(self) -> None:
+        """Send what is left, and show the run no longer."""
+        if self._sender is not None:
+            self._sender.finish()
+        if self._name:
+            try:
+                on_scheduler(self._client(), dask_plugin.end, self._name)
+            except Exception as error:  # the run has ended, or is about to say why not
+                self._tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
+
+    def _is_shown(self) -> bool:
+        """Whether the scheduler has the run on its page still, or no page for it."""
+        if not (self._name and self._has_page):
+            return not self._has_page
         try:
-            on_scheduler(client, dask_plugin.end, name)
-        except Exception as error:  # the run has ended, or is about to say why not
-            tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
+            return bool(on_scheduler(self._client(), dask_plugin.is_shown, self._name))
+        except Exception as error:  # of whatever kind: the page must not end the run
+            self._tell(_failed(self._run, error))
+            return True
+
+    def _begin(self) -> None:
+        self._name, self._sender = "", None
+        client, name = self._client(), uuid.uuid4().hex[:12]
+        try:
+            begun: dask_plugin.Begun = on_scheduler(
+                client, dask_plugin.begin, name, client.id, str(self._run), mark_of(self._run)
+            )
+        except Exception as error:  # of whatever kind: the page must not end the run
+            self._tell(_failed(self._run, error))
+            return
+        link = client.dashboard_link.removesuffix("status") if begun.is_shown else ""
+        if self._tells_address:
+            self._tell(
+                f"dashboard: {link}{dask_plugin.PAGE} until the run ends"
+                if begun.is_shown
+                else "Dask shows no dashboard, so there is no page in it; "
+                f"`oocdl dashboard {self._run}` shows the run"
+            )
+        self._has_page = begun.is_shown
+        if begun.is_shown:
+            self._name = name
+            self._sender = None if begun.sees_run else Sender(client, name, self._run, self._tell)
 
 
 class Sender:
@@ -121,7 +164,3 @@ def _failed(run: Path, error: Exception) -> str:
 
 def _in_words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _deaf(event: Event) -> None:
-    """A listener that has nothing to do."""

@@ -141,6 +141,12 @@ async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: 
     return Begun(True, sees)
 
 
+def is_shown(run: str, dask_scheduler: Scheduler) -> bool:
+    """Whether a run is shown here."""
+    pages = _pages(dask_scheduler)
+    return pages is not None and run in pages.runs
+
+
 async def receive(run: str, pieces: Sequence[Piece], dask_scheduler: Scheduler) -> None:
     """Take what is new of a run."""
     await cast(Pages, dask_scheduler.plugins[NAME]).receive(run, pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Workers:
     wait_seconds: float
     say: Callable[[str], None]
     """Called with lines for the user."""
+    sessions: list[Any] = field(default_factory=list)
+    """Those that were made; the last may have another client, of a scheduler that has started anew."""
 
     def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
@@ -76,14 +78,19 @@ class Workers:
             deliver=deliver,
             watched=watched,
         )
+        self.sessions.append(made)
         return made
 
     def page(
         self, run: Path, say: Callable[[str], None], says_address: bool
     ) -> AbstractContextManager[Listener]:
         """Show a run on Dask's dashboard, as long as the block lasts; gives a listener of the run."""
+
+        def client() -> Any:
+            return self.sessions[-1].client if self.sessions else self.client
+
         made: AbstractContextManager[Listener] = _lazy("dashboard.dask_driver").shown(
-            self.client, run, say, says_address
+            client, run, say, says_address
         )
         return made
 

@@ -108,12 +108,15 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, nannies: Sequence[bool], options: Sequence[str] = ()) -> Iterator[Cluster]:
+def cluster(
+    folder: Path, nannies: Sequence[bool], options: Sequence[str] = (), dashboard: bool = False
+) -> Iterator[Cluster]:
     """A scheduler and a worker of one thread each, with a nanny or not; all are ended at the end."""
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
+    page = ["--dashboard-address", "127.0.0.1:0"] if dashboard else ["--no-dashboard"]
     scheduler = Kept(
-        [*DASK_SCHEDULER, "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+        [*DASK_SCHEDULER, "--host", "127.0.0.1", "--port", str(port), *page],
         folder / "scheduler.log",
     )
     workers = [

@@ -427,12 +427,14 @@ def renewed(connection: crew.Connection) -> Client:
             assert time.monotonic() < deadline
 
 
-def staying(address: str) -> list[str]:
-    """Plugins of a scheduler that keep workers from being taken away."""
+def of_the_run(address: str) -> list[str]:
+    """Plugins of a scheduler that keep workers from being taken away, and that show the run."""
+
+    def found(dask_scheduler: Any) -> list[str]:
+        return [name for name in dask_scheduler.plugins if "oocdl-stay" in name or name == "oocdl-page"]
+
     with Client(address, timeout=60, set_as_default=False) as client:
-        return client.run_on_scheduler(
-            lambda dask_scheduler: [name for name in dask_scheduler.plugins if "oocdl-stay" in name]
-        )
+        return client.run_on_scheduler(found)
 
 
 def test_the_scheduler_starts_anew(
@@ -440,18 +442,18 @@ def test_the_scheduler_starts_anew(
 ) -> None:
     """Its client gives up after a second; the run makes a new one, and the workers are new as well.
 
-    The new scheduler, too, is told to take no worker away.
+    The new scheduler, too, is told to take no worker away, and shows the run.
     """
     kept: list[list[str]] = []
-    with processes.cluster(tmp_path, [False, False]) as there:
+    with processes.cluster(tmp_path, [False, False], dashboard=True) as there:
         with Client(there.address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             client._timeout = 1.0
             kill = at_step(3, lambda: there.scheduler.send(signal.SIGKILL))
-            look = at_step(5, lambda: kept.append(staying(there.address)))
+            look = at_step(5, lambda: kept.append(of_the_run(there.address)))
             run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[kill, look], **QUICK)
             assert client.status == "closed"
-        assert len(kept[0]) == 1 and staying(there.address) == []
+        assert len(kept[0]) == 2 and "oocdl-page" in kept[0] and of_the_run(there.address) == []
         assert nets.files_of(run) == expected
         with Client(there.address, timeout=60, set_as_default=False) as client:
             assert processes.remains(client) == {}
