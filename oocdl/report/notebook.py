@@ -77,6 +77,9 @@ class NotebookProgress(Progress):
         self.written_at = self.clock()
         self.block.bar(self.done / self.steps, self._text(event))
 
+    def _move(self, done: float, text: str) -> None:
+        self.block.bar(done / self.steps, text)
+
     def _print(self, text: str) -> None:
         self.block.line(text)
 

@@ -33,8 +33,10 @@ from oocdl.events import (
     RunStarted,
     RunStopped,
     StepDone,
+    StepRunning,
     WorkersChanged,
 )
+from oocdl.planning.calls import PickCall
 from oocdl.report.trained_view import trained_text
 
 LEAST_LINE_SECONDS = 1.0
@@ -42,8 +44,12 @@ LEAST_LINE_SECONDS = 1.0
 BAR_COLUMNS = 16
 LEAST_BAR_COLUMNS = 110
 """A terminal of at least so many columns has room for a bar beside the words."""
+DONE = 4
+"""The last of the phases of ``ProcessLook.phases``."""
 MEAN_STEPS = 20
 """Rates are means over this number of the last steps."""
+LONG_STEP_SECONDS = 3.0
+"""A step that has run for so long is shown in part."""
 
 
 class Progress:
@@ -59,7 +65,9 @@ class Progress:
         self.last_row: StepDone | None = None
         self.recent: deque[tuple[float, int]] = deque(maxlen=MEAN_STEPS)
         """Seconds, and bytes to and from the disk, of the last steps."""
-        self.written_at = float("-inf")
+        self.written_at = self.stepped_at = float("-inf")
+        self.tasks: dict[str, int] = {}
+        """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
 
     def __enter__(self) -> Progress:
@@ -80,6 +88,8 @@ class Progress:
         match event:
             case RunStarted():
                 self._start(event)
+            case StepRunning():
+                self._running(event)
             case StepDone():
                 self._step(event)
             case RunFinished():
@@ -107,7 +117,12 @@ class Progress:
         if event.plan is not None:
             self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
-        self.written_at = float("-inf")
+        self.written_at, self.stepped_at = float("-inf"), self.clock()
+        kinds = {} if event.plan is None else event.plan.kinds
+        self.tasks = {
+            name: sum(not isinstance(call, PickCall) for call in one.graph.calls)
+            for name, one in kinds.items()
+        }
         so_far = f", {event.done} of them done" if event.done else ""
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
         for note in event.notes:
@@ -139,11 +154,28 @@ class Progress:
         self.done = row["step"]
         moved_bytes = row.get("read_bytes", 0) + row.get("written_bytes", 0)
         self.recent.append((row["seconds"], moved_bytes))
+        self.stepped_at = self.clock()
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=self.done, description=self._text(event))
-            self.bar.refresh()
+            self._move(self.done, self._text(event))
         elif self.clock() - self.written_at >= LEAST_LINE_SECONDS or self.done == self.steps:
             self._write(event)
+
+    def _running(self, event: StepRunning) -> None:
+        """Show how far a long step is."""
+        if self.clock() - self.stepped_at < LONG_STEP_SECONDS:
+            return
+        done = sum(one.phases.count(DONE) for one in event.processes)
+        tasks = self.tasks.get(event.plan_id) or max((len(one.phases) for one in event.processes), default=0)
+        share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
+        self.done = event.step - 1  # steps may have been rolled back
+        row = self.last_row
+        self._move(self.done + share, self._text(row, share) if row else f"the first step: {share:.0%}")
+
+    def _move(self, done: float, text: str) -> None:
+        """Fill the bar up to so many steps, with a text behind it."""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=done, description=text)
+            self.bar.refresh()
 
     def _finish(self, event: RunFinished) -> None:
         self.close()
@@ -156,8 +188,8 @@ class Progress:
         self.written_at = self.clock()
         self._print(self._text(event))
 
-    def _text(self, event: StepDone) -> str:
-        """Write how the run stands after a step."""
+    def _text(self, event: StepDone, share: float = 0.0) -> str:
+        """Write how the run stands after a step, and a share of the next."""
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
@@ -166,8 +198,10 @@ class Progress:
             (3, f"epoch {row['epoch'] + 1}"),
             (0, f"loss {row['loss']:.4f}"),
             (1, f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s"),
-            (0, f"{clock_time((self.steps - self.done) * mean)} left"),
+            (0, f"{clock_time((self.steps - self.done - share) * mean)} left"),
         ]
+        if share:
+            ranked.insert(1, (1, f"{share:.0%} of the next"))
         if "process_bytes" in row:
             peak, budget = row["process_bytes"] / 2**20, self.budget_bytes / 2**20
             ranked.append((2, f"peak {peak:.0f} of {budget:.0f} MiB"))

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from oocdl.events import Committed, RunFinished, RunStarted, StepDone
+from oocdl.events import Committed, ProcessLook, RunFinished, RunStarted, StepDone, StepRunning
 from oocdl.report.progress import Progress, clock_time, show_progress
 
 MIB = 1 << 20
@@ -165,6 +165,43 @@ def test_a_terminal_says_at_once_that_a_run_is_planned() -> None:
     quiet, plain_out, _ = plain()
     with quiet:
         assert plain_out.getvalue() == ""
+
+
+def running(number: int, done: int, pass_number: int = 1) -> StepRunning:
+    """Of four tasks of one of two passes so many are done, by two processes."""
+    sizes = dict.fromkeys(
+        ("process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes", "read_bytes",
+         "written_bytes"), 0,
+    )  # fmt: skip
+    phases = [bytes([4] * (done - 1) + [0] * (5 - done)), bytes([0] * (done - 1) + [4] + [2] * (4 - done))]
+    looks = [
+        ProcessLook(name=str(n), threads=1, processor_seconds=0, phases=one, **sizes)
+        for n, one in enumerate(phases)
+    ]
+    return StepRunning(
+        at_seconds=0, step=number, pass_number=pass_number, passes=2, plan_id="main", processes=tuple(looks)
+    )
+
+
+def test_a_long_step_moves_while_it_runs() -> None:
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=120, force_terminal=True, force_interactive=True, legacy_windows=False)
+    listener = Progress(512 * MIB, console, clock)
+    listener(started(4))
+    for seconds, number, done, pass_number in ((2, 1, 1, 1), (2, 1, 2, 1), (6, 1, 3, 2)):
+        clock.now += seconds
+        listener(running(number, done, pass_number))
+    listener(step(1, seconds=12.0))
+    clock.now += 1
+    listener(running(2, 3, 2))
+    clock.now += 8
+    listener(running(2, 2, 2))
+    listener.close()
+    shown = out.getvalue()
+    assert "the first step: 12%" not in shown  # too short yet
+    assert "the first step: 25%" in shown and "the first step: 88%" in shown
+    assert "88% of the next" not in shown
+    assert "step 1/4, 75% of the next, epoch 1, loss 1.0000, 12.0 s/step, 0:27 left" in shown
 
 
 def test_an_error_leaves_the_terminal_as_it_was() -> None:
