@@ -56,8 +56,12 @@ class _Draft:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     readers: dict[TaskKey, list[int]] = field(default_factory=dict)
     position: int = 0
-    reads: dict[Read, Read] = field(default_factory=dict)
-    """Those of the layer that several of its units may have."""
+    reads: dict[tuple[str, Region, int, bool], Read] = field(default_factory=dict)
+    """Those of the layer, by value, region, number of the first argument, and whether it is overwritten."""
+    found: dict[tuple[RegionIndex, Region], tuple[list[TaskKey], Parts]] = field(default_factory=dict)
+    """Of what regions that the layer reads are parts."""
+    parts: dict[Parts, Parts] = field(default_factory=dict)
+    """Of all layers: equal ones are one object."""
     indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
     """By value: where its pieces are, with their number when that was found."""
 
@@ -171,6 +175,7 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     dtypes = tuple(values[name].dtype for name in names)
     buffer_bytes: dict[str, int] = {}  # by program: units with equal programs have equal arrays
     draft.reads.clear()
+    draft.found.clear()
     sums, alone = PartialSums(plan, planned), (None,) * len(names)
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
@@ -262,17 +267,26 @@ def _read(
     value, first = plan.factored.graph.values[name], len(arguments)
     from_source = value.role in SOURCES and name not in draft.pieces
     parts = Parts() if from_source else _parts(draft, name, region, arguments)
-    read = Read(name, region, value.dtype, parts, first, plan.factored.orders.get(name, ()), overwritten)
-    # What all units of a layer read, such as weights, is one object.
-    return read if len(parts) > 1 else draft.reads.setdefault(read, read)
+    # What several units of a layer read alike is one object.
+    key = name, region, first, overwritten
+    read = draft.reads.get(key)
+    if read is None:
+        order = plan.factored.orders.get(name, ())
+        read = draft.reads[key] = Read(name, region, value.dtype, parts, first, order, overwritten)
+    return read
 
 
 def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -> Parts:
     """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
-    pieces = draft.pieces[name]
-    numbers, parts = draft.index(name).overlaps(region)
-    arguments += [pieces[number][1] for number in numbers]
-    return parts
+    index = draft.index(name)
+    found = draft.found.get((index, region))
+    if found is None:
+        pieces = draft.pieces[name]
+        numbers, parts = index.overlaps(region)
+        found = [pieces[number][1] for number in numbers], draft.parts.setdefault(parts, parts)
+        draft.found[index, region] = found
+    arguments += found[0]
+    return found[1]
 
 
 def _combine(

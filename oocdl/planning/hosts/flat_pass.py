@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.region_index import Parts
+from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of, parts_of
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
@@ -42,11 +43,8 @@ class FlatPass:
     """For each argument the chunk that it is."""
     nbytes: Ints
     """For each argument how many bytes are read of it."""
-    list_of: Ints
-    """For each argument the list of ``parts`` that says what is read of it; -1: all, it is a partial sum."""
-    place: Ints
-    """For each argument its place in that list."""
-    parts: Sequence[Parts]
+    part: Ints
+    """For each argument the number of the region that is read of it; -1: all, it is a partial sum."""
 
     @property
     def inputs(self) -> int:
@@ -57,18 +55,26 @@ class FlatPass:
         """Numbers of all arguments of some calls, in order, and of each the place of its call there."""
         firsts = self.first[calls]
         counts = self.first[np.asarray(calls) + 1] - firsts
-        reader = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(len(reader)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return firsts[reader] + within, reader
+        return runs(firsts, counts), np.repeat(np.arange(len(counts)), counts)
 
 
 def flatten(graph: TaskGraph) -> FlatPass:
     """Number the chunks and arguments of a pass."""
     keys, maker, sizes, results = _chunks(graph)
     number = {key: place for place, key in enumerate(keys)}
-    arguments = [() if isinstance(call, PickCall) else call.arguments for call in graph.calls]
-    counts = np.fromiter(map(len, arguments), np.int64, len(arguments))
-    parts, list_, place, nbytes = _parts_of(graph.calls, int(counts.sum()))
+    which, reads = _reads(graph.calls, number)
+    column = runs(reads.first[which], np.diff(reads.first)[which])
+    added, nbytes, at = _partial_sums(graph.calls)
+    # Arguments of units go read by read; between them are partial sums.
+    among = np.ones(len(column) + len(at), bool)
+    among[at] = False
+
+    def merged(of_reads: Ints, of_sums: Sequence[int] | int) -> Ints:
+        found = np.empty(len(among), np.int64)
+        found[among], found[at] = of_reads[column], of_sums
+        return found
+
+    counts = (0 if isinstance(call, PickCall) else len(call.arguments) for call in graph.calls)
     return FlatPass(
         graph=graph,
         keys=keys,
@@ -76,12 +82,10 @@ def flatten(graph: TaskGraph) -> FlatPass:
         maker=np.array(maker, np.int64),
         sizes=np.array(sizes, np.int64),
         results=np.array(results, np.int64),
-        first=starts_of(counts),
-        source=_sources(list(chain.from_iterable(arguments)), keys, number),
-        nbytes=nbytes,
-        list_of=list_,
-        place=place,
-        parts=parts,
+        first=starts_of(np.fromiter(counts, np.int64, len(graph.calls))),
+        source=merged(reads.source, [number[key] for key in added]),
+        nbytes=merged(reads.nbytes, nbytes),
+        part=merged(reads.part, -1),
     )
 
 
@@ -105,52 +109,60 @@ def _chunks(graph: TaskGraph) -> tuple[list[TaskKey], list[int], list[int], list
     return keys, maker, sizes, [*results, len(keys)]
 
 
-def _sources(flat: list[TaskKey], keys: Sequence[TaskKey], number: dict[TaskKey, int]) -> Ints:
-    """The chunks that arguments are. Few keys are hashed: most arguments are the same few objects."""
-    known = dict(zip(map(id, flat), flat, strict=True))
-    chunk_of = dict(zip(known, map(number.__getitem__, known.values()), strict=True))
-    return np.fromiter(map(chunk_of.__getitem__, map(id, flat)), np.int64, len(flat))
+class _Reads(NamedTuple):
+    """The arguments of distinct reads: of each read those of the first unit that has it."""
+
+    first: Ints
+    """For each read, and once more at the end: its first argument."""
+    source: Ints
+    """For each argument the chunk that it is."""
+    nbytes: Ints
+    """Bytes that are read of it."""
+    part: Ints
+    """The number of the region that is read of it; equal regions have equal numbers."""
 
 
-def _parts_of(calls: Sequence[Call], count: int) -> tuple[list[Parts], Ints, Ints, Ints]:
-    """Lists of parts; and for each argument its list, its place there, and the bytes that are read of it."""
-    flat = [read for call in calls if isinstance(call, UnitCall) for read in call.reads]
-    known = dict(zip(map(id, flat), flat, strict=True))
-    parts: list[Parts] = []
-    list_of: list[int] = []
-    numbers: dict[tuple[int, ...], int] = {}
-    for read in known.values():
-        # Few lists are compared: they are made of the same few objects.
-        one = read.parts
-        # The first number tells grids from lists.
-        alike = (-1, *map(id, one.axes), *one.places) if one.listed is None else tuple(map(id, one.listed))
-        number = numbers.setdefault(alike, len(numbers))
-        if number == len(parts):
-            parts.append(one)
-        list_of.append(number)
-    sizes = [one.sizes() for one in parts]
-    starts = starts_of(np.fromiter(map(len, sizes), np.int64, len(sizes)))
-    place_of = dict(zip(known, range(len(known)), strict=True))
-    which = np.fromiter(map(place_of.__getitem__, map(id, flat)), np.int64, len(flat))
-    item = np.fromiter((itemsize(read.dtype) for read in known.values()), np.int64, len(known))
-    lists = np.array(list_of, np.int64)[which]
-    each = np.diff(starts)[lists]
-    place = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
-    each_list = np.repeat(lists, each)
-    elements = np.fromiter(chain.from_iterable(sizes), np.int64, int(starts[-1]))
-    # Between them are partial sums.
-    sums, at = _partial_sums(calls)
-    among = np.ones(count, bool)
-    among[at] = False
-    list_, places, nbytes = np.full(count, -1), np.zeros(count, np.int64), np.empty(count, np.int64)
-    list_[among], places[among] = each_list, place
-    nbytes[among] = elements[starts[each_list] + place] * np.repeat(item[which], each)
-    nbytes[at] = sums
-    return parts, list_, places, nbytes
+def _reads(calls: Sequence[Call], number: Mapping[TaskKey, int]) -> tuple[Ints, _Reads]:
+    """For all reads of units, in order, which of the distinct ones they are, and these.
+
+    Units share most of their reads, and reads most of their parts, so little is looked at one by one.
+    """
+    units = [call for call in calls if isinstance(call, UnitCall)]
+    flat = [read for unit in units for read in unit.reads]
+    last = dict(zip(map(id, flat), range(len(flat)), strict=True))
+    places = np.fromiter(last.values(), np.int64, len(last))
+    ends = np.cumsum(np.fromiter((len(unit.reads) for unit in units), np.int64, len(units)))
+    reads = [flat[place] for place in places.tolist()]
+    known = {id(read.parts): read.parts for read in reads}
+    list_of = dict(zip(known, range(len(known)), strict=True))
+    lists = np.fromiter((list_of[id(read.parts)] for read in reads), np.int64, len(reads))
+    regions: dict[Region, int] = {}
+    part = [regions.setdefault(region, len(regions)) for parts in known.values() for region in parts]
+    elements = [one for parts in known.values() for one in parts.sizes()]
+    starts = starts_of(np.fromiter(map(len, known.values()), np.int64, len(known)))
+    counts = np.diff(starts)[lists]
+    item = np.fromiter((itemsize(read.dtype) for read in reads), np.int64, len(reads))
+    arguments = (
+        units[reader].arguments[read.first : read.first + count]
+        for reader, read, count in zip(
+            np.searchsorted(ends, places, "right").tolist(), reads, counts.tolist(), strict=True
+        )
+    )
+    column = runs(starts[lists], counts)
+    source = map(number.__getitem__, chain.from_iterable(arguments))
+    found = _Reads(
+        first=starts_of(counts),
+        source=np.fromiter(source, np.int64, len(column)),
+        nbytes=np.array(elements, np.int64)[column] * np.repeat(item, counts),
+        part=np.array(part, np.int64)[column],
+    )
+    place_of = dict(zip(last, range(len(last)), strict=True))
+    return np.fromiter(map(place_of.__getitem__, map(id, flat)), np.int64, len(flat)), found
 
 
-def _partial_sums(calls: Sequence[Call]) -> tuple[list[int], list[int]]:
-    """Bytes of the arguments that are partial sums, and the places of these among all arguments."""
+def _partial_sums(calls: Sequence[Call]) -> tuple[list[TaskKey], list[int], list[int]]:
+    """The arguments that are partial sums, their bytes, and their places among all arguments."""
+    keys: list[TaskKey] = []
     sizes: list[int] = []
     at: list[int] = []
     first = 0
@@ -158,16 +170,28 @@ def _partial_sums(calls: Sequence[Call]) -> tuple[list[int], list[int]]:
         if isinstance(call, PickCall):
             continue
         if isinstance(call, CombineCall):
+            keys += call.arguments
             sizes += [nbytes for _, nbytes in parts_of(call)]
             at += range(first, first + len(call.arguments))
         elif any(call.partial_sums):
             made = made_of(call)
             for sum_, one in zip(call.partial_sums, made, strict=True):
                 if sum_ is not None:
+                    keys.append(call.arguments[sum_[0]])
                     sizes.append(one.nbytes)
                     at.append(first + sum_[0])
         first += len(call.arguments)
-    return sizes, at
+    return keys, sizes, at
+
+
+def runs(firsts: Ints, counts: Ints) -> Ints:
+    """Numbers that follow each other from each of ``firsts``, as many as ``counts`` says.
+
+    >>> runs(np.array([5, 2]), np.array([2, 3]))
+    array([5, 6, 2, 3, 4])
+    """
+    before: Ints = np.repeat(firsts - np.cumsum(counts) + counts, counts)
+    return before + np.arange(len(before))
 
 
 def starts_of(counts: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall, UnitCall
 from oocdl.planning.hosts.assignment import assigned
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten, starts_of
+from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 
@@ -127,22 +127,13 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     maker = flat.maker[flat.source]
     reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
     cut = np.flatnonzero(
-        (flat.list_of >= 0)
+        (flat.part >= 0)
         & (maker >= 0)
         & (workers[maker] != workers[reader])
         & (flat.nbytes != flat.sizes[flat.source])
     )
-    lists = flat.list_of[cut]
-    regions: dict[Region, int] = {}
-    """Different regions, numbered."""
-    used = np.unique(lists)
-    numbers = [
-        [regions.setdefault(region, len(regions)) for region in flat.parts[one]] for one in used.tolist()
-    ]
-    starts = starts_of(np.fromiter(map(len, numbers), np.int64, len(numbers)))
-    region = np.array([one for each in numbers for one in each], np.int64)
-    region = region[starts[np.searchsorted(used, lists)] + flat.place[cut]]
-    first, strip_of = first_of_each(flat.source[cut] * (len(regions) + 1) + region)
+    part = flat.part[cut]
+    first, strip_of = first_of_each(flat.source[cut] * (int(part.max(initial=0)) + 1) + part)
     calls = reader[cut]
     arguments = cut - flat.first[calls]
     return Placed(

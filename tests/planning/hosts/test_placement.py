@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oocdl.planning.calls import PickCall, UnitCall, parts_of
 from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.placement import place
 from tests.kit.plan_digest import placement_digest
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
@@ -31,3 +33,32 @@ def test_placement_is_what_it_was(tmp_path: Path, network: str, workers: int, cu
     placed = place(compiled.graph, workers)
     made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), workers)
     assert placement_digest(made) == CASES[network, workers, cut]
+
+
+@pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("mlp", "batch"), ("unet", "both")])
+def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: str, cut: str) -> None:
+    """Units share reads: what is looked at once holds for each of them."""
+    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
+    graph = cut_for(draft, 2, 3, **CUTS[cut]).graph
+    flat = flatten(graph)
+    units = [call for call in graph.calls if isinstance(call, UnitCall)]
+    objects = {id(read) for call in units for read in call.reads}
+    assert len(objects) < sum(len(call.reads) for call in units)
+    regions: dict[int, object] = {}
+    for number, call in enumerate(graph.calls):
+        mine = slice(flat.first[number], flat.first[number + 1])
+        arguments = () if isinstance(call, PickCall) else call.arguments
+        assert [flat.keys[source] for source in flat.source[mine]] == list(arguments)
+        if isinstance(call, PickCall):
+            continue
+        nbytes = dict(parts_of(call))
+        assert flat.nbytes[mine].tolist() == [nbytes[one] for one in range(len(arguments))]
+        read = (
+            {}
+            if not isinstance(call, UnitCall)
+            else dict(part for each in call.reads for part in each.chunks)
+        )
+        for one, part in enumerate(flat.part[mine].tolist()):
+            assert (part < 0) == (one not in read)
+            assert part < 0 or regions.setdefault(part, read[one]) == read[one]
+    assert len(set(regions.values())) == len(regions) > 1
