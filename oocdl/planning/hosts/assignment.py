@@ -9,13 +9,15 @@ where they are not.
 
 A weight and its state live, and are updated, on the worker that alone reads a piece of it, or adds up its
 gradient. Nothing of a weight travels but new weights to who reads them, and sums of gradients.
+So where a gradient has to go is known when it is made, and is a part of what its call costs on each worker.
 Bits never depend on any of this. Equal graphs are assigned equally, on every machine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
 from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
+from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
 from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
@@ -36,6 +39,8 @@ MESSAGE_SECONDS = 2e-4
 """Of something that comes from another worker, beside its bytes."""
 NEAR_RATIO = 0.8
 """Units go where their inputs are, and not in blocks, if that takes at most this share of the time."""
+FEW_UNITS = 2
+"""A layer of fewer units than this for each worker may also leave workers without any."""
 SAMPLES = 24
 """So many units of a layer are asked where their inputs are, to choose between the two."""
 
@@ -54,26 +59,33 @@ class _Needs(NamedTuple):
 
 
 def assign(
-    graph: TaskGraph, workers: int, rates: Rates = NOMINAL, rules: Rules = RULES
+    graph: TaskGraph, workers: int, threads: int = 1, rates: Rates = NOMINAL, rules: Rules = RULES
 ) -> dict[TaskKey, int]:
-    """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers."""
-    found = assigned(flatten(graph), workers, rates, rules).tolist()
+    """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers.
+
+    ``threads``: of each worker.
+    """
+    found = assigned(flatten(graph), workers, threads, rates, rules).tolist()
     return {call.key: worker for call, worker in zip(graph.calls, found, strict=True)}
 
 
-def assigned(flat: FlatPass, workers: int, rates: Rates = NOMINAL, rules: Rules = RULES) -> Ints:
+def assigned(
+    flat: FlatPass, workers: int, threads: int = 1, rates: Rates = NOMINAL, rules: Rules = RULES
+) -> Ints:
     """Return the same by the places of calls."""
     if workers < 1:
         raise ValueError("a pass needs a worker")
     if workers == 1:
         return np.zeros(len(flat.graph.calls), np.int64)
-    return _Assigner(flat, workers, call_seconds(flat.graph, rates, rules), rates).run()
+    return _Assigner(flat, workers, threads, call_seconds(flat.graph, rates, rules), rates).run()
 
 
 class _Assigner:
     """The assignment so far, and a clock for each worker. Calls go by place, chunks by number."""
 
-    def __init__(self, flat: FlatPass, workers: int, seconds: Sequence[float], rates: Rates) -> None:
+    def __init__(
+        self, flat: FlatPass, workers: int, threads: int, seconds: Sequence[float], rates: Rates
+    ) -> None:
         graph = flat.graph
         self.flat, self.calls, self.workers, self.seconds = flat, graph.calls, workers, seconds
         self.spill_bytes_per_second = rates.disk_write_bytes_per_second
@@ -83,25 +95,29 @@ class _Assigner:
         self.done = np.zeros(len(flat.keys))
         """Chunk -> when it is there."""
         self.first, self.results = flat.first.tolist(), flat.results.tolist()
-        self.free = [0.0] * workers
-        """Worker -> when it has done what it has been given."""
+        self.threads = threads
+        self.free = [[0.0] * threads for _ in range(workers)]
+        """Worker -> when each of its threads has done what it has been given, as a heap."""
         self.held = [0.0] * workers
         """Worker -> bytes of weights and state that live there."""
-        updates = _updates(graph)
+        self.sending = [0.0] * workers
+        """Worker -> seconds in which weights that live there go to those whose gradients have come."""
+        updates = updates_of(graph)
         """Call that makes a piece of weights or of state anew -> that piece, one of several."""
         self.together = {
             flat.number[key]: tuple(flat.number[one] for one in pieces)
-            for key, pieces in _updated_together(graph, updates).items()
+            for key, pieces in updated_together(graph, updates).items()
         }
         self.lives_with_others = np.zeros(len(flat.keys), bool)
         self.lives_with_others[list(self.together)] = True
         self.combines = Counter(call.key[:3] for call in graph.calls if isinstance(call, CombineCall))
         self.share = sum(graph.input_bytes.values()) / workers
-        update_of = {**updates, **_updates_that_read(graph, updates)}
+        update_of = {**updates, **updates_that_read(graph, updates)}
         numbers = flat.number
         self.updates = self._by_place(updates, numbers)
         self.update_of = self._by_place(update_of, numbers)
         """The same, and for calls that combine the gradients of such a piece."""
+        self.going = going(flat, self.update_of, self.together)
 
     def _by_place(self, updates: Mapping[TaskKey, TaskKey], number: Mapping[TaskKey, int]) -> dict[int, int]:
         return {
@@ -130,8 +146,10 @@ class _Assigner:
     def give_layer(self, units: Sequence[int]) -> None:
         """Assign all units of a layer."""
         if len(units) < self.workers:
+            readers = Counter(chunk for place in units for chunk in self.needs(place).homeless)
+            shared = {chunk for chunk, count in readers.items() if count > 1}
             for place in units:
-                self.give(place, alone=len(units) == 1)
+                self.give(place, shared)
             self.settle(units)
             return
         homes = [self.where[self.updates[place]] if place in self.updates else -1 for place in units]
@@ -144,6 +162,10 @@ class _Assigner:
             near = self.near(sample)
             if self.layer_seconds(sample, near) < NEAR_RATIO * self.layer_seconds(sample, chosen[::step]):
                 chosen = self.near(units)
+            if len(units) < FEW_UNITS * self.workers and not self.brings_weights(units):
+                alone = self.one_by_one(units)
+                if self.end(units, alone) < NEAR_RATIO * self.end(units, chosen):
+                    chosen = alone
         ready = max(self.needs(place).ready_seconds for place in (units[0], units[-1]))
         for place, worker in zip(units, chosen, strict=True):
             self.book(place, worker, ready)
@@ -152,7 +174,8 @@ class _Assigner:
     def book(self, place: int, worker: int, ready: float) -> None:
         """A worker does a call as soon as it is free and all is there that the call reads."""
         self.worker_of[place] = worker
-        ended = self.free[worker] = max(self.free[worker], ready) + self.seconds[place] + TASK_SECONDS
+        ended = max(self.free[worker][0], ready) + self.seconds[place] + TASK_SECONDS
+        heapreplace(self.free[worker], ended)
         made = slice(self.results[place], self.results[place + 1])
         self.where[made], self.done[made] = worker, ended
 
@@ -178,6 +201,8 @@ class _Assigner:
         size = len(units), self.workers
         counts = np.bincount(code, minlength=size[0] * size[1]).reshape(size)
         nbytes = np.bincount(code, self.flat.nbytes[arguments[known]], size[0] * size[1]).reshape(size)
+        goes = np.stack([self.going_bytes(place) for place in units])
+        counts, nbytes = counts + (goes > 0), nbytes + goes
         found = []
         for there, here in zip(counts > 0, nbytes, strict=True):
             open_to = np.flatnonzero(there & (given < most))
@@ -190,8 +215,55 @@ class _Assigner:
             found.append(worker)
         return found
 
+    def one_by_one(self, units: Sequence[int]) -> list[int]:
+        """Each unit where it is done the soonest, the others before it done; what they read has come."""
+        ends, found = np.array(self.backlog(units)), []
+        came: dict[tuple[int, int], set[int]] = {}
+        """(chunk, bytes that are read of it) -> workers to which it has come."""
+        for place in units:
+            arguments = slice(self.first[place], self.first[place + 1])
+            parts = list(
+                zip(self.flat.source[arguments].tolist(), self.flat.nbytes[arguments].tolist(), strict=True)
+            )
+            saved = np.zeros(self.workers)
+            for part in parts:
+                if self.where[part[0]] >= 0:
+                    saved[[worker for worker in came.get(part, ()) if worker != self.where[part[0]]]] += part[
+                        1
+                    ]
+            there = self.coming_seconds(self.needs(place)) + self.seconds_for(self.going_bytes(place))
+            there -= saved / NETWORK_BYTES_PER_SECOND
+            after = ends + there + (self.seconds[place] + TASK_SECONDS) / self.threads
+            worker = int(after.argmin())
+            found.append(worker)
+            ends[worker] = after[worker]
+            for part in parts:
+                came.setdefault(part, set()).add(worker)
+        return found
+
+    def brings_weights(self, units: Sequence[int]) -> bool:
+        """Whether weights or state that live nowhere yet will live where units of a layer run."""
+        return any(self.new_bytes(place, self.needs(place)) for place in units)
+
+    def backlog(self, units: Sequence[int]) -> list[float]:
+        """For each worker the seconds for which it is still busy when all that units read has been made."""
+        arguments, _ = self.flat.arguments_of(units)
+        ready = float(self.done[self.flat.source[arguments]].max(initial=0.0))
+        return [max(free[0] - ready, 0.0) for free in self.free]
+
+    def end(self, units: Sequence[int], chosen: Sequence[int]) -> float:
+        """When workers have done the units of a layer, from when all has been made that these read."""
+        found = self.backlog(units)
+        for place, worker, seconds in zip(units, chosen, self.moving_seconds(units, chosen), strict=True):
+            found[worker] += seconds + (self.seconds[place] + TASK_SECONDS) / self.threads
+        return max(found)
+
     def layer_seconds(self, units: Sequence[int], chosen: Sequence[int]) -> float:
-        """What units of a layer take on all workers together, until their inputs come and they are computed.
+        """What units of a layer take on all workers together."""
+        return sum(self.moving_seconds(units, chosen)) + sum(self.seconds[place] for place in units)
+
+    def moving_seconds(self, units: Sequence[int], chosen: Sequence[int]) -> list[float]:
+        """What units wait until their inputs come, and until what weights need of them has gone.
 
         What several units of a worker read comes once.
         """
@@ -208,15 +280,32 @@ class _Assigner:
         once, _ = first_of_each(arrival * (len(comes) + 1) + alike)
         comes = comes[once]
         coming = nbytes[comes] / NETWORK_BYTES_PER_SECOND + MESSAGE_SECONDS
-        # Added in the order of units and of what they read, so that plans are equal to the last bit.
-        begins = np.searchsorted(reader[comes], np.arange(len(units)))
-        terms = np.insert(coming, begins, [self.seconds[place] for place in units])
-        return float(np.add.accumulate(terms)[-1])
+        # Added in the order of what they read, so that plans are equal to the last bit.
+        found = np.bincount(reader[comes], coming, len(units)).tolist()
+        return [
+            seconds + float(self.seconds_for(self.going_bytes(place))[worker])
+            for seconds, place, worker in zip(found, units, chosen, strict=True)
+        ]
 
     def coming_seconds(self, need: _Needs) -> npt.NDArray[np.float64]:
         """For each worker what it takes until all that a call reads is there."""
-        others = need.there.sum() - need.there
-        nbytes = need.nbytes.sum() - need.nbytes
+        return self.seconds_for(need.nbytes, need.there)
+
+    def going_bytes(self, place: int) -> Ints:
+        """For each worker the bytes of what a call makes that a weight which lives there will need."""
+        goes = slice(*self.going.first[place : place + 2])
+        if goes.start == goes.stop:
+            return np.zeros(self.workers, np.int64)
+        home = self.where[self.going.piece[goes]]
+        known = home >= 0
+        nbytes = self.going.nbytes[goes][known]
+        return np.bincount(home[known], nbytes, self.workers).astype(np.int64)
+
+    def seconds_for(self, there: Ints, some: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
+        """For each worker what it takes to send to it, or it to send, what is ``there`` of all others."""
+        some = there > 0 if some is None else some
+        others = some.sum() - some
+        nbytes = there.sum() - there
         return np.where(others > 0, nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS, 0.0)
 
     def soonest(self, place: int, need: _Needs) -> int:
@@ -231,12 +320,14 @@ class _Assigner:
             return int(
                 equal[min(call.key.number * len(equal) // self.combines[call.key[:3]], len(equal) - 1)]
             )
+        free = np.array([threads[0] for threads in self.free])
+        finished = np.maximum(free, need.ready_seconds + self.coming_seconds(need))
+        finished = finished + self.seconds_for(self.going_bytes(place))
         new_bytes = self.new_bytes(place, need)
-        finished = np.maximum(np.array(self.free), need.ready_seconds + self.coming_seconds(need))
         if new_bytes:
             held = np.array(self.held)
             beyond = np.maximum(held + new_bytes - self.share, 0) / self.spill_bytes_per_second
-            finished = finished + 2 * beyond + 1e-12 * held
+            finished = finished + 2 * beyond + 1e-12 * held + np.array(self.sending)
         return int(finished.argmin())
 
     def new_bytes(self, place: int, need: _Needs) -> int:
@@ -261,14 +352,16 @@ class _Assigner:
         ready = float(self.done[source[known]].max(initial=0.0))
         return _Needs(there, nbytes, ready, frozenset(homeless))
 
-    def give(self, place: int, alone: bool = True) -> None:
-        """Assign a call by itself. Weights that live nowhere yet live there, if no other unit reads them."""
+    def give(self, place: int, shared: Collection[int] = ()) -> None:
+        """Assign a call by itself. Weights that live nowhere yet live there, if they are not ``shared``."""
         need = self.needs(place)
-        need = need if alone else need._replace(homeless=frozenset())
+        need = need._replace(homeless=need.homeless.difference(shared))
         worker = self.soonest(place, need)
         self.book(place, worker, need.ready_seconds + float(self.coming_seconds(need)[worker]))
         self.live(need.homeless, worker)
         if place in self.update_of:
+            if isinstance(self.calls[place], CombineCall):
+                self.sending[worker] += float(self.coming_seconds(need)[worker])
             self.live(self.together[self.update_of[place]], worker)
 
     def live(self, pieces: Iterable[int], worker: int) -> None:
@@ -291,60 +384,11 @@ class _Assigner:
         readers: dict[int, set[int]] = {}
         for chunk, worker in zip(source[new].tolist(), mine.tolist(), strict=True):
             readers.setdefault(chunk, set()).add(worker)
+        alone: dict[int, set[int]] = {}
         for chunk, workers in readers.items():
             if len(workers) == 1:
-                self.live(self.together[chunk], *workers)
-
-
-def _replaced(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
-    """What is there before the pass and made anew; sums of gradients are not there before the first."""
-    return {stored: made for stored, made in graph.replaced.items() if stored in graph.input_bytes}
-
-
-def _updates(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
-    """Call that makes a piece of a weight or of state anew -> that piece, one of several."""
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    return {source.get(made, made): stored for stored, made in _replaced(graph).items()}
-
-
-def _updated_together(
-    graph: TaskGraph, updates: Mapping[TaskKey, TaskKey]
-) -> dict[TaskKey, tuple[TaskKey, ...]]:
-    """Piece of weights or state -> the pieces that live with it, itself among them.
-
-    A weight's and its state's: those of equal size of which one is made anew from the other.
-    """
-    root = {stored: stored for stored in _replaced(graph)}
-
-    def find(key: TaskKey) -> TaskKey:
-        while root[key] != key:
-            key = root[key] = root[root[key]]
-        return key
-
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    for stored, made in _replaced(graph).items():
-        root[find(stored)] = find(updates[source.get(made, made)])
-    for call in graph.calls:
-        if call.key in updates and isinstance(call, UnitCall):
-            mine, nbytes = updates[call.key], graph.input_bytes[updates[call.key]]
-            for key in call.arguments:
-                if key in root and graph.input_bytes[key] == nbytes:
-                    root[find(key)] = find(mine)
-    groups: dict[TaskKey, list[TaskKey]] = {}
-    for stored in root:
-        groups.setdefault(find(stored), []).append(stored)
-    return {stored: tuple(pieces) for pieces in groups.values() for stored in pieces}
-
-
-def _updates_that_read(graph: TaskGraph, updates: Mapping[TaskKey, TaskKey]) -> dict[TaskKey, TaskKey]:
-    """Call that combines partial sums -> a stored piece of the weight that is updated by its result."""
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    combined = {call.key for call in graph.calls if isinstance(call, CombineCall)}
-    found: dict[TaskKey, TaskKey] = {}
-    for call in graph.calls:
-        if call.key in updates and isinstance(call, UnitCall):
-            for key in call.arguments:
-                made = source.get(key, key)
-                if made in combined:
-                    found.setdefault(made, updates[call.key])
-    return found
+                alone.setdefault(min(workers), set()).update(self.together[chunk])
+        for worker, chunks in alone.items():
+            # Several units that run beside each other do not bring one worker more than its share.
+            if len(units) == 1 or self.held[worker] + self.flat.sizes[list(chunks)].sum() <= self.share:
+                self.live(sorted(chunks), worker)

@@ -116,10 +116,10 @@ def strip_key(number: int, source: TaskKey) -> TaskKey:
     return TaskKey(TaskKind.STRIP, source.layer, "", number)
 
 
-def place(graph: TaskGraph, workers: int) -> Placed:
-    """Give every call a worker (``hosts/assignment``), and cut strips at the seams."""
+def place(graph: TaskGraph, workers: int, threads: int = 1) -> Placed:
+    """Give every call a worker of so many threads (``hosts/assignment``), and cut strips at the seams."""
     flat = flatten(graph)
-    return placed_on(flat, assigned(flat, workers))
+    return placed_on(flat, assigned(flat, workers, threads))
 
 
 def placed_on(flat: FlatPass, workers: Ints) -> Placed:

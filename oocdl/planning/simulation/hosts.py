@@ -327,7 +327,7 @@ def simulate_hosts(
     Each host has a tier of ``tier_bytes``, runs ``slots`` programs at once, and has a disk as ``rates`` say.
     One host is simulated as ``planning.simulate`` simulates it, but that its cores are shared.
     """
-    placed = place(compiled.graph, cluster.hosts)
+    placed = place(compiled.graph, cluster.hosts, slots)
     homes = homes_of({"": compiled}, {"": placed})
     going = exchange(compiled, placed, homes, cluster.hosts)
     return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old)

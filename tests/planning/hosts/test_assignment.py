@@ -114,6 +114,23 @@ def test_layers_of_large_weights_follow_each_other_over_workers(tmp_path: Path) 
     assert held[0] == held[1]
 
 
+@pytest.mark.parametrize(("workers", "threads", "most"), ((2, 4, 5), (4, 4, 9), (2, 1, 20)))
+def test_backward_of_a_pipeline_is_where_its_weights_are(
+    tmp_path: Path, workers: int, threads: int, most: int
+) -> None:
+    """Activations cross at the seams of stages, and of 32 MiB of weights those that both sides of one read.
+
+    Gradients of weights stay, unless one thread has all the work while another worker is idle.
+    """
+    compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
+    placed = place(compiled.graph, workers, threads)
+    homes = homes_of({"main": compiled}, {"main": placed})
+    made = exchange(compiled, placed, homes, workers)
+    assert sum(bundle.nbytes for bundle in made.bundles) < most << 20
+    gradients = [item for bundle in made.bundles for item in bundle.items if item.value.startswith("grad/w")]
+    assert threads == 1 or not gradients
+
+
 def test_layers_of_few_units_are_spread(unet: Draft) -> None:
     """Samples of a layer in two pieces are not all on the first workers; nor is what cannot be cut."""
     compiled = cut_for(unet, 1, 4, batch=2)

@@ -17,9 +17,9 @@ MLP = [256, 512, 256, 256]
 CASES = {
     ("mlp", 3, "batch"): "7434a31ce3ca7685",
     ("mlp", 4, "channels"): "8143709f3e56eb3b",
-    ("unet", 2, "space"): "62ba25f19bdd0f17",
-    ("unet", 3, "both"): "bd263967d57f4e76",
-    ("unet", 8, "auto"): "354703915727eed8",
+    ("unet", 2, "space"): "01a3678f4f9831e7",
+    ("unet", 3, "both"): "bd29dec6bfd4b93f",
+    ("unet", 8, "auto"): "38eb04f4fec63f59",
 }
 CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
 CUTS["both"] = {"batch": 2, "space": (2, 2)}
