@@ -180,7 +180,7 @@ class ClusterSession(Held):
     def _passes(self, kinds: Mapping[str, CompiledPass]) -> dict[str, PassSetup]:
         """Place the calls of all kinds of passes on the members."""
         count_ = len(self.addresses)
-        placed = {name: place(one.graph, count_) for name, one in kinds.items()}
+        placed = {name: place(one.graph, count_, self.threads) for name, one in kinds.items()}
         self.homes = homes_of(kinds, placed)
         return {
             name: PassSetup(
