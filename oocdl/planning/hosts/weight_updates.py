@@ -37,7 +37,7 @@ def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, t
         adds[place] = isinstance(call, UnitCall) and any(sum_ is not None for sum_ in call.partial_sums)
     source = flat.source[arguments]
     known = (flat.maker[source] >= 0) & ~adds[flat.maker[source]]
-    columns = np.stack([source, piece, flat.list_of[arguments], flat.place[arguments]])[:, known]
+    columns = np.stack([source, piece, flat.part[arguments]])[:, known]
     _, once = np.unique(columns, axis=1, return_index=True)
     source, piece, nbytes = (one[known][once] for one in (source, piece, flat.nbytes[arguments]))
     return Going(np.searchsorted(source, flat.results).tolist(), piece, nbytes)
