@@ -2,8 +2,9 @@
 
 A listener of ``oocdl.events``. A page reads the files, on this machine or on another that sees the folder;
 what it costs the run is a few lines a second. Files: ``facts.json`` (the plan), ``now.json`` (how the step
-stands), ``last_pass.npz`` (when each task ran), ``steps.jsonl`` (history rows since the last commit),
-``resources.jsonl`` (memory and bytes moved over time) and ``notes.jsonl`` (lines for the user).
+stands), ``last_pass.npz`` (when each task ran), ``pictures.npz`` (slices of a sample), ``steps.jsonl``
+(history rows since the last commit), ``resources.jsonl`` (memory and bytes moved over time) and
+``notes.jsonl`` (lines for the user).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from oocdl.dashboard.facts import facts_of
+from oocdl.dashboard.pictures import read_sample
+from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,
     Event,
@@ -35,7 +38,7 @@ from oocdl.events import (
 )
 
 FOLDER = "live"
-FACTS, NOW, LAST_PASS = "facts.json", "now.json", "last_pass.npz"
+FACTS, NOW, LAST_PASS, PICTURES = "facts.json", "now.json", "last_pass.npz", "pictures.npz"
 STEPS, RESOURCES, NOTES = "steps.jsonl", "resources.jsonl", "notes.jsonl"
 FLUSH_SECONDS = 1.0
 """Rows of the history are written together, this often."""
@@ -44,6 +47,8 @@ MOST_LINES = 4000
 come with each time as long as all before."""
 LAST_PASS_SECONDS = 5.0
 """The times of tasks are written no more often than this."""
+PICTURES_SHARE = 0.002
+"""The part of a run's time that reading slices of samples may take."""
 OF_PROCESS = (
     "process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes",
     "read_bytes", "written_bytes", "received_bytes", "processor_seconds",
@@ -63,6 +68,10 @@ class LiveLog:
         self._flushed = self._lined = self._passed = float("-inf")
         self._first = clock()
         self._broken = False
+        self._plan: Any = None
+        self._images: tuple[tuple[str, str], ...] = ()
+        self._pictured = float("-inf")
+        """When slices may be read again."""
 
     def __enter__(self) -> LiveLog:
         return self
@@ -101,6 +110,7 @@ class LiveLog:
                 self._forget_rows()
                 sample = event.samples[0] if event.samples else 0
                 self._note("commit", f"step {event.step} is committed", step=event.step, sample=sample)
+                self._picture(event.step, sample)
             case WorkersChanged():
                 self._forget_rows()
                 self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
@@ -118,12 +128,13 @@ class LiveLog:
         for name in (NOW, LAST_PASS):
             (self._folder / name).unlink(missing_ok=True)
         if event.done == 0:
-            for name in (RESOURCES, NOTES):
+            for name in (RESOURCES, NOTES, PICTURES):
                 (self._folder / name).unlink(missing_ok=True)
         self._forget_rows()
         if event.plan is not None:
             facts = facts_of(event.plan, event.workdir, event.steps, now)
             self._replace(FACTS, facts.to_json().encode())
+            self._plan, self._images, self._pictured = event.plan, facts.images, float("-inf")
         with suppress(FileNotFoundError), (self._folder / RESOURCES).open() as lines:
             self._first = json.loads(lines.readline() or "{}").get("at", now)
         self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done)
@@ -154,6 +165,20 @@ class LiveLog:
         if passes and event.at_seconds - self._passed >= LAST_PASS_SECONDS:
             self._passed = event.at_seconds
             self._replace(LAST_PASS, _packed(passes))
+
+    def _picture(self, step: int, sample: int) -> None:
+        """Write slices of a sample; what cannot be read is told once, and no more is read."""
+        begun = time.monotonic()
+        if not self._images or begun < self._pictured:
+            return
+        try:
+            found = read_sample(self._plan.dataset, self._images, step, sample)
+        except OocdlError as error:
+            self._images = ()
+            self._note("notice", f"pictures of samples end here: {error}")
+            return
+        self._replace(PICTURES, found.packed())
+        self._pictured = time.monotonic() + (time.monotonic() - begun) / PICTURES_SHARE
 
     def _flush(self) -> None:
         self._flushed = self._clock()

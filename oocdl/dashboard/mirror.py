@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, RESOURCES, STEPS
+from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, PICTURES, RESOURCES, STEPS
 
 GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
 """Files that are written on at their end, or anew."""
-REPLACED = ("run.json", *(f"{FOLDER}/{name}" for name in (FACTS, NOW, LAST_PASS)))
+REPLACED = ("run.json", *(f"{FOLDER}/{name}" for name in (FACTS, NOW, LAST_PASS, PICTURES)))
 """Files that are replaced as a whole."""
 MOST_BYTES = 4 << 20
 """What is sent at a time; what is more comes with the next."""

@@ -13,7 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.dashboard.facts import NO_LAYER, PassFacts, RunFacts, read_facts
-from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, OF_PROCESS, RESOURCES, STEPS
+from oocdl.dashboard.live_log import (
+    FACTS,
+    FOLDER,
+    LAST_PASS,
+    NOTES,
+    NOW,
+    OF_PROCESS,
+    PICTURES,
+    RESOURCES,
+    STEPS,
+)
+from oocdl.dashboard.pictures import SamplePictures, unpacked
 from oocdl.dashboard.series import Table
 from oocdl.dashboard.tail import Tail
 from oocdl.errors import StoreError
@@ -69,6 +80,7 @@ class View:
         self.facts: RunFacts | None = None
         self.now: Now | None = None
         self.last_pass: LastPass | None = None
+        self.pictures: SamplePictures | None = None
         self.notes: list[dict[str, Any]] = []
         self.steps = Table()
         """A row a step: that of the history, and ``train_seconds``, those of all steps so far."""
@@ -90,6 +102,7 @@ class View:
             self._read_notes(),
             self._read_now(),
             self._read_last_pass(),
+            self._read_pictures(),
         ]
         self.version += any(found)
         return any(found)
@@ -163,6 +176,12 @@ class View:
         ]
         self.last_pass = LastPass(plan_id=plan_id, seconds=ended - began, lanes=tuple(lanes))
         return True
+
+    def _read_pictures(self) -> bool:
+        data = self._changed(PICTURES)
+        if data is not None:
+            self.pictures = unpacked(data)
+        return data is not None
 
     def _read_steps(self) -> bool:
         history, live = self._history.read(), self._rows.read()

@@ -177,7 +177,7 @@ class Sources:
         elif value.role is Role.RANDOM:
             shape = self.factored.shapes[name]
             # The integers behind them take several times the memory of the numbers.
-            for block in _blocks(region, (1,) * len(shape), 8):
+            for block in read_blocks(region, (1,) * len(shape), 8):
                 out[within(block, region)] = uniform(info.seed, info.number, name, shape, block, value.dtype)
         else:
             with self._kept.lock:
@@ -203,7 +203,7 @@ class Sources:
         for _, group in groupby(ordered, lambda number: samples[number] // max(together, 1)):
             numbers = list(group)
             first = samples[numbers[0]]
-            for block in _blocks(inner, tuple(chunks), feed.reader.itemsize * together, READ_CHUNKS):
+            for block in read_blocks(inner, tuple(chunks), feed.reader.itemsize * together, READ_CHUNKS):
                 with _decoding:
                     found = feed.reader.read(((first, samples[numbers[-1]] + 1), *block))
                 for number in numbers:
@@ -220,7 +220,7 @@ def _scaled(found: Array, scale: float, dtype: np.dtype[Any]) -> Array:
     return made
 
 
-def _blocks(
+def read_blocks(
     box: Region, chunks: Shape, itemsize: int, most_chunks: int = READ_BLOCK_BYTES
 ) -> Iterator[Region]:
     """Parts of ``box`` that end where chunks do, each of about ``READ_BLOCK_BYTES`` or one chunk.

@@ -20,7 +20,7 @@ from oocdl.dashboard.panels.style import (
     plot,
     text,
 )
-from oocdl.dashboard.pictures import Picture, read_pictures
+from oocdl.dashboard.pictures import Picture, SamplePictures, read_outputs
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError
 
@@ -35,7 +35,7 @@ class Pictures:
 
     def __init__(self) -> None:
         self._words = html()
-        self._shown: tuple[int, int] | None = None
+        self._shown: tuple[int, int, SamplePictures | None] | None = None
         self._card = card(self._words)
         self.root = Column(children=[self._card], sizing_mode="stretch_width")
 
@@ -46,18 +46,21 @@ class Pictures:
             self._words.text = "there is no commit yet"
             return
         step, sample = commits[-1]["step"], commits[-1].get("sample", 0)
-        if (step, sample) == self._shown:
+        if (step, sample, view.pictures) == self._shown:
             return
-        self._shown = step, sample
+        self._shown = step, sample, view.pictures
+        found = [] if view.pictures is None else [*view.pictures.pictures]
         try:
-            found, missing = read_pictures(view.run, view.facts, sample)
+            outputs, missing = read_outputs(view.run, sample)
         except (OocdlError, OSError, KeyError) as error:
-            self._words.text = text(f"images cannot be read here: {error}")
-            return
-        figures: list[UIElement] = [card(_drawn(picture)) for picture in found]
+            outputs, missing = [], [f"outputs cannot be read here: {error}"]
+        figures: list[UIElement] = [card(_drawn(picture)) for picture in (*found, *outputs)]
         self.root.children = [grid(figures), self._card] if figures else [self._card]
-        lines = [f"middle slices, after step {step}", *missing] if found else ["no image or volume", *missing]
-        self._words.text = "<br>".join(map(text, lines))
+        lines = ["middle slices" if figures else "no image or volume"]
+        if view.pictures is not None:
+            lines = [f"{lines[0]}; inputs and targets of step {view.pictures.step}"]
+        lines += [f"outputs of step {step}"] if outputs else []
+        self._words.text = "<br>".join(map(text, [", ".join(lines), *missing]))
 
 
 def _drawn(picture: Picture) -> UIElement:
