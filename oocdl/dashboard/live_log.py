@@ -71,7 +71,9 @@ class LiveLog:
         self._plan: Any = None
         self._images: tuple[tuple[str, str], ...] = ()
         self._pictured = float("-inf")
-        """When slices may be read again."""
+        """When slices may be read again; at the end they are at any rate."""
+        self._unpictured: tuple[int, int] | None = None
+        """Step and sample of the last commit, if its slices have not been read."""
 
     def __enter__(self) -> LiveLog:
         return self
@@ -110,16 +112,20 @@ class LiveLog:
                 self._forget_rows()
                 sample = event.samples[0] if event.samples else 0
                 self._note("commit", f"step {event.step} is committed", step=event.step, sample=sample)
-                self._picture(event.step, sample)
+                self._unpictured = event.step, sample
+                if time.monotonic() >= self._pictured:
+                    self._picture()
             case WorkersChanged():
                 self._forget_rows()
                 self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
             case Notice():
                 self._note("notice", event.text)
             case RunStopped():
+                self._picture()
                 self._note("stopped", f"stopped by {event.reason}; {event.done} steps are committed")
             case RunFinished():
                 self._flush()
+                self._picture()
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
 
     def _start(self, event: RunStarted) -> None:
@@ -166,17 +172,18 @@ class LiveLog:
             self._passed = event.at_seconds
             self._replace(LAST_PASS, _packed(passes))
 
-    def _picture(self, step: int, sample: int) -> None:
-        """Write slices of a sample; what cannot be read is told once, and no more is read."""
+    def _picture(self) -> None:
+        """Write slices of the last commit's sample; what cannot be read is told once, and no more is read."""
         begun = time.monotonic()
-        if not self._images or begun < self._pictured:
+        if not self._images or self._unpictured is None:
             return
         try:
-            found = read_sample(self._plan.dataset, self._images, step, sample)
+            found = read_sample(self._plan.dataset, self._images, *self._unpictured)
         except OocdlError as error:
             self._images = ()
             self._note("notice", f"pictures of samples end here: {error}")
             return
+        self._unpictured = None
         self._replace(PICTURES, found.packed())
         self._pictured = time.monotonic() + (time.monotonic() - begun) / PICTURES_SHARE
 

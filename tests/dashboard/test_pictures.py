@@ -69,7 +69,7 @@ def test_a_run_that_was_copied_has_its_pictures(job: tuple[Path, Path], tmp_path
     copy = shutil.copytree(run.path, tmp_path / "elsewhere")
     titles, words = shown(copy)
     assert {title.partition(":")[0] for title in titles} == {"input", "target", "output"}
-    assert "step 2" in words
+    assert "inputs and targets of step 2, outputs of step 2" in words
 
 
 def test_what_cannot_be_read_is_told_once_and_ends_no_run(
