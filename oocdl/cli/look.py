@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
 from oocdl.cli.ended import UNCHANGED, ending
 from oocdl.cli.info import machine_tables, tables_of
@@ -53,6 +54,7 @@ def predict(
     batch_size: BatchSize = 1,
     inputs: Inputs = None,
     spill: Spill = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output."""
     with (
@@ -75,6 +77,7 @@ def evaluate(
     inputs: Inputs = None,
     targets: Targets = None,
     spill: Spill = None,
+    config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
     """Print the mean loss of a trained model over a dataset."""

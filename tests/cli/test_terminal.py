@@ -139,7 +139,7 @@ def test_options_in_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
         f'model = "{folder / "net.onnx"}"', f'dataset = "{folder / "data.zarr"}"', 'loss = "dice_ce"',
         'memory = "4GiB"', "threads = 1", 'engine = "onnxruntime"', "batch-size = 3", "shuffle = false",
         'parallel = {space = [2, 1, 1]}', 'inputs = {image = "image"}', f'workdir = "{tmp_path / "c.run"}"',
-        "class_weights = [1, 2, 2, 2]",
+        "class_weights = [1, 2, 2, 2]", f'out = "{tmp_path / "made.zarr"}"',
     ]  # fmt: skip
     config.write_text("\n".join(lines))
     code, out, err = run(capsys, "plan", "--config", config, "--json")
@@ -155,6 +155,10 @@ def test_options_in_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "one step of batch 1" in out, "what is typed goes first"
     code, out, err = run(capsys, "fit", "--config", config, "--steps", 1, "--no-progress")
     assert code == 0 and out.startswith(f"{tmp_path / 'c.run'}: 1 step"), err
+    code, out, err = run(capsys, "evaluate", tmp_path / "c.run", "--config", config, "--json")
+    assert code == 0 and json.loads(out)["loss"] > 0, err
+    code, out, err = run(capsys, "predict", tmp_path / "c.run", "--config", config)
+    assert code == 0 and str(tmp_path / "made.zarr") in out, err
     for text, told in [
         ("epochz = 3", r"has 'epochz', which is no option \(did you mean 'epochs'\?\)"),
         ("epochs = ", "is no TOML"),
