@@ -88,6 +88,8 @@ class RunFacts:
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
     """By plan id."""
+    outputs: tuple[str, ...] = ()
+    """Those of the network, by their names in the model's file."""
 
     def to_json(self) -> str:
         """All of it as JSON text."""
@@ -117,6 +119,7 @@ def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFact
         group=plan.dataset.spec().group,
         images=_images(plan.compiled),
         passes={name: _pass_facts(kind, seconds.get(name, {})) for name, kind in plan.kinds.items()},
+        outputs=tuple(name for name, _ in plan.compiled.imported.outputs),
     )
 
 
@@ -136,7 +139,8 @@ def read_facts(text: str) -> RunFacts:
             for name, one in body.pop("passes").items()
         }
         images = tuple((role, array) for role, array in body.pop("images"))
-        return RunFacts(**body, images=images, passes=passes)
+        outputs = tuple(body.pop("outputs", ()))
+        return RunFacts(**body, images=images, passes=passes, outputs=outputs)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"the run's dashboard files are damaged ({error})") from error
 

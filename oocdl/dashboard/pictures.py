@@ -95,10 +95,11 @@ def read_sample(
     return SamplePictures(step, sample, tuple(found))
 
 
-def read_outputs(run: Path, sample: int) -> tuple[list[Picture], list[str]]:
+def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """Read slices of what ``keep=`` kept of the last committed step, of whose first ``sample`` it is.
 
-    Returns them, and lines that say what is not shown. Raises what opening the run raises.
+    ``outputs`` are the network's. Returns slices, and lines that say what is not shown. Raises what opening
+    the run raises.
     """
     found: list[Picture] = []
     missing: list[str] = []
@@ -118,7 +119,7 @@ def read_outputs(run: Path, sample: int) -> tuple[list[Picture], list[str]]:
         rows, columns = map(_stride, pixels.shape)
         found.append(Picture(title, pixels[::rows, ::columns].astype(np.float32), is_labels))
     if not kept:
-        missing.append("no output is kept: fit(keep=[OUTPUT]) shows what the model predicts")
+        missing.append(f"no output is kept: fit(keep={list(outputs)}) shows what the model predicts")
     return found, missing
 
 

@@ -90,4 +90,4 @@ def test_what_cannot_be_read_is_told_once_and_ends_no_run(
     view.refresh()
     told = [note["text"] for note in view.notes if note["kind"] == "notice"]
     assert len(tried) == 1 and titles == set() and told == ["pictures of samples end here: gone"]
-    assert "no output is kept" in words
+    assert "no output is kept: fit(keep=[&#x27;y&#x27;])" in words

@@ -51,7 +51,7 @@ class Pictures:
         self._shown = step, sample, view.pictures
         found = [] if view.pictures is None else [*view.pictures.pictures]
         try:
-            outputs, missing = read_outputs(view.run, sample)
+            outputs, missing = read_outputs(view.run, sample, view.facts.outputs)
         except (OocdlError, OSError, KeyError) as error:
             outputs, missing = [], [f"outputs cannot be read here: {error}"]
         figures: list[UIElement] = [card(_drawn(picture)) for picture in (*found, *outputs)]
