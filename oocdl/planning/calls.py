@@ -8,11 +8,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from oocdl.graph.ir.array_layout import Order, itemsize
 from oocdl.graph.ir.index import Region, region_size
+from oocdl.graph.ir.pickled import by_fields
 from oocdl.graph.ir.region_index import Parts
 from oocdl.graph.partition.unit import Unit
 from oocdl.planning.task_key import TaskKey
 
 
+@by_fields
 @dataclass(frozen=True, slots=True)
 class Read:
     """One input of a unit's program. Units of a layer that share the object read the same chunks by it."""
@@ -35,6 +37,7 @@ class Read:
         return enumerate(self.parts, self.first)
 
 
+@by_fields
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class UnitCall:
     """Run one unit."""
@@ -58,6 +61,7 @@ class UnitCall:
     """Of the program while it runs."""
 
 
+@by_fields
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class CombineCall:
     """Combine the partial sums of the outputs of one partial node, for one piece."""
@@ -76,6 +80,7 @@ class CombineCall:
     buffer_bytes: int
 
 
+@by_fields
 @dataclass(frozen=True, eq=False, slots=True)
 class PickCall:
     """One result of a call that makes several."""
@@ -86,6 +91,22 @@ class PickCall:
 
 
 Call = UnitCall | CombineCall | PickCall
+
+
+class Calls(Protocol):
+    """The calls of a pass by their numbers: all of them, or those that a process runs."""
+
+    def __getitem__(self, number: int, /) -> Call: ...
+
+    def __len__(self) -> int:
+        """How many the pass has."""
+
+
+class HasCalls(Protocol):
+    """A pass, or a part of one."""
+
+    @property
+    def calls(self) -> Calls: ...
 
 
 class Argument(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
@@ -44,6 +45,16 @@ CODEC_COPIES = 3
 
 SAMPLE_BYTES = 24
 """For each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
+
+
+class PlanSize(Protocol):
+    """What of a plan a process has to know."""
+
+    @property
+    def peak_unit_bytes(self) -> int: ...
+
+    @property
+    def versioned_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Machine:
         workers = max(self.workers, 1)
         return Limits(unit_bytes, self.permits, parallel, most_units=most_units, workers=workers)
 
-    def room_bytes(self, plans: Iterable[PassPlan], travelling_bytes: int = 0) -> int:
+    def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
 
         ``travelling_bytes`` are kept free for messages between processes. Raises BudgetError if the
@@ -199,7 +210,7 @@ def _check_reading(dataset: Dataset, reading_bytes: int, base_bytes: int, memory
     )
 
 
-def discards_old_weights(plan: PassPlan, machine: Machine) -> bool:
+def discards_old_weights(plan: PlanSize, machine: Machine) -> bool:
     """Whether a step discards weights and state as it replaces them.
 
     They are discarded where, beside the new ones, they would take memory or disk that matters. If such a

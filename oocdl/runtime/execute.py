@@ -27,7 +27,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
 from oocdl.host.limits import anonymous_bytes
-from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.calls import CombineCall, HasCalls, PickCall, Read, UnitCall, acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
@@ -44,7 +44,7 @@ from oocdl.storage.cache.memory_tier import Reservation, Tier
 class Context:
     """What a process needs to run units of one run: never part of a task."""
 
-    task_graphs: Mapping[str, TaskGraph]
+    task_graphs: Mapping[str, HasCalls]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
     engine: Engine

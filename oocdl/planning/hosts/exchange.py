@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Bundle:
 class Exchange:
     """A pass over several workers, and what they give each other.
 
-    Bundles are in numbers, a column each, and made for who asks; it travels without those that were made.
+    Bundles are in numbers, a column each, and made for who asks.
     """
 
     placed: Placed
@@ -82,9 +81,6 @@ class Exchange:
     keys: Sequence[TaskKey]
     """Of the chunks."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "bundles"}
-
     @property
     def graph(self) -> TaskGraph:
         """The tasks of the pass."""
@@ -99,11 +95,6 @@ class Exchange:
     def bundles(self) -> tuple[Bundle, ...]:
         """All bundles."""
         return tuple(map(self.bundle, range(self.columns.shape[1])))
-
-    def bundles_of(self, members: Collection[int]) -> list[Bundle]:
-        """The bundles that some members send or receive."""
-        mine = np.isin(self.columns[:2], list(members)).any(axis=0)
-        return [self.bundle(number) for number in np.flatnonzero(mine).tolist()]
 
     def bundle(self, number: int) -> Bundle:
         """A bundle by its number."""
@@ -241,7 +232,8 @@ def _crossings(
 
     items = ended(item[crossing], made)
     receiver = ended(workers[calls], home)
-    once, _ = first_of_each(items * (int(max(receiver, default=0)) + 1) + receiver)
+    _, once = np.unique(items * (int(receiver.max(initial=0)) + 1) + receiver, return_index=True)
+    once.sort()
     source = ended(flat.source[crossing], made)[once]
     sizes = ended(nbytes[crossing], flat.sizes[made])[once]
     return _Crossings(

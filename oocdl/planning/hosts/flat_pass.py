@@ -44,7 +44,9 @@ class FlatPass:
     nbytes: Ints
     """For each argument how many bytes are read of it."""
     part: Ints
-    """For each argument the number of the region that is read of it; -1: all, it is a partial sum."""
+    """For each argument the place in ``regions`` of what is read of it; -1: all, it is a partial sum."""
+    regions: Sequence[Region]
+    """All different ones that are read."""
 
     @property
     def inputs(self) -> int:
@@ -86,6 +88,7 @@ def flatten(graph: TaskGraph) -> FlatPass:
         source=merged(reads.source, [number[key] for key in added]),
         nbytes=merged(reads.nbytes, nbytes),
         part=merged(reads.part, -1),
+        regions=reads.regions,
     )
 
 
@@ -119,7 +122,8 @@ class _Reads(NamedTuple):
     nbytes: Ints
     """Bytes that are read of it."""
     part: Ints
-    """The number of the region that is read of it; equal regions have equal numbers."""
+    """The place in ``regions`` of what is read of it."""
+    regions: list[Region]
 
 
 def _reads(calls: Sequence[Call], number: Mapping[TaskKey, int]) -> tuple[Ints, _Reads]:
@@ -155,6 +159,7 @@ def _reads(calls: Sequence[Call], number: Mapping[TaskKey, int]) -> tuple[Ints, 
         source=np.fromiter(source, np.int64, len(column)),
         nbytes=np.array(elements, np.int64)[column] * np.repeat(item, counts),
         part=np.array(part, np.int64)[column],
+        regions=list(regions),
     )
     place_of = dict(zip(last, range(len(last)), strict=True))
     return np.fromiter(map(place_of.__getitem__, map(id, flat)), np.int64, len(flat)), found

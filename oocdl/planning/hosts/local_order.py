@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.hosts.share import Share, shares_of
 from oocdl.planning.task_key import TaskKey
 
 END = (1 << 62,)
@@ -51,13 +50,15 @@ class _Draft:
 
 def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, LocalOrder]:
     """What each of ``members`` does of a pass."""
-    placed = exchange.placed
-    drafts = {member: _Draft([0] * len(exchange.groups)) for member in members}
+    return dict(zip(members, map(local_order, shares_of(exchange, members)), strict=True))
+
+
+def local_order(share: Share) -> LocalOrder:
+    """What the member does of a pass that has this share."""
+    mine = _Draft([0] * share.groups)
     after: dict[TaskKey, Place] = {}
     """Where a chunk is there, in the order."""
-    for number in np.flatnonzero(np.isin(placed.workers, list(drafts))).tolist():
-        call, group = placed.call(number), exchange.group_of[number]
-        mine = drafts[int(placed.workers[number])]
+    for number, call, group in share.own_calls():
         if isinstance(call, PickCall):
             place: Place = (*after[call.source], 1)
         else:
@@ -68,26 +69,19 @@ def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, Loca
         mine.places.append((place, (number, call)))
         mine.counts[group] += 1
         mine.group_of[call.key] = group
-    for strip in placed.strips_of(drafts):
+    for strip in share.strips():
         after[strip.key] = (*after[strip.source], 2)
-        drafts[int(placed.strip_senders[strip.key.number])].places.append((after[strip.key], strip))
-    for bundle in exchange.bundles_of(drafts):
-        if bundle.sender in drafts:
-            mine = drafts[bundle.sender]
+        mine.places.append((after[strip.key], strip))
+    uses = mine.uses
+    for bundle in share.bundles():
+        if bundle.sender == share.member:
             mine.sent.update(bundle.items)
             place = max((after.get(item, (-1,)) for item in bundle.items), default=(-1,))
             mine.places.append(((*place, 3), bundle))
-        if bundle.receiver in drafts:
-            mine = drafts[bundle.receiver]
+        else:
             mine.bundles.append(bundle)
-            uses = mine.uses
             mine.arriving |= {item: (uses[item][0] - 1, 9) if item in uses else END for item in bundle.items}
-    stored: dict[int, list[TaskKey]] = {member: [] for member in drafts}
-    for key in exchange.graph.inputs:
-        home = exchange.homes[key]
-        if home in drafts and (key in drafts[home].uses or key in drafts[home].sent):
-            stored[home].append(key)
-    return {member: _finished(draft, stored[member]) for member, draft in drafts.items()}
+    return _finished(mine, [key for key in share.stored if key in uses or key in mine.sent])
 
 
 def _finished(draft: _Draft, stored: list[TaskKey]) -> LocalOrder:

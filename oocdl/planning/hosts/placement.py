@@ -6,16 +6,14 @@ its own, made where its chunk is, so that the chunk itself need not move.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import Call, PickCall, UnitCall
+from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.assignment import assigned
 from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
 from oocdl.planning.task_graph import TaskGraph
@@ -33,10 +31,7 @@ class Strip:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """A pass over several workers, in numbers: calls and strips are made of them for who asks.
-
-    It travels without ``flat``, and without what was made.
-    """
+    """A pass over several workers, in numbers: calls and strips are made of them for who asks."""
 
     graph: TaskGraph
     flat: FlatPass
@@ -48,49 +43,26 @@ class Placed:
     """For arguments that are strips: the place among those of their call."""
     strip_of: Ints
     """For the same arguments: the number of the strip."""
-    strip_calls: Ints
-    """For each strip the first call that reads it."""
-    strip_places: Ints
-    """For each strip the place of its source among that call's arguments."""
+    strip_reads: Ints
+    """For each strip the first of all arguments of the pass that is one of its readers'."""
     strip_senders: Ints
     """For each strip the worker that cuts it."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        made = ("flat", "calls", "strips", "worker_of")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
-
     def call(self, place: int) -> Call:
         """A call, reading strips where it reads them."""
-        call = self.graph.calls[place]
-        first, last = self.first[place : place + 2].tolist()
-        if first == last or isinstance(call, PickCall):
-            return call
-        arguments = list(call.arguments)
-        for argument, strip in zip(
-            self.strip_arguments[first:last].tolist(), self.strip_of[first:last].tolist(), strict=True
-        ):
-            arguments[argument] = strip_key(strip, arguments[argument])
-        return replace(call, arguments=tuple(arguments))
+        mine = slice(*self.first[place : place + 2].tolist())
+        strips = self.strip_of[mine].tolist()
+        return with_strips(self.graph.calls[place], self.strip_arguments[mine].tolist(), strips)
 
     def source_of(self, number: int) -> TaskKey:
         """The chunk of which a strip is a part."""
-        call = self.graph.calls[self.strip_calls[number]]
-        assert isinstance(call, UnitCall)
-        return call.arguments[int(self.strip_places[number])]
+        return self.flat.keys[int(self.flat.source[self.strip_reads[number]])]
 
     def strip(self, number: int) -> Strip:
         """A strip."""
-        call, argument = self.graph.calls[self.strip_calls[number]], int(self.strip_places[number])
-        assert isinstance(call, UnitCall)
-        read = next(one for one in call.reads if 0 <= argument - one.first < len(one.parts))
-        region = next(islice(read.parts, argument - read.first, None))
-        source = call.arguments[argument]
+        source = self.source_of(number)
+        region = self.flat.regions[int(self.flat.part[self.strip_reads[number]])]
         return Strip(strip_key(number, source), source, region)
-
-    def strips_of(self, members: Collection[int]) -> list[Strip]:
-        """The strips that some members cut."""
-        mine = np.isin(self.strip_senders, list(members))
-        return [self.strip(number) for number in np.flatnonzero(mine).tolist()]
 
     @cached_property
     def calls(self) -> tuple[tuple[int, Call], ...]:
@@ -100,7 +72,7 @@ class Placed:
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
         """All strips."""
-        return tuple(map(self.strip, range(len(self.strip_calls))))
+        return tuple(map(self.strip, range(len(self.strip_reads))))
 
     @cached_property
     def worker_of(self) -> dict[TaskKey, int]:
@@ -114,6 +86,16 @@ class Placed:
 def strip_key(number: int, source: TaskKey) -> TaskKey:
     """The key of a strip of a chunk."""
     return TaskKey(TaskKind.STRIP, source.layer, "", number)
+
+
+def with_strips(call: Call, arguments: Sequence[int], strips: Sequence[int]) -> Call:
+    """The call, reading ``strips``, by number, in place of some of its arguments."""
+    if not arguments or isinstance(call, PickCall):
+        return call
+    keys = list(call.arguments)
+    for argument, strip in zip(arguments, strips, strict=True):
+        keys[argument] = strip_key(strip, keys[argument])
+    return replace(call, arguments=tuple(keys))
 
 
 def place(graph: TaskGraph, workers: int, threads: int = 1) -> Placed:
@@ -135,15 +117,13 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     part = flat.part[cut]
     first, strip_of = first_of_each(flat.source[cut] * (int(part.max(initial=0)) + 1) + part)
     calls = reader[cut]
-    arguments = cut - flat.first[calls]
     return Placed(
         graph=flat.graph,
         flat=flat,
         workers=workers,
         first=np.searchsorted(calls, np.arange(len(workers) + 1)),
-        strip_arguments=arguments,
+        strip_arguments=cut - flat.first[calls],
         strip_of=strip_of,
-        strip_calls=calls[first],
-        strip_places=arguments[first],
+        strip_reads=cut[first],
         strip_senders=workers[maker[cut[first]]],
     )

@@ -48,7 +48,7 @@ class LocalPass:
         self._threads, self._work = threads, work
         self._order, self._facts = order, facts
         sent = [step for step in order.steps if isinstance(step, Bundle)]
-        self._sends: dict[TaskKey, Future[tuple[Chunk, ...]]] = {one.key: Future() for one in sent}
+        self._sends: dict[int, Future[tuple[Chunk, ...]]] = {one.key.number: Future() for one in sent}
         self.groups: list[Future[None]] = [Future() for _ in order.calls_of_group]
         self.done: Future[dict[TaskKey, Chunk]] = Future()
         self._left = list(order.calls_of_group)
@@ -96,23 +96,23 @@ class LocalPass:
         """Start nothing more; whoever waits for anything of this pass gets the error."""
         self._running.fail(error)
 
-    def bundle(self, key: TaskKey) -> Future[tuple[Chunk, ...]]:
-        """The chunks of a bundle, once they are made.
+    def bundle(self, number: int) -> Future[tuple[Chunk, ...]]:
+        """The chunks of a bundle, by its number, once they are made.
 
         Raises Superseded if they were handed out: a task of Dask's that runs again cannot have them again.
         """
         try:
-            return self._sends[key]
+            return self._sends[number]
         except KeyError:
-            raise Superseded(f"what layer {key.layer!r} sends was handed out before") from None
+            raise Superseded(f"bundle {number} of the pass was handed out before") from None
 
     def uses(self, key: TaskKey) -> tuple[int, ...]:
         """The plan positions at which this member reads a chunk that arrives."""
         return self._order.uses[key]
 
-    def handed_out(self, key: TaskKey) -> None:
+    def handed_out(self, number: int) -> None:
         """From now on the cluster holds the chunks of a bundle, not this."""
-        self._sends.pop(key, None)
+        self._sends.pop(number, None)
 
     def _finish(self) -> None:
         """The last thread is done: tell everybody."""
@@ -134,9 +134,9 @@ class LocalPass:
             if not self._left[group]:
                 self.groups[group].set_result(None)
 
-    def _hand_out(self, key: TaskKey, *chunks: Chunk) -> None:
+    def _hand_out(self, number: int, *chunks: Chunk) -> None:
         """The task that a bundle is."""
-        self._sends[key].set_result(chunks)
+        self._sends[number].set_result(chunks)
 
     def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
         """All tasks in order, and the keys of those that arrive."""
@@ -150,7 +150,7 @@ class LocalPass:
                 tasks[step.key] = self._strip_task(step.key, step.region, step.source)
             elif isinstance(step, Bundle):
                 items = [TaskRef(item) for item in step.items]
-                tasks[step.key] = Task(step.key, self._hand_out, step.key, *items)
+                tasks[step.key] = Task(step.key, self._hand_out, step.key.number, *items)
             else:
                 tasks[step[1].key] = self._call_task(*step)
         return tasks, arriving

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from distributed.protocol.pickle import loads
+
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Role
@@ -22,10 +24,10 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, tri
 from oocdl.host.limits import check_budget
 from oocdl.ops.gather import Rows
 from oocdl.ops.losses import Labels
-from oocdl.planning.hosts.exchange import Bundle, Exchange
-from oocdl.planning.hosts.local_order import LocalOrder, local_orders
+from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.local_order import local_order
+from oocdl.planning.hosts.share import Share
 from oocdl.planning.machine import discards_old_weights, machine_for
-from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
@@ -47,25 +49,28 @@ TRAVELLING = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PassSetup:
-    """What a member knows of one kind of pass."""
+    """What all members know of one kind of pass."""
 
-    exchange: Exchange
-    plan: PassPlan
+    factored: Factored
+    """The graph that the pass runs."""
+    peak_unit_bytes: int
+    versioned_bytes: int
+    """As ``PassPlan`` has them."""
+    crossing_bytes: int
+    """Bytes of the largest bundle."""
+    homes: Mapping[TaskKey, int]
+    renewed: Mapping[TaskKey, TaskKey]
+    """As ``Exchange`` has them."""
     feeds: Mapping[str, str]
     labels: Mapping[str, Labels | Rows]
     pieces: Mapping[str, tuple[Region, ...]]
     scalars: Mapping[str, TaskKey]
     """Outputs of shape (), by name."""
 
-    @property
-    def factored(self) -> Factored:
-        """The graph that the pass runs."""
-        return self.plan.factored
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-    """All that a worker needs to know of a run; travels once."""
+    """What all workers need to know of a run. Beside it each gets its ``Share`` of each kind of pass."""
 
     run_id: str
     owner: str
@@ -89,7 +94,7 @@ class Setup:
     @property
     def crossing_bytes(self) -> int:
         """Bytes of the largest bundle."""
-        return max(one.exchange.crossing_bytes for one in self.passes.values())
+        return max(one.crossing_bytes for one in self.passes.values())
 
 
 @dataclass(frozen=True)
@@ -134,17 +139,19 @@ class Member:
     begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """Names of the last passes."""
 
-    def open(self) -> None:
-        """Get tier, engine and orders ready. Takes seconds: called by a thread of ``pool``."""
+    def open(self, packed: bytes) -> None:
+        """Get tier, engine and orders ready, of its pickled shares of passes, by plan id.
+
+        Takes seconds: called by a thread of ``pool``.
+        """
         known = self.setup
+        shares: dict[str, Share] = loads(packed)  # type: ignore[no-untyped-call]
         dataset = open_dataset(known.dataset)
         check_same(dataset, known.identities)
         engine = get_engine(known.settings.engine)
         check_budget(known.settings.memory_bytes)
         machine = self.machine = machine_for(known.settings, dataset, known.threads)
-        room = machine.room_bytes(
-            (one.plan for one in known.passes.values()), TRAVELLING * known.crossing_bytes
-        )
+        room = machine.room_bytes(known.passes.values(), TRAVELLING * known.crossing_bytes)
         keep_freed_memory()
         heap = Heap(known.threads, room, lambda: self.tier, machine.guard())
         self.tier = Tier(
@@ -160,12 +167,9 @@ class Member:
             name: Sources(one.factored, feeds_of(one.feeds, one.labels, dataset, scale), kept)
             for name, one in known.passes.items()
         }
-        graphs = {name: one.exchange.graph for name, one in known.passes.items()}
-        self.context = execute.Context(graphs, sources, engine, self.tier, heap, self._deliver, known.watched)
+        self.context = execute.Context(shares, sources, engine, self.tier, heap, self._deliver, known.watched)
         execute.register(known.run_id, self.context)
-        self.orders: dict[str, LocalOrder] = {
-            name: local_orders(one.exchange, [self.number])[self.number] for name, one in known.passes.items()
-        }
+        self.orders = {name: local_order(share) for name, share in shares.items()}
 
     def report(self) -> Report:
         """What this member does now."""
@@ -229,11 +233,11 @@ class Member:
     def begin(self, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> LocalPass:
         """Start this member's part of a pass, which may be the first of a step."""
         known = self.setup.passes[plan_id]
-        order, exchange, mine = self.orders[plan_id], known.exchange, self.number
+        order = self.orders[plan_id]
         if starts_step:
             self.before, self.began = dict(self.held), info.number
         graph = known.factored.graph
-        large = discards_old_weights(known.plan, self.machine)
+        large = discards_old_weights(known, self.machine)
 
         def take(key: TaskKey) -> Chunk:
             if not (large and key.value in graph.updates):
@@ -242,7 +246,7 @@ class Member:
             return self.held.pop(key)
 
         self.tier.renew((chunk, order.uses.get(key, ())) for key, chunk in self.held.items())
-        wanted = [made for stored, made in exchange.renewed.items() if exchange.homes[stored] == mine]
+        wanted = [made for stored, made in known.renewed.items() if known.homes[stored] == self.number]
         wanted += [key for key in known.scalars.values() if key in order.group_of]
         facts = (self.setup.run_id, name, plan_id, info)
         self.ended = None
@@ -250,7 +254,7 @@ class Member:
         stats = self.tier.stats
         self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
         threads = self.setup.threads
-        self.context.board.begin(plan_id, len(exchange.graph.calls))
+        self.context.board.begin(plan_id, len(self.context.task_graphs[plan_id].calls))
         self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads, self.work)
         self.asked = {}
         self.running.start(self.pool)
@@ -263,11 +267,10 @@ class Member:
     def end(self, plan_id: str, results: Mapping[TaskKey, Chunk]) -> PassEnd:
         """The pass is over: hold what the next one starts from."""
         known = self.setup.passes[plan_id]
-        exchange = known.exchange
         sums = {value.name for value in known.factored.graph.of_role(Role.SUM)}
         held = {key: chunk for key, chunk in self.held.items() if key.value not in sums}
-        for stored, made in exchange.renewed.items():
-            if exchange.homes[stored] == self.number:
+        for stored, made in known.renewed.items():
+            if known.homes[stored] == self.number:
                 held[stored] = results[made]
         self.held, self.running, self.ended = held, None, self.running
         scalars = {name: float(results[key].copy()) for name, key in known.scalars.items() if key in results}
@@ -287,7 +290,7 @@ class Member:
     def load(self, plan_id: str) -> None:
         """Load the pieces that this member holds from the run."""
         known, read = self.setup.passes[plan_id], RunStore.open(self.setup.run).read
-        mine = {key for key, home in known.exchange.homes.items() if home == self.number}
+        mine = {key for key, home in known.homes.items() if home == self.number}
         self.hold(weight_io.load(known.pieces, known.factored, read, self.tier, mine))
         trim()
 

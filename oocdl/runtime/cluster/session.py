@@ -27,8 +27,9 @@ from oocdl.errors import ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.share import shares_of
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
@@ -155,18 +156,19 @@ class ClusterSession(Held):
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         with uncollected():  # hundreds of thousands of objects, where units are as many
-            passes = self._passes(kinds)
+            exchanges = self._exchanges(kinds)
             self.steps: dict[str, list[Step]] = {
-                name: steps_of(one.exchange, name, len(self.addresses)) for name, one in passes.items()
+                name: steps_of(one, name, len(self.addresses)) for name, one in exchanges.items()
             }
+            packed = _packed_shares(exchanges, len(self.addresses))
         self.ends: dict[str, PassEnd] = {}
-        layers = dict.fromkeys(layer for one in passes.values() for layer in one.exchange.groups)
+        layers = dict.fromkeys(layer for one in exchanges.values() for layer in one.groups)
         self.watch = Watch(self.client, self.addresses, self.say)
         setup = Setup(
             run_id=self.run_id,
             owner=self.owner,
             numbers={address: number for number, address in enumerate(self.addresses)},
-            passes=passes,
+            passes={name: _facts(kinds[name], one) for name, one in exchanges.items()},
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.arrays.items()},
             settings=self.settings,
@@ -175,32 +177,23 @@ class ClusterSession(Held):
             mark=member.mark_of(self.store.path),
             threads=self.threads,
         )
-        self._set_up(setup, list(layers))
+        self._set_up(setup, packed, list(layers))
 
-    def _passes(self, kinds: Mapping[str, CompiledPass]) -> dict[str, PassSetup]:
+    def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:
         """Place the calls of all kinds of passes on the members."""
         count_ = len(self.addresses)
         placed = {name: place(one.graph, count_, self.threads) for name, one in kinds.items()}
         self.homes = homes_of(kinds, placed)
-        return {
-            name: PassSetup(
-                exchange=exchange(one, placed[name], self.homes, count_),
-                plan=one.plan,
-                feeds=dict(one.feeds),
-                labels=dict(one.labels),
-                pieces=one.pieces,
-                scalars=scalar_keys(one),
-            )
-            for name, one in kinds.items()
-        }
+        return {name: exchange(one, placed[name], self.homes, count_) for name, one in kinds.items()}
 
-    def _set_up(self, setup: Setup, layers: Sequence[str]) -> None:
+    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> None:
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
-        packed: bytes = dumps(setup)  # type: ignore[no-untyped-call]
-        sees = self.watch.ask(worker_tasks.set_up, packed, nbytes=len(packed) * len(self.addresses))
+        common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
+        each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
+        sees = self.watch.ask_each(worker_tasks.set_up, each)
         self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
@@ -376,3 +369,26 @@ class ClusterSession(Held):
         """What each member has done."""
         assert self.watch is not None
         return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
+
+
+def _facts(compiled: CompiledPass, going: Exchange) -> PassSetup:
+    """What all members are told of a kind of pass."""
+    return PassSetup(
+        factored=compiled.plan.factored,
+        peak_unit_bytes=compiled.plan.peak_unit_bytes,
+        versioned_bytes=compiled.plan.versioned_bytes,
+        crossing_bytes=going.crossing_bytes,
+        homes=going.homes,
+        renewed=going.renewed,
+        feeds=dict(compiled.feeds),
+        labels=dict(compiled.labels),
+        pieces=compiled.pieces,
+        scalars=scalar_keys(compiled),
+    )
+
+
+def _packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes]:
+    """For each member the pickle of its shares, by plan id."""
+    shares = [shares_of(one, range(members)) for one in exchanges.values()]
+    each = (dict(zip(exchanges, mine, strict=True)) for mine in zip(*shares, strict=True))
+    return [dumps(mine) for mine in each]  # type: ignore[no-untyped-call]

@@ -129,15 +129,35 @@ class Watch:
         ``nbytes``: of the arguments and answers, where these are large. Raises what the function raises on
         one of them, WorkersLost if one is lost meanwhile.
         """
-        asked = self.client._run(
-            function, *arguments, workers=list(only or self.members), nanny=nanny, on_error="return"
-        )
-        answer = in_loop(self.client, asked)
-        self.wait([answer], nbytes)
-        try:
-            found: Mapping[str, Any] = answer.result()
-        except Exception as error:
-            self.raise_of(error)
+        whom = list(only or self.members)
+        asked = self.client._run(function, *arguments, workers=whom, nanny=nanny, on_error="return")
+        return self._answers([in_loop(self.client, asked)], nbytes)
+
+    def ask_each(
+        self, function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Any]:
+        """Call a function on members by address, each with arguments of its own; the rest as ``ask``.
+
+        The last argument of each is large: pickled bytes.
+        """
+        calls = [
+            self.client._run(function, *own, workers=[address], on_error="return")
+            for address, own in arguments.items()
+        ]
+        nbytes = sum(len(own[-1]) for own in arguments.values())
+        return self._answers([in_loop(self.client, call) for call in calls], nbytes)
+
+    def _answers(self, asked: Sequence[LocalFuture[Mapping[str, Any]]], nbytes: int) -> dict[str, Any]:
+        """What members answer; raises what one of them has raised."""
+        self.wait(asked, nbytes)
+        found: dict[str, Any] = {}
+        for answer in sorted(
+            asked, key=failed, reverse=True
+        ):  # if one has failed, others may be awaited still
+            try:
+                found |= answer.result()
+            except Exception as error:
+                self.raise_of(error)
         for address, given in found.items():
             if isinstance(given, ImportError):
                 raise ResourceError(
@@ -146,7 +166,7 @@ class Watch:
                 ) from given
             if isinstance(given, BaseException):
                 self.raise_of(given)
-        return dict(found)
+        return found
 
     def raise_of(self, error: BaseException) -> NoReturn:
         """Raise an error of a member; WorkersLost for one that only tells of lost members."""

@@ -71,9 +71,10 @@ class MemberPlugin(WorkerPlugin):
             del worker.metrics[METRIC]
 
 
-async def set_up(packed: bytes, dask_worker: Worker) -> bool:
+async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool:
     """Make this worker a member; returns whether it sees the run directory.
 
+    ``packed``: what all members are told, pickled. ``shares``: its own part, as ``Member.open`` takes it.
     It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before.
     """
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
@@ -93,7 +94,7 @@ async def set_up(packed: bytes, dask_worker: Worker) -> bool:
     plugin = MemberPlugin(member)
     try:
         await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
-        await _in_pool(member, member.open)
+        await _in_pool(member, lambda: member.open(shares))
     except BaseException as error:
         await dask_worker.plugin_remove(plugin.name)
         if isinstance(error, OocdlError):

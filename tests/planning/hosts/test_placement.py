@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from oocdl.planning.calls import PickCall, UnitCall, parts_of
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
+from oocdl.planning.hosts.local_order import local_order, local_orders
 from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.share import Share, shares_of
 from tests.kit.plan_digest import placement_digest
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
@@ -62,3 +65,24 @@ def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: st
             assert (part < 0) == (one not in read)
             assert part < 0 or regions.setdefault(part, read[one]) == read[one]
     assert len(set(regions.values())) == len(regions) > 1
+
+
+def test_what_travels_to_members_is_their_own_part(tmp_path: Path) -> None:
+    """However many they are: of each share a member makes what it does in a pass, and learns nothing else."""
+    compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 8)
+    placed = place(compiled.graph, 8)
+    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 8)
+    packed = [pickle.dumps(share) for share in shares_of(made, range(8))]
+    shares: list[Share] = [pickle.loads(one) for one in packed]
+    assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
+    numbers = [number for share in shares for number in share.calls.by_number]
+    assert sorted(numbers) == list(range(len(compiled.graph.calls)))
+    assert {len(share.calls) for share in shares} == {len(numbers)}
+    strips = sorted((strip for share in shares for strip in share.strips()), key=lambda one: one.key.number)
+    assert tuple(strips) == placed.strips
+    bundles = {bundle.key.number: bundle for share in shares for bundle in share.bundles()}
+    assert bundles == dict(enumerate(made.bundles))
+    for member, order in local_orders(made, range(8)).items():
+        mine = local_order(shares[member])
+        assert list(map(repr, mine.steps)) == list(map(repr, order.steps))
+        assert (mine.stored, mine.arriving, mine.uses) == (order.stored, order.arriving, order.uses)

@@ -61,7 +61,7 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
     async def both() -> None:
         await worker_tasks.tear_down("late", worker)
         with pytest.raises(Superseded, match="has ended before"):
-            await worker_tasks.set_up(setup, worker)
+            await worker_tasks.set_up(setup, b"", worker)
         await dask_limits.release_nanny("late", nanny)
         await dask_limits.hold_nanny("late", nanny)
 
