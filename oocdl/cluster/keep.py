@@ -55,6 +55,11 @@ class Watch(SchedulerPlugin):
         now = time.monotonic()
         return now - self.came.pop(name, now)
 
+    def older(self, seconds: float) -> set[str]:
+        """Names of workers whose jobs have had one for longer."""
+        now = time.monotonic()
+        return {name for name, came in self.came.items() if now - came > seconds}
+
     async def close(self) -> None:
         """Undo."""
         self._undo.close()
@@ -65,8 +70,10 @@ class KeepJobs(Adaptive):
 
     cluster: Any
 
-    def __init__(self, *args: Any, watch: Watch, tell: Callable[[str], None], **kwargs: Any) -> None:
-        self._watch, self._tell = watch, tell
+    def __init__(
+        self, *args: Any, watch: Watch, tell: Callable[[str], None], deadline_seconds: float, **kwargs: Any
+    ) -> None:
+        self._watch, self._tell, self._deadline_seconds = watch, tell, deadline_seconds
         self._short_lives = 0
         self._paused_until = 0.0
         super().__init__(*args, **kwargs)
@@ -77,12 +84,14 @@ class KeepJobs(Adaptive):
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Give up jobs that are lost, and tell how many there should be."""
-        gone = await self._gone()
+        late = self._watch.older(self._deadline_seconds) & set(self.cluster.requested)
+        gone = [*late, *(name for name in await self._gone() if name not in late)]
         for name in gone:
             job = self.cluster.workers[name]
             if job.job_id is None:
                 forget_refused(job)
-            self._tell(f"job {job.job_id or 'of ' + name} is gone; it is submitted again")
+            how = "comes to its walltime" if name in late else "is gone"
+            self._tell(f"job {job.job_id or 'of ' + name} {how}; it is submitted again")
             self._pause(self._watch.forget(name))
         if gone:
             await self.cluster.scale_down(gone)

@@ -82,7 +82,8 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         cluster.close()
         raise
     jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
-    cluster.adapt(Adaptive=KeepJobs, watch=watch, tell=tell, interval="1s", **jobs)
+    kept = {"watch": watch, "tell": tell, "deadline_seconds": settings.deadline_seconds}
+    cluster.adapt(Adaptive=KeepJobs, interval="1s", **kept, **jobs)
     return cluster
 
 

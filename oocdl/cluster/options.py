@@ -115,8 +115,16 @@ class JobSettings:
     @property
     def lifetime_seconds(self) -> int:
         """After which a worker leaves in good order, before the batch system ends its job."""
-        margin = max(LEAST_MARGIN_SECONDS, min(MOST_MARGIN_SECONDS, self.walltime_seconds // 10))
-        return self.walltime_seconds - margin - self.stagger_seconds
+        return self.walltime_seconds - self._margin_seconds - self.stagger_seconds
+
+    @property
+    def deadline_seconds(self) -> int:
+        """After which a job whose worker has not left is cancelled: its nanny may have started it again."""
+        return self.walltime_seconds - self._margin_seconds // 2
+
+    @property
+    def _margin_seconds(self) -> int:
+        return max(LEAST_MARGIN_SECONDS, min(MOST_MARGIN_SECONDS, self.walltime_seconds // 10))
 
 
 def job_settings(system: str, options: Mapping[str, Any]) -> JobSettings:

@@ -25,7 +25,7 @@ from tornado.websocket import websocket_connect
 import oocdl.cluster
 from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
 from oocdl.cluster.launch import memory_bytes
-from oocdl.cluster.options import job_settings
+from oocdl.cluster.options import JobSettings, job_settings
 from oocdl.cluster.systems import dashboard_hint, job_script
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
@@ -257,6 +257,22 @@ def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_
         wait_for_another(client, before)
         assert len(here.scripts()) == 2 and "job 1 is gone; it is submitted again" in caplog.text
     assert here.cancelled() == ["1", "2"]
+
+
+def test_a_worker_that_stays_until_its_walltime_does_not_meet_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its nanny has started it again, with a lifetime of its own, or it has found nobody to hand on to."""
+    here = batch(tmp_path, monkeypatch, runs=True)
+    monkeypatch.setattr(JobSettings, "deadline_seconds", 4)
+    with (
+        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path)) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        wait_for_another(client, client.scheduler_info()["workers"])
+        assert "job 1 comes to its walltime; it is submitted again" in caplog.text
+    assert {"1", "2"} <= set(here.cancelled())
 
 
 def wait_for_another(client: Client, before: dict[str, Any]) -> None:
