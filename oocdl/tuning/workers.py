@@ -27,6 +27,8 @@ from distributed.client import ClosedClientError
 from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
+from oocdl.runtime.cluster.growth import Wanted
+from oocdl.runtime.lost import WorkersLost
 from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
 from oocdl.tuning.record import read_result, write_result
@@ -130,7 +132,12 @@ class Workers:
     told_at: float = float("-inf")
     looked_at: float = float("-inf")
     numbers: Iterator[int] = field(default_factory=count)
+    more: Wanted = field(init=False)
+    """Workers of a cluster that adapts: a trial that waits here is no task of Dask's."""
     search_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __post_init__(self) -> None:
+        self.more = Wanted(self.client)
 
     def share(self) -> tuple[int, int | None]:
         """Return a safe share of what each worker may use, and the threads that each has, of the least."""
@@ -156,13 +163,14 @@ class Workers:
         """Raise ResourceError if the scheduler cannot be reached in this block."""
         try:
             yield
-        except (OSError, TimeoutError, ClosedClientError) as error:  # a lost comm is an OSError
+        except (OSError, TimeoutError, ClosedClientError, WorkersLost) as error:  # a lost comm is an OSError
             raise self._lost(f"{type(error).__name__}: {error}") from error
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         while True:
             with self._reaching():
                 self._look()
+                self.more.ask(1)
             if ready():
                 return
             self._tell_if_nobody()
@@ -256,8 +264,9 @@ class Workers:
                 with self._reaching():
                     while left and len(running) < max(len(self.hired), 1):
                         submit(left.pop())
-                    if time.monotonic() - self.looked_at > LOOK_SECONDS and self._look():
-                        left += self._stuck(running)
+                    if time.monotonic() - self.looked_at > LOOK_SECONDS:
+                        left += self._stuck(running) if self._look() else []
+                        self.more.ask(len(left) + len(running), busy=len(running))
                 self._tell_if_nobody()
                 try:
                     future = done.get(timeout=LOOK_SECONDS)
@@ -272,6 +281,7 @@ class Workers:
                 else:
                     yield found
         finally:
+            self.more.forget()
             for future in running:  # a trial that still runs stops at its next step, and commits
                 future.release()
 

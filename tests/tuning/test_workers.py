@@ -109,6 +109,23 @@ def test_workers_that_are_killed_cost_no_trial(
     assert not set(killed) & set(client.run(os.getpid).values())
 
 
+def where(run: Run) -> float:
+    """Notes which process was at it."""
+    (run.path / f"by-{os.getpid()}").touch()
+    time.sleep(1)
+    return float(run.history[-1]["loss"])
+
+
+@pytest.mark.parametrize("minimum", [0, 1])
+def test_a_cluster_that_adapts_grows_for_trials(job: tuple[Path, Path], tmp_path: Path, minimum: int) -> None:
+    """Also where a worker is there already, and has threads that Dask would give a task each."""
+    with workers_in(tmp_path, count=0, threads=2) as client:
+        client.cluster.adapt(minimum=minimum, maximum=2, interval="500ms", wait_count=2)
+        oocdl.search(*job, **OPTIONS | {"trials": 8}, client=client, metric=where, workdir=tmp_path / "s")
+        assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.unrunnable))
+    assert len({path.name for path in (tmp_path / "s").rglob("by-*")}) == 2
+
+
 def drive(address: str, job: tuple[Path, Path], workdir: Path, pipe: Connection) -> None:
     """The driver that is killed."""
     with Client(address) as client:

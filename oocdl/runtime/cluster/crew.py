@@ -25,8 +25,10 @@ from oocdl.errors import BudgetError, InputError, OocdlError, ResourceError
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import anonymous_bytes, default_budget_bytes
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
+from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import members
-from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, open_client, roll
+from oocdl.runtime.cluster.progress import METRIC, Report, told
+from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, roll
 from oocdl.runtime.lost import WorkersLost
 
 SETTLE_SECONDS = 3.0
@@ -37,8 +39,6 @@ FREE_SECONDS = 10.0
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 2.0
 """A scheduler that is there accepts a connection within this time."""
-TASKS_A_WORKER, MOST_TASKS = 11, 1000
-"""Dask takes a task that it does not know to last 0.5 s, and starts a worker for each 5 s of them."""
 LIMIT_SHARE = 0.9
 """What of a worker's memory limit is its budget by default: its nanny and the system need a little."""
 
@@ -240,7 +240,7 @@ def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
     """Addresses of the workers that are there, in time."""
     assert client.scheduler is not None
     begun, changed, known = monotonic(), monotonic(), 0
-    wanted, told, calls = max(expected(client), 1), False, []
+    wanted, said, more = max(expected(client), 1), False, Wanted(client)
     while True:
         there = [address for address, seen in roll(client).items() if seen.silent < TELL_SECONDS]
         if len(there) != known:
@@ -253,32 +253,40 @@ def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
                 f"no worker has come to {client.scheduler.address} in {timeout_seconds:.0f} s; look whether "
                 "its jobs are still queued, or give it longer with wait_seconds="
             )
-        if not told and monotonic() - begun > 1:
-            told = True
-            tell(
-                f"waiting for workers at {client.scheduler.address}: {len(there)} of {wanted} are there "
-                f"(for up to {timeout_seconds:.0f} s)"
-            )
-            # A cluster that adapts starts workers for tasks only.
-            with open_client():
-                calls += [
-                    client.submit(int, key=f"oocdl-waits-{id(client)}-{begun}-{number}")
-                    for number in range(min(TASKS_A_WORKER * wanted, MOST_TASKS))
-                ]
+        if monotonic() - begun > 1:
+            more.ask(wanted)
+            if not said:
+                tell(
+                    f"waiting for workers at {client.scheduler.address}: {len(there)} of {wanted} are there "
+                    f"(for up to {timeout_seconds:.0f} s)"
+                )
+            said = True
         sleep(POLL_SECONDS)
+
+
+async def _load(engine: str, dask_worker: Worker) -> None:
+    """Load an engine, which may take longer than a worker may be silent, or a crew without moving."""
+    use_one_heap()
+    dask_worker.metrics[METRIC] = _loads
+    pool = ThreadPoolExecutor(1)
+    try:
+        await asyncio.get_running_loop().run_in_executor(pool, get_engine, engine)
+    except OocdlError as error:
+        raise type(error)(f"worker {dask_worker.address}: {error}") from error
+    finally:
+        pool.shutdown(wait=False)
+        if dask_worker.metrics.get(METRIC) is _loads:
+            del dask_worker.metrics[METRIC]
+
+
+def _loads(worker: Worker) -> list[Any]:
+    return told(Report(1, (), 0, "loads its engine"))
 
 
 async def _present(engine: str | None, dask_worker: Worker) -> Recruit:
     """What a worker tells of itself; runs there."""
-    if engine is not None:
-        use_one_heap()
-        pool = ThreadPoolExecutor(1)  # it may take longer than a worker may be silent
-        try:
-            await asyncio.get_running_loop().run_in_executor(pool, get_engine, engine)
-        except OocdlError as error:
-            raise type(error)(f"worker {dask_worker.address}: {error}") from error
-        finally:
-            pool.shutdown(wait=False)
+    if engine is not None and not members:
+        await _load(engine, dask_worker)
     give_back_freed_memory()
     return Recruit(
         dask_worker.address,

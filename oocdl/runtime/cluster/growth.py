@@ -1,0 +1,51 @@
+"""Has a cluster that adapts start workers: it counts tasks of Dask's, of which none wait."""
+
+from __future__ import annotations
+
+from itertools import count
+from math import ceil
+from typing import Any
+
+from distributed import Client, Future, Scheduler
+from distributed.scheduler import TaskPrefix
+
+from oocdl.runtime.cluster.watch import on_scheduler, open_client
+
+WANTED = "oocdl-wanted"
+"""Name of a resource that no worker has, and of tasks that need it: they wait for workers, and never run."""
+WANTED_SECONDS = 3600.0
+"""So long Dask takes one of them to last: it then wants a thread for each."""
+MOST_TASKS = 10_000
+
+
+class Wanted:
+    """Workers that a client would use if they came."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._tasks, self._numbers = client, list[Future[Any]](), count()
+
+    def ask(self, workers: int, busy: int = 0) -> None:
+        """Want so many workers in all, of which ``busy`` have a task of Dask's. Raises WorkersLost."""
+        client = self._client
+        if getattr(client.cluster, "_adaptive", client) is None:
+            return  # its number of workers is fixed; of a scheduler elsewhere nobody knows
+        threads = on_scheduler(client, _threads_of_a_worker)
+        wanted = min(max(workers * threads - busy, 0), MOST_TASKS)
+        with open_client():
+            while len(self._tasks) < wanted:
+                key = WANTED, client.id, id(self), next(self._numbers)
+                self._tasks.append(client.submit(int, key=key, resources={WANTED: 1}))
+        self.forget(but=wanted)
+
+    def forget(self, but: int = 0) -> None:
+        """Want no more threads than ``but``."""
+        while len(self._tasks) > but:
+            self._tasks.pop().release()  # type: ignore[no-untyped-call]
+
+
+def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
+    """Have tasks that are wanted count as long; returns the threads that a worker has on average."""
+    prefix = dask_scheduler.task_prefixes.setdefault(WANTED, TaskPrefix(WANTED))
+    prefix.duration_average = WANTED_SECONDS
+    workers = dask_scheduler.workers.values()
+    return ceil(sum(worker.nthreads for worker in workers) / max(len(workers), 1)) or 1
