@@ -119,6 +119,28 @@ def write_conv(path: Path, channels: int = 2, classes: int = 2, layers: int = 2)
     return save(path, nodes, weights, ["batch", 1, *space], {"y": ["batch", classes, *space]})
 
 
+def write_conv_and_dense(folder: Path, samples: int, size: int, width: int) -> tuple[Path, Path]:
+    """A network of two convolutions and two dense layers, the first of them large; and its data, random."""
+    rng = np.random.default_rng(5)
+    shapes = {"k0": (8, 3, 3, 3), "k1": (8, 8, 3, 3), "d0": (8 * (size // 4) ** 2, width), "d1": (width, 4)}
+    weights = {name: (0.05 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Conv", ["x", "k0"], ["c0"], "conv0", **window),
+        helper.make_node("Relu", ["c0"], ["r0"], "relu0"),
+        helper.make_node("Conv", ["r0", "k1"], ["c1"], "conv1", strides=[4, 4], **window),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Flatten", ["r1"], ["f"], "flatten"),
+        helper.make_node("MatMul", ["f", "d0"], ["m0"], "dense0"),
+        helper.make_node("Relu", ["m0"], ["r2"], "relu2"),
+        helper.make_node("MatMul", ["r2", "d1"], ["y"], "dense1"),
+    ]
+    model = save(folder / "mixed.onnx", nodes, weights, ["batch", 3, size, size], {"y": ["batch", 4]})
+    x = rng.standard_normal((samples, 3, size, size)).astype(np.float32)
+    y = rng.integers(0, 4, samples).astype(np.int64)
+    return model, write_data(folder / "mixed.zarr", {"x": x, "y": y})
+
+
 def write_data(path: Path, arrays: Mapping[str, Array], chunks: int = 1) -> Path:
     """A Zarr group with ``chunks`` samples in each chunk."""
     group = zarr.open_group(str(path), mode="w")

@@ -1,0 +1,70 @@
+"""A pipeline and a mixture over two processes of a Dask client: the bits of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+import oocdl
+from oocdl.planning.calls import UnitCall
+from oocdl.planning.hosts.placement import place
+from tests.kit import nets
+
+OPTIONS: dict[str, Any] = {
+    "memory": "3GiB",
+    "engine": "torch",
+    "progress": False,
+    "threads": 1,
+    "steps": 2,
+    "loss": "cross_entropy",
+    "seed": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Two workers, a process and a thread each."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=None,
+            dashboard_address=":0",
+            local_directory=str(tmp_path_factory.mktemp("workers")),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("kind", ("pipeline", "mixture"))
+def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind: str) -> None:
+    """Layers that are cut in nothing, and layers in batch and channels; units are on both workers."""
+    if kind == "pipeline":
+        model = nets.write_conv(tmp_path / "conv.onnx", channels=64, layers=5)
+        job = model, nets.write_data(tmp_path / "data.zarr", nets.volumes(2, 6))
+        options = {**OPTIONS, "parallel": {"batch": 1}, "batch_size": 1}
+    else:
+        job = nets.write_conv_and_dense(tmp_path, samples=16, size=32, width=256)
+        options = {**OPTIONS, "parallel": {"batch": 2, "channels": 2}, "batch_size": 8}
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    compiled = there.plan.compiled
+    worker_of = place(compiled.graph, 2, 1).worker_of
+    units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
+    assert {worker_of[call.key] for call in units} == {0, 1}
+    if kind == "pipeline":
+        stages = [worker_of[call.key] for call in units if call.key.layer.startswith("conv")]
+        assert stages == sorted(stages) and set(stages) == {0, 1}
+        assert len(stages) == sum(one.layer.name.startswith("conv") for one in compiled.plan.layers)
+    else:
+        names = compiled.plan.classes.names
+        cut = {names[n] for one in compiled.plan.layers for n, count in one.grid.items() if count > 1}
+        assert {name.rstrip("0123456789") for name in cut} == {"batch", "channels"}
