@@ -110,7 +110,12 @@ class _Assigner:
         }
         self.lives_with_others = np.zeros(len(flat.keys), bool)
         self.lives_with_others[list(self.together)] = True
-        self.combines = Counter(call.key[:3] for call in graph.calls if isinstance(call, CombineCall))
+        regions = {(call.key[:3], call.region) for call in graph.calls if isinstance(call, CombineCall)}
+        self.combines = Counter(key for key, _ in regions)
+        self.combined = np.zeros(workers, np.int64)
+        """Worker -> how many sums it combines that are not cut."""
+        self.combiner: dict[str, int] = {}
+        """Layer -> the worker that combines its sums that are not cut, so that they travel together."""
         self.share = sum(graph.input_bytes.values()) / workers
         update_of = {**updates, **updates_that_read(graph, updates)}
         numbers = flat.number
@@ -222,9 +227,8 @@ class _Assigner:
         """(chunk, bytes that are read of it) -> workers to which it has come."""
         for place in units:
             arguments = slice(self.first[place], self.first[place + 1])
-            parts = list(
-                zip(self.flat.source[arguments].tolist(), self.flat.nbytes[arguments].tolist(), strict=True)
-            )
+            sources, sizes = self.flat.source[arguments].tolist(), self.flat.nbytes[arguments].tolist()
+            parts = list(zip(sources, sizes, strict=True))
             saved = np.zeros(self.workers)
             for part in parts:
                 if self.where[part[0]] >= 0:
@@ -297,9 +301,8 @@ class _Assigner:
         if goes.start == goes.stop:
             return np.zeros(self.workers, np.int64)
         home = self.where[self.going.piece[goes]]
-        known = home >= 0
-        nbytes = self.going.nbytes[goes][known]
-        return np.bincount(home[known], nbytes, self.workers).astype(np.int64)
+        nbytes = self.going.nbytes[goes][home >= 0]
+        return np.bincount(home[home >= 0], nbytes, self.workers).astype(np.int64)
 
     def seconds_for(self, there: Ints, some: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
         """For each worker what it takes to send to it, or it to send, what is ``there`` of all others."""
@@ -316,15 +319,16 @@ class _Assigner:
         if isinstance(call, CombineCall) and place not in self.update_of:
             # Short work: it goes where most of it is, and no bytes move for the sake of an idle worker.
             equal = np.flatnonzero(need.there & (need.nbytes == need.nbytes[need.there].max()))
+            pieces = self.combines[call.key[:3]]
+            if pieces == 1:  # Who combines a sum hears of all, and tells all: not one worker for all layers.
+                known = self.combiner.get(call.key.layer, -1)
+                return known if known in equal else int(equal[self.combined[equal].argmin()])
             # Neighbouring pieces stay together, as in blocks of the shards that will read them.
-            return int(
-                equal[min(call.key.number * len(equal) // self.combines[call.key[:3]], len(equal) - 1)]
-            )
-        free = np.array([threads[0] for threads in self.free])
+            return int(equal[min(call.key.number * len(equal) // pieces, len(equal) - 1)])
+        free = [threads[0] for threads in self.free]
         finished = np.maximum(free, need.ready_seconds + self.coming_seconds(need))
         finished = finished + self.seconds_for(self.going_bytes(place))
-        new_bytes = self.new_bytes(place, need)
-        if new_bytes:
+        if new_bytes := self.new_bytes(place, need):
             held = np.array(self.held)
             beyond = np.maximum(held + new_bytes - self.share, 0) / self.spill_bytes_per_second
             finished = finished + 2 * beyond + 1e-12 * held + np.array(self.sending)
@@ -357,6 +361,8 @@ class _Assigner:
         need = self.needs(place)
         need = need._replace(homeless=need.homeless.difference(shared))
         worker = self.soonest(place, need)
+        if self.combines[self.calls[place].key[:3]] == 1 < need.there.sum():
+            self.combined[self.combiner.setdefault(self.calls[place].key.layer, worker)] += 1
         self.book(place, worker, need.ready_seconds + float(self.coming_seconds(need)[worker]))
         self.live(need.homeless, worker)
         if place in self.update_of:
