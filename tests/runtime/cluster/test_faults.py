@@ -465,7 +465,7 @@ def test_a_worker_that_only_its_host_reaches_is_refused(monkeypatch: pytest.Monk
     class Lost:
         def __init__(self, *_: Any) -> None: ...
 
-        def ask(self, _: Any) -> None:
+        def ask(self, *_: Any) -> None:
             raise WorkersLost("nobody answers")
 
     far = SimpleNamespace(scheduler=SimpleNamespace(address="tls://10.1.0.2:8786"), status="running")
