@@ -214,13 +214,18 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
     monkeypatch.setattr(dask_records, "TASKS_BETWEEN_FORGETTING", 1)
     found: list[Books] = []
 
+    def lengths(dask_worker: Any) -> set[Any]:
+        return {getattr(dask_worker, name).maxlen for name in dask_records.OF_WORKER}
+
     def listen(event: Event) -> None:
         if isinstance(event, StepDone):
             found.append(books(client))
+            assert all(kept == {dask_records.LOG_LENGTH} for kept in client.run(lengths).values())
 
     run = oocdl.fit(
         *job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **{**QUICK, "steps": 12}
     )
+    assert all(kept == {dask_records.usual_length()} for kept in client.run(lengths).values())
     layers = {call.key.layer for call in run.plan.compiled.graph.calls}
     early, late = found[1], found[-1]
     assert layers | {"weights"} <= late.groups and late.groups <= late.prefixes

@@ -20,15 +20,16 @@ from distributed import Future, Scheduler, Worker
 
 from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
 
-TASKS_BETWEEN_FORGETTING = 20_000
+TASKS_BETWEEN_FORGETTING = 2_000
 """``key_split`` takes 200 bytes for each."""
 LOG_LENGTH = 20
 """Entries of Dask's logs for developers during a run."""
 LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"
 SENT = ("recent_message_log",)
 """A log of batches of messages: they take up to 50 KiB each on the scheduler, and Dask keeps a thousand."""
-PROFILES = ("profile_history", "profile_keys_history")
-"""Logs of a worker's profile: a second of it takes a quarter of a MiB, and Dask keeps a thousand."""
+OF_WORKER = ("profile_history", "profile_keys_history", "transfer_outgoing_log", "transfer_incoming_log")
+"""Logs of a worker: a second of its profile takes a quarter of a MiB, a transfer half a KiB; Dask keeps a
+thousand, or as many as it is told."""
 
 
 def hold_groups(client: Any, run_id: str, layers: Collection[str]) -> list[Future[None]]:
@@ -67,13 +68,13 @@ def resize_sent_by_scheduler(length: int | None, dask_scheduler: Scheduler) -> N
 
 
 def shorten_worker_logs(worker: Worker) -> None:
-    """Have a worker keep less of its profile. Called in the worker's event loop."""
-    _resize(worker, PROFILES, LOG_LENGTH)
+    """Have a worker keep less of its profile and transfers. Called in the worker's event loop."""
+    _resize(worker, OF_WORKER, LOG_LENGTH)
 
 
 def lengthen_worker_logs(worker: Worker) -> None:
     """Undo ``shorten_worker_logs``."""
-    _resize(worker, PROFILES, usual_length())
+    _resize(worker, OF_WORKER, usual_length())
 
 
 def _resize(holder: object, names: Collection[str], length: int | None) -> None:
