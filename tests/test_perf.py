@@ -21,6 +21,7 @@ from oocdl.engines.engine import get_engine
 from tests.kit import nets
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM = pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
 
 
 def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -110,11 +111,17 @@ def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     assert (tmp_path / "unet3d.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
-def test_dashboard_tells_what_a_page_costs(tmp_path: Path) -> None:
-    printed, (found,) = bench(tmp_path, "dashboard")
+@CHROMIUM
+@pytest.mark.slow
+def test_dashboard_tells_what_a_page_costs_the_run(tmp_path: Path) -> None:
+    _, (found,) = bench(tmp_path, "dashboard", "--only", "cost")
     assert set(found["drawn elsewhere"]["seconds"]) == {"alone", "written", "shown"}
     assert all(seconds > 0 for seconds in found["drawn elsewhere"]["seconds"].values())
+
+
+@CHROMIUM
+def test_dashboard_tells_what_a_page_costs_the_browser(tmp_path: Path) -> None:
+    printed, (found,) = bench(tmp_path, "dashboard", "--only", "large")
     assert found["large"]["tabs"]["Overview"]["updates"] > 0
     assert found["large"]["tabs"]["Learning"]["heap"] > 0 and "| Overview " in printed
 

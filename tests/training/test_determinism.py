@@ -96,7 +96,6 @@ def differing(bits: Bits, other: Bits) -> list[str]:
 
 WAYS: dict[str, dict[str, Any]] = {
     "own get": {},  # three workers
-    "4 workers": {"scheduler": functools.partial(scheduler.get, workers=4)},
     "window of 1": {"scheduler": functools.partial(scheduler.get, workers=4, window=1)},
     "dask.threaded": {"scheduler": functools.partial(dask.threaded.get, num_workers=4)},
 }

@@ -161,12 +161,12 @@ def test_a_slow_unit_is_waited_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 2.0)
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 4.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 1.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 2.0)
     events: list[Event] = []
-    slow = at_step(3, lambda: client.run(slow_down, 12.0))
+    slow = at_step(3, lambda: client.run(slow_down, 5.0))
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, slow], **QUICK)
-    assert nets.files_of(run) == expected and max(row["seconds"] for row in run.history) >= 12
+    assert nets.files_of(run) == expected and max(row["seconds"] for row in run.history) >= 5
     assert not [event for event in events if isinstance(event, Notice | WorkersChanged)]
 
 
