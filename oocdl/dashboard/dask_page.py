@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bokeh.application import Application
@@ -21,6 +22,8 @@ from oocdl.dashboard.view import View
 __all__ = ["UPDATE_SECONDS", "add", "look"]
 KEEP_ALIVE_MILLISECONDS = 500
 """As Dask has it for its own pages."""
+LAST_SECONDS = 5.0
+"""Open pages have so long to show how the last run ended."""
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +64,7 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
         for pages, one in ((known["pages"], PAGE), (scheduler.http_application.applications, application)):
             if one in pages:
                 pages.remove(one)
-        application.stop()
+        # Browsers get what was last before. This is the event loop, which cannot be waited for.
+        scheduler.loop.call_later(LAST_SECONDS, partial(application.stop, wait=False))
 
     return remove

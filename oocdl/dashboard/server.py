@@ -57,7 +57,7 @@ async def _serve(view: View, port: int, tell: Callable[[str], None], parent: int
             await asyncio.sleep(UPDATE_SECONDS)
             await shown.refresh()
     finally:
-        server.stop()
+        server.stop(wait=False)  # its event loop ends now
 
 
 def _bound(port: int) -> list[socket.socket]:

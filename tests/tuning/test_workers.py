@@ -122,7 +122,10 @@ def test_a_cluster_that_adapts_grows_for_trials(job: tuple[Path, Path], tmp_path
     with workers_in(tmp_path, count=0, threads=2) as client:
         client.cluster.adapt(minimum=minimum, maximum=2, interval="500ms", wait_count=2)
         oocdl.search(*job, **OPTIONS | {"trials": 8}, client=client, metric=where, workdir=tmp_path / "s")
-        assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.unrunnable))
+        deadline = time.monotonic() + 20  # releases go over the wire
+        while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.unrunnable)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     assert len({path.name for path in (tmp_path / "s").rglob("by-*")}) == 2
 
 
