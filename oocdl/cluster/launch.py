@@ -122,7 +122,8 @@ def job_arguments(settings: JobSettings, host: str) -> dict[str, Any]:
         "--dashboard-address": f"{LOOPBACK}:0",
     }
     if settings.interface is None:
-        worker["--host"] = f'$({python} -c "{OWN_ADDRESS.format(host=host)}")'
+        # Not in "$(..)": that is a macro to HTCondor, and empty.
+        worker["--host"] = f'`{python} -c "{OWN_ADDRESS.format(host=host)}"`'
     common = {
         "job_name": "oocdl",
         "cores": settings.cores,

@@ -53,6 +53,13 @@ ASKS = {
 }  # fmt: skip
 
 
+def test_htcondor_has_no_macro_to_replace_in_a_command() -> None:
+    """In its files "$(..)" is a macro, and empty if nobody has defined it."""
+    script = job_script("htcondor", {**JOB, **OWN["htcondor"]})
+    (command,) = [line for line in script.splitlines() if line.startswith("Arguments")]
+    assert "--host `" in command and "$(" not in command
+
+
 def batch(tmp_path: Path, patch: pytest.MonkeyPatch, system: str = "slurm", runs: bool = False) -> Batch:
     made = Batch(tmp_path / "batch", system, runs)
     made.use(patch)
