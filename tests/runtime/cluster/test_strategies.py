@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import oocdl
 from oocdl.planning.calls import UnitCall
 from oocdl.planning.hosts.placement import place
 from tests.kit import nets
+from tests.kit.searches import workers_in
 
 OPTIONS: dict[str, Any] = {
     "memory": "3GiB",
@@ -28,17 +29,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Two workers, a process and a thread each."""
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=None,
-            dashboard_address=":0",
-            local_directory=str(tmp_path_factory.mktemp("workers")),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with workers_in(tmp_path_factory.mktemp("workers")) as client:
         yield client
 
 
