@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
+from oocdl.dashboard import metrics
 from oocdl.events import Event, StepDone
 from tests.kit import nets
 
@@ -27,14 +28,14 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
     ) as cluster, Client(cluster, set_as_default=False) as client:  # fmt: skip
         address = f"http://127.0.0.1:{cluster.scheduler.http_server.port}/metrics"
 
-        def metrics() -> dict[str, tuple[str, float]]:
+        def numbers() -> dict[str, tuple[str, float]]:
             page = urllib.request.urlopen(address, timeout=20).read().decode()
             return {name: (labels, float(number)) for name, labels, number in NUMBERS.findall(page)}
 
         def listen(event: Event) -> None:
             deadline = time.monotonic() + 30
             while isinstance(event, StepDone) and event.row["step"] == 3 and time.monotonic() < deadline:
-                found.update(metrics())
+                found.update(numbers())
                 if "process_bytes" in found and "loss" in found:
                     return
                 time.sleep(0.2)
@@ -43,8 +44,14 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
             model, data, workdir=tmp_path / "run", client=client, callbacks=[listen], steps=4, memory="1GiB",
             progress=False, commit_seconds=0,
         )  # fmt: skip
-        assert not metrics()
+        assert not numbers()
     labels, loss = found["loss"]
     assert f'run="{run.path}"' in labels
     assert loss in {row["loss"] for row in run.history}
     assert found["process_bytes"][1] > 1 << 20 and "process=" in found["process_bytes"][0]
+
+
+def test_two_schedulers_of_one_process_both_have_numbers() -> None:
+    ends = [metrics.register(lambda: []) for _ in range(2)]
+    for end in ends:
+        end()
