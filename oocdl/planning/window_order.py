@@ -27,6 +27,7 @@ class WindowOrder:
     ``dependencies[number]`` are the distinct tasks whose results a task needs. Results of ``wanted`` are
     needed by the caller, too. Those of ``arriving`` come from elsewhere: they never start, and the caller
     tells when they are there (``finish``); until all are, the window begins at the oldest that runs or may.
+    Those of ``at_once`` take no time and no thread: as soon as they may run they are ``due``.
 
     >>> order = WindowOrder([[], [0], [], [1]], wanted=[3], window_tasks=2)
     >>> order.next(), order.next()
@@ -43,6 +44,7 @@ class WindowOrder:
         wanted: Collection[int],
         window_tasks: int = WINDOW_TASKS,
         arriving: Collection[int] = (),
+        at_once: Collection[int] = (),
     ) -> None:
         self.dependencies, self.window_tasks = dependencies, window_tasks
         self.finished = 0
@@ -56,7 +58,8 @@ class WindowOrder:
                 self._readers[dependency] += 1
         for number in set(wanted):
             self._readers[number] += 1  # the caller, who never finishes
-        self._arriving = set(arriving)
+        self._arriving, self._at_once = set(arriving), frozenset(at_once)
+        self._due: list[int] = []
         self._ready = [n for n, less in enumerate(self._missing) if not less and n not in self._arriving]
         heapify(self._ready)
         self._done = [False] * len(dependencies)
@@ -91,6 +94,10 @@ class WindowOrder:
         """The oldest task that runs or may start; without anything that arrives, the oldest of all."""
         return min([self._ready[0], *self._running]) if self._arriving else self._oldest
 
+    def due(self) -> int | None:
+        """A task of ``at_once`` that runs now; None if there is none."""
+        return self._due.pop() if self._due else None
+
     def finish(self, number: int) -> list[int]:
         """Note that a task has finished; returns the tasks whose results nothing needs any more."""
         if number in self._arriving:
@@ -104,7 +111,10 @@ class WindowOrder:
             self._oldest += 1
         for dependent in self._dependents[number]:
             self._missing[dependent] -= 1
-            if not self._missing[dependent]:
+            if not self._missing[dependent] and dependent in self._at_once:
+                self._due.append(dependent)
+                self._running.add(dependent)
+            elif not self._missing[dependent]:
                 heappush(self._ready, dependent)
         readers = self._readers
         useless = [] if readers[number] else [number]

@@ -26,7 +26,8 @@ class Running:
     """One graph that is being executed, by the threads that call ``work``.
 
     Results of ``arriving`` keys come from elsewhere, by ``arrive``; their tasks only say where in the order
-    they are awaited. ``finished`` is called with the key of each task that is done, under the lock.
+    they are awaited. Tasks of ``at_once`` take no time: whoever finishes what they wait for runs them.
+    ``finished`` is called with the key of each task that is done, under the lock.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Running:
         window: int = WINDOW_TASKS,
         arriving: Collection[Hashable] = (),
         finished: Callable[[Any], None] | None = None,
+        at_once: Collection[Hashable] = (),
     ) -> None:
         tasks: dict[Hashable, GraphNode] = convert_legacy_graph(dict(graph))
         self.numbers = {key: number for number, key in enumerate(tasks)}
@@ -47,6 +49,7 @@ class Running:
             [self.numbers[key] for key in wanted],
             window,
             [self.numbers[key] for key in arriving],
+            [self.numbers[key] for key in at_once],
         )
         self.results: dict[Hashable, Any] = {}
         self.error: BaseException | None = None
@@ -71,6 +74,10 @@ class Running:
         with self.change:
             self.results[task.key] = result
             useless = self.order.finish(self.numbers[task.key])
+            while (number := self.order.due()) is not None:
+                due = self.tasks[number]
+                self.results[due.key] = due({key: self.results[key] for key in due.dependencies})
+                useless += self.order.finish(number)
             dropped = [self.results.pop(self.tasks[number].key) for number in useless]
             if self.finished is not None:
                 self.finished(task.key)

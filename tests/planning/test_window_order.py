@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oocdl.planning.window_order import WindowOrder
@@ -22,6 +22,7 @@ def dags(draw: st.DrawFn) -> list[list[int]]:
     return found
 
 
+@settings(deadline=None)
 @given(dags(), st.integers(1, 10), st.integers(1, 6), st.data())
 def test_any_graph_runs_within_the_window(
     needs: list[list[int]], window: int, workers: int, data: st.DataObject
@@ -109,3 +110,13 @@ def test_who_waits_for_what_arrives_holds_up_no_others() -> None:
     assert order.next() == 1
     order.finish(1)
     assert order.over
+
+
+def test_what_runs_at_once_waits_for_no_window() -> None:
+    """It is due when the last of what it needs is there, and holds that until it has run."""
+    order = WindowOrder([[], [], [0, 1], []], wanted=[], window_tasks=1, arriving=[1], at_once=[2])
+    assert order.next() == 0 and order.finish(0) == [] and order.due() is None
+    assert order.next() == 3
+    assert order.finish(1) == [] and order.due() == 2 and order.due() is None
+    assert sorted(order.finish(2)) == [0, 1, 2]
+    assert order.finish(3) == [3] and order.over

@@ -11,9 +11,9 @@ from operator import add
 from typing import Any
 
 import pytest
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import DataNode, Task, TaskRef
 
-from oocdl.runtime.scheduler import get
+from oocdl.runtime.scheduler import Running, get
 
 
 def test_results_by_key_and_by_nested_lists() -> None:
@@ -115,3 +115,18 @@ def test_an_interrupt_stops_the_run() -> None:
     with pytest.raises(KeyboardInterrupt):
         get(graph, [("t", 49)], workers=1)
     assert len(started) < 25
+
+
+def test_what_takes_no_time_is_run_by_whoever_brings_the_last_of_it() -> None:
+    """No thread has to be free: here none is there at all."""
+    done: list[str] = []
+    graph = {
+        "comes": DataNode("comes", None),
+        "too": DataNode("too", None),
+        "sent": Task("sent", lambda *given: done.append("".join(given)), TaskRef("comes"), TaskRef("too")),
+    }
+    running = Running(graph, [], arriving=["comes", "too"], at_once=["sent"])
+    running.arrive("comes", "a")
+    assert done == []
+    running.arrive("too", "b")
+    assert done == ["ab"] and running.order.over and not running.results

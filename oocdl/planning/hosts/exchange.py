@@ -18,6 +18,7 @@ from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each
 from oocdl.planning.hosts.placement import Placed, strip_key
+from oocdl.planning.hosts.relays import Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 
@@ -213,7 +214,6 @@ def _crossings(
     where[flat.inputs :] = workers[flat.maker[flat.inputs :]]
     reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
     crosses = where[flat.source] != workers[reader]
-    level = _levels(flat, crosses.astype(np.int64), reader)
     group = np.where(flat.maker >= 0, group_of[flat.maker], -1)
     item, nbytes = flat.source.copy(), flat.sizes[flat.source]
     strips = flat.first[reader_of(placed)] + placed.strip_arguments
@@ -230,25 +230,35 @@ def _crossings(
     def ended(columns: Ints, last: Ints | int) -> Ints:
         return np.concatenate((columns, np.broadcast_to(last, made.shape)))
 
-    items = ended(item[crossing], made)
-    receiver = ended(workers[calls], home)
-    _, once = np.unique(items * (int(receiver.max(initial=0)) + 1) + receiver, return_index=True)
-    once.sort()
+    items, receiver = ended(item[crossing], made), ended(workers[calls], home)
+    once, pair_of = first_of_each(items * (int(receiver.max(initial=0)) + 1) + receiver)
     source = ended(flat.source[crossing], made)[once]
-    sizes = ended(nbytes[crossing], flat.sizes[made])[once]
+    pairs = Pairs(
+        items[once],
+        ended(nbytes[crossing], flat.sizes[made])[once],
+        group[source],
+        where[source],
+        receiver[once],
+        ended(group_of[calls], group_of[-1])[once],
+        ended(positions[calls], positions.max(initial=0) + 1)[once],
+    )
+    legs, crossed = routes(pairs, int(workers.max(initial=0)) + 1)
+    often = np.zeros(len(flat.source), np.int64)
+    often[crossing] = crossed[pair_of[: len(crossing)]]
+    level = _levels(flat, often, reader)
     return _Crossings(
-        items=items[once],
-        nbytes=sizes,
-        position=ended(positions[calls], positions.max(initial=0) + 1)[once],
+        items=pairs.item[legs.pair],
+        nbytes=pairs.nbytes[legs.pair],
+        position=legs.position,
         ends=np.stack(
             [
-                level[source],
-                group[source],
-                where[source],
-                receiver[once],
-                ended(group_of[calls], group_of[-1])[once],
+                level[source][legs.pair] + legs.before,
+                pairs.group[legs.pair],
+                legs.sender,
+                legs.receiver,
+                legs.reader,
                 # What a normalization waits for does not wait for the gradients of weights beside it.
-                (sizes <= SMALL_ITEM_BYTES).astype(np.int64),
+                (pairs.nbytes[legs.pair] <= SMALL_ITEM_BYTES).astype(np.int64),
             ]
         ),
     )
@@ -259,8 +269,10 @@ def reader_of(placed: Placed) -> Ints:
     return np.repeat(np.arange(len(placed.workers)), np.diff(placed.first))
 
 
-def _levels(flat: FlatPass, crosses: Ints, reader: Ints) -> Ints:
-    """For each chunk how often what it is made of has crossed; ``crosses`` and ``reader``: of each argument.
+def _levels(flat: FlatPass, often: Ints, reader: Ints) -> Ints:
+    """For each chunk how often what it is made of has crossed.
+
+    Of each argument ``often`` says how often it crosses to its ``reader``.
 
     Layer by layer, all calls at once but for those that read of their own layer, as partial sums are.
     """
@@ -272,12 +284,12 @@ def _levels(flat: FlatPass, crosses: Ints, reader: Ints) -> Ints:
         source, mine = flat.source[arguments], reader[arguments] - begin
         inside = source >= results[begin]
         found = np.zeros(end - begin, np.int64)
-        np.maximum.at(found, mine[~inside], (level[source] + crosses[arguments])[~inside])
+        np.maximum.at(found, mine[~inside], (level[source] + often[arguments])[~inside])
         made = np.diff(flat.results[begin : end + 1])
         level[results[begin] : results[end]] = np.repeat(found, made)
         for argument in np.flatnonzero(inside).tolist():  # in order of the calls
             call = int(mine[argument])
-            at = max(int(found[call]), int(level[source[argument]] + crosses[arguments][argument]))
+            at = max(int(found[call]), int(level[source[argument]] + often[arguments][argument]))
             found[call] = at
             level[results[begin + call] : results[begin + call + 1]] = at
     return level

@@ -82,7 +82,8 @@ class Step:
         for key, chunk in held.items():
             self.chunks[tasks.number[key]] = chunk
         kept = [tasks.number[key] for key in wanted]
-        self.order = WindowOrder(tasks.sources, kept, window_of(process.workers - 1), tasks.arriving)
+        window = window_of(process.workers - 1)
+        self.order = WindowOrder(tasks.sources, kept, window, tasks.arriving, tasks.bundles)
         self.ended = process.now
         """When its last task was over."""
         self.idle = list(range(process.workers))
@@ -97,12 +98,10 @@ class Step:
             if isinstance(call, Strip):
                 self._cut(number, call)
                 continue
-            if isinstance(call, Bundle):
-                assert self.send is not None
-                self.send(call)
-            if call is None or isinstance(call, PickCall | Bundle):
+            if call is None or isinstance(call, PickCall):
                 self._finish(number)
                 continue
+            assert not isinstance(call, Bundle)  # which is sent as soon as all of it is there
             self.process.books.advance(call.position)
             chunks = [self.chunks[argument] for argument in self.tasks.arguments[number]]
             needed = acquired(call, chunks)
@@ -229,6 +228,11 @@ class Step:
                 self.process.drop(chunk)
         if self.finished is not None:
             self.finished(self.tasks.calls[number])
+        while (due := self.order.due()) is not None:
+            bundle = self.tasks.calls[due]
+            assert isinstance(bundle, Bundle) and self.send is not None
+            self.send(bundle)
+            self._finish(due)
 
 
 @dataclass(eq=False)

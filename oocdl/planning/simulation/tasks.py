@@ -37,6 +37,7 @@ class Tasks:
             self.results[source] = sorted(places, key=self._picked)
         self.sources = [tuple(dict.fromkeys(arguments)) for arguments in self.arguments]
         self.arriving = [number[key] for key in arriving]
+        self.bundles = [place for place, call in enumerate(self.calls) if isinstance(call, Bundle)]
 
     def _picked(self, place: int) -> int:
         call = self.calls[place]

@@ -56,7 +56,8 @@ class LocalPass:
             if not left:
                 group.set_result(None)
         tasks, arriving = self._tasks(take)
-        self._running = Running(tasks, wanted, window_of(threads), arriving, self._count)
+        bundles = [one.key for one in sent]
+        self._running = Running(tasks, wanted, window_of(threads), arriving, self._count, bundles)
         self._wanted = tuple(wanted)
 
     @property

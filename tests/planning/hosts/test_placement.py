@@ -22,7 +22,7 @@ CASES = {
     ("mlp", 4, "channels"): "8143709f3e56eb3b",
     ("unet", 2, "space"): "c1bec3cafb157317",
     ("unet", 3, "both"): "bd29dec6bfd4b93f",
-    ("unet", 8, "auto"): "38eb04f4fec63f59",
+    ("unet", 8, "auto"): "c307076bf579214e",
 }
 CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
 CUTS["both"] = {"batch": 2, "space": (2, 2)}

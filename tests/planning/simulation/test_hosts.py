@@ -233,7 +233,7 @@ def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
     assert found.spilled_bytes == (one.moved_bytes,)
 
 
-@pytest.mark.parametrize(("hosts", "times"), [(2, 1.5), (3, 1000.0)])
+@pytest.mark.parametrize(("hosts", "times"), [(2, 1.5), (3, 1000.0), (12, 1000.0)])
 def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: int, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
     cluster = Cluster(hosts=hosts, bytes_per_second=1e9)

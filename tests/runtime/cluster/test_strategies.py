@@ -1,4 +1,4 @@
-"""A pipeline and a mixture over two processes of a Dask client: the bits of one process."""
+"""A pipeline and a mixture over two processes of a Dask client, relays over four: the bits of one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from distributed import Client
 
 import oocdl
 from oocdl.planning.calls import UnitCall
+from oocdl.planning.hosts import relays
+from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from tests.kit import nets
 from tests.kit.searches import workers_in
@@ -59,3 +61,22 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
         names = compiled.plan.classes.names
         cut = {names[n] for one in compiled.plan.layers for n, count in one.grid.items() if count > 1}
         assert {name.rstrip("0123456789") for name in cut} == {"batch", "channels"}
+
+
+def test_what_goes_by_way_of_others_makes_the_bits_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of one branch, so that four workers have relays: weights are passed on, gradients collected."""
+    monkeypatch.setattr(relays, "FAN", 1)
+    job = nets.write_conv_and_dense(tmp_path, samples=16, size=16, width=64)
+    options = {**OPTIONS, "parallel": {"batch": 4}, "batch_size": 8}
+    with workers_in(tmp_path / "workers", count=4) as client:
+        there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    compiled = there.plan.compiled
+    placed = place(compiled.graph, 4)
+    made = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 4)
+    where = {**made.homes, **placed.worker_of}
+    passed_on = [item for one in made.bundles for item in one.items if where[item] != one.sender]
+    assert {item in made.homes for item in passed_on} == {True, False}
