@@ -213,7 +213,9 @@ def _crossings(
     where[: flat.inputs] = [homes[key] for key in flat.graph.inputs]
     where[flat.inputs :] = workers[flat.maker[flat.inputs :]]
     reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
-    crosses = where[flat.source] != workers[reader]
+    argument, to = _read_where(placed, reader)
+    crosses = where[flat.source[argument]] != to
+    crosses &= ~placed.copies.holds(flat.maker[flat.source[argument]], to)
     group = np.where(flat.maker >= 0, group_of[flat.maker], -1)
     item, nbytes = flat.source.copy(), flat.sizes[flat.source]
     strips = flat.first[reader_of(placed)] + placed.strip_arguments
@@ -225,12 +227,13 @@ def _crossings(
     home = np.array([homes[stored] for stored in replaced], np.int64)
     away = where[made] != home
     made, home = made[away], home[away]
-    crossing, calls = np.flatnonzero(crosses), reader[crosses]
+    crossing = argument[crosses]
+    calls = reader[crossing]
 
     def ended(columns: Ints, last: Ints | int) -> Ints:
         return np.concatenate((columns, np.broadcast_to(last, made.shape)))
 
-    items, receiver = ended(item[crossing], made), ended(workers[calls], home)
+    items, receiver = ended(item[crossing], made), ended(to[crosses], home)
     once, pair_of = first_of_each(items * (int(receiver.max(initial=0)) + 1) + receiver)
     source = ended(flat.source[crossing], made)[once]
     pairs = Pairs(
@@ -244,7 +247,7 @@ def _crossings(
     )
     legs, crossed = routes(pairs, int(workers.max(initial=0)) + 1)
     often = np.zeros(len(flat.source), np.int64)
-    often[crossing] = crossed[pair_of[: len(crossing)]]
+    np.maximum.at(often, crossing, crossed[pair_of[: len(crossing)]])
     level = _levels(flat, often, reader)
     return _Crossings(
         items=pairs.item[legs.pair],
@@ -262,6 +265,16 @@ def _crossings(
             ]
         ),
     )
+
+
+def _read_where(placed: Placed, reader: Ints) -> tuple[Ints, Ints]:
+    """All arguments, of copied calls once more, in order of the calls; and the workers that read them."""
+    copied, flat = placed.copies, placed.flat
+    more, which = flat.arguments_of(copied.calls)
+    argument = np.concatenate((np.arange(len(reader)), more))
+    to = np.concatenate((placed.workers[reader], copied.workers[which]))
+    order = np.argsort(reader[argument], kind="stable")
+    return argument[order], to[order]
 
 
 def reader_of(placed: Placed) -> Ints:

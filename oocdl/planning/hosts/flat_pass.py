@@ -53,7 +53,7 @@ class FlatPass:
         """How many chunks are there before."""
         return len(self.graph.inputs)
 
-    def arguments_of(self, calls: Sequence[int]) -> tuple[Ints, Ints]:
+    def arguments_of(self, calls: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Numbers of all arguments of some calls, in order, and of each the place of its call there."""
         firsts = self.first[calls]
         counts = self.first[np.asarray(calls) + 1] - firsts

@@ -15,6 +15,7 @@ import numpy as np
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.assignment import assigned
+from oocdl.planning.hosts.copies import Copies, copies
 from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
@@ -37,6 +38,8 @@ class Placed:
     flat: FlatPass
     workers: Ints
     """For each call the worker that runs it."""
+    copies: Copies
+    """What further workers run as well."""
     first: Ints
     """For each call, and once more at the end: its first argument in ``strip_arguments``."""
     strip_arguments: Ints
@@ -108,10 +111,12 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     """Cut strips at the seams of a pass whose calls are run by these ``workers``."""
     maker = flat.maker[flat.source]
     reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
+    copied = copies(flat, workers)
     cut = np.flatnonzero(
         (flat.part >= 0)
         & (maker >= 0)
         & (workers[maker] != workers[reader])
+        & ~copied.holds(maker, workers[reader])
         & (flat.nbytes != flat.sizes[flat.source])
     )
     part = flat.part[cut]
@@ -121,6 +126,7 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
         graph=flat.graph,
         flat=flat,
         workers=workers,
+        copies=copied,
         first=np.searchsorted(calls, np.arange(len(workers) + 1)),
         strip_arguments=cut - flat.first[calls],
         strip_of=strip_of,

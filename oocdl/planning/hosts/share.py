@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import Call
+from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.flat_pass import Ints, runs, starts_of
 from oocdl.planning.hosts.placement import Strip, strip_key, with_strips
@@ -107,6 +107,7 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
     placed, flat = exchange.placed, exchange.placed.flat
     count = max(members, default=0) + 1
     calls_of, strips_of = _by(placed.workers, count), _by(placed.strip_senders, count)
+    copies_of = _by(placed.copies.workers, count)
     sent, received = _by(exchange.columns[0], count), _by(exchange.columns[1], count)
     layers: dict[str, int] = {}
     chunks = len(flat.keys)
@@ -118,7 +119,8 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
             stored[exchange.homes[key]].append(key)
     group_of = np.array(exchange.group_of, np.int64)
     for member in members:
-        calls, cut = calls_of[member], strips_of[member]
+        copied = _with_picks(flat.graph.calls, placed.copies.calls[copies_of[member]])
+        calls, cut = np.union1d(calls_of[member], copied), strips_of[member]
         bundles = np.union1d(sent[member], received[member])
         items_each = exchange.first[bundles + 1] - exchange.first[bundles]
         items = exchange.items[runs(exchange.first[bundles], items_each)]
@@ -148,6 +150,17 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
             chunks=chunks,
             stored=tuple(stored[member]),
         )
+
+
+def _with_picks(calls: Sequence[Call], places: Ints) -> Ints:
+    """Places of calls, and of those that pick from what they make, which follow them."""
+    found = []
+    for place in places.tolist():
+        found.append(place)
+        while place + 1 < len(calls) and isinstance(calls[place + 1], PickCall):
+            place += 1
+            found.append(place)
+    return np.array(found, np.int64)
 
 
 def _by(values: Ints, count: int) -> list[Ints]:

@@ -19,7 +19,7 @@ from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.hosts.assignment import assign
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.host_costs import host_costs
-from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.placement import Placed, place
 from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.task_key import TaskKey
@@ -36,6 +36,11 @@ def exchanged(compiled: CompiledPass, workers: int) -> Exchange:
     """A placed pass, and what travels."""
     placed = place(compiled.graph, workers)
     return exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), workers)
+
+
+def maker_of(placed: Placed, key: TaskKey) -> int:
+    """The place of the call that makes a chunk."""
+    return int(placed.flat.maker[placed.flat.number[key]])
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +184,7 @@ def test_every_call_has_a_worker_and_reads_what_is_there_or_comes(seed: int, wor
     assert assign(graph, workers) == {call.key: placed.worker_of[call.key] for call in graph.calls}
     regions: dict[TaskKey, Region] = {key: region for found in graph.pieces.values() for region, key in found}
     strips = {strip.key: strip for strip in placed.strips}
+    copied = set(zip(placed.copies.calls.tolist(), placed.copies.workers.tolist(), strict=True))
     for (number, call), before in zip(placed.calls, graph.calls, strict=True):
         assert graph.calls[number] is before and call.key == before.key
         if isinstance(call, PickCall):
@@ -195,4 +201,5 @@ def test_every_call_has_a_worker_and_reads_what_is_there_or_comes(seed: int, wor
                 else:
                     assert source == wanted
                     elsewhere = placed.worker_of.get(source, None) not in (None, placed.worker_of[call.key])
+                    elsewhere &= (maker_of(placed, source), placed.worker_of[call.key]) not in copied
                     assert part == regions[source] or not elsewhere

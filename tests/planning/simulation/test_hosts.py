@@ -21,6 +21,7 @@ from oocdl.graph.partition.unit import Unit
 from oocdl.ops import RULES
 from oocdl.planning.calls import Read, UnitCall
 from oocdl.planning.cost_model import NOMINAL, Rates
+from oocdl.planning.hosts import copies
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
@@ -242,7 +243,9 @@ def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: in
     assert sum(found.sent_bytes) == sum(found.received_bytes) > 0
 
 
-def test_every_call_is_done_by_one_host(plan: oocdl.Plan) -> None:
+def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no sums are combined by several, each for itself."""
+    monkeypatch.setattr(copies, "MOST_WORKERS", 0)
     compiled = plan.compiled
     placed = place(compiled.graph, 3)
     going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 3)

@@ -1,0 +1,55 @@
+"""Small sums that several workers combine, each for itself: those that few workers make and read.
+
+A normalization over all of a volume waits for the sums of all its pieces. Where one worker combines them and
+tells the total, others wait for two messages, one after the other; where each gets the sums, for one. All of
+them add up the same numbers in the same order, so the totals are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from oocdl.planning.calls import CombineCall
+from oocdl.planning.hosts.flat_pass import FlatPass, Ints
+
+MOST_WORKERS = 4
+"""Of more than so many, one combines a sum for all: each would hear of all others."""
+MOST_BYTES = 64 << 10
+"""Of all that is added up; of more, one worker combines it, and tells the others the total."""
+
+
+class Copies(NamedTuple):
+    """Calls that combine sums on further workers than the one that they are assigned to."""
+
+    calls: Ints
+    """Places of calls; those that pick one of their results are copied with them."""
+    workers: Ints
+
+    def holds(self, calls: Ints, workers: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """For each call, -1 for none, and worker whether the call is copied there."""
+        size = int(max(self.workers.max(initial=0), workers.max(initial=0))) + 1
+        return np.isin(calls * size + workers, self.calls * size + self.workers)
+
+
+def copies(flat: FlatPass, workers: Ints) -> Copies:
+    """Find what is combined on which other workers, if calls are run by these ``workers``."""
+    size, count = int(workers.max(initial=0)) + 1, len(workers)
+    combines = np.fromiter((isinstance(call, CombineCall) for call in flat.graph.calls), bool, count)
+    reader, maker = np.repeat(np.arange(count), np.diff(flat.first)), flat.maker[flat.source]
+    added = combines[reader]
+    read = (maker >= 0) & combines[maker]
+    adder, piece = reader[added], maker[added]
+    makes, reads = workers[piece], workers[reader[read]]
+    ends = np.unique(np.concatenate((adder * size + makes, maker[read] * size + reads)))
+    fits = combines & (np.bincount(ends // size, minlength=count) <= MOST_WORKERS)
+    fits &= np.bincount(adder, flat.nbytes[added], count) <= MOST_BYTES
+    fits &= np.bincount(adder, makes != workers[adder], count) > 0
+    # What a pass hands out is handed out once.
+    handed_out = flat.maker[[flat.number[key] for key in flat.graph.outputs]]
+    fits[handed_out[handed_out >= 0]] = False
+    fits[adder[(piece < 0) | fits[piece]]] = False  # a copy reads what is where it was made
+    call, worker = np.divmod(np.unique(maker[read] * size + reads), size)
+    there = fits[call] & (worker != workers[call])
+    return Copies(call[there], worker[there])
