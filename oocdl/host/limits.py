@@ -25,6 +25,8 @@ class Limit:
 
     nbytes: int
     name: str
+    shared: bool = True
+    """Whether all processes to which it applies have so much together, not each of them."""
 
 
 def available() -> Limit:
@@ -67,7 +69,8 @@ def _rlimits() -> Iterator[Limit]:
     for name, idle in unused.items():
         soft, _ = resource.getrlimit(getattr(resource, name))
         if soft != resource.RLIM_INFINITY:
-            yield Limit(max(soft - max(idle, 0), 0), f"{name} of {soft >> 20} MiB")
+            nbytes = max(soft - max(idle, 0), 0)
+            yield Limit(nbytes, f"{name} of {soft >> 20} MiB", shared=False)
 
 
 def _slurm_limits(environment: Mapping[str, str]) -> Iterator[Limit]:

@@ -193,12 +193,13 @@ class Trainer:
             done = step.number + 1
             last = done == course.total_steps
             epoch_ends = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
-            if last or epoch_ends or time.monotonic() - last_commit > self.job.settings.commit_seconds:
+            due = time.monotonic() - last_commit > self.job.settings.commit_seconds
+            more = not last and session.newcomers() > 0
+            if last or epoch_ends or due or more:
                 self._commit(session, done)
                 last_commit = time.monotonic()
                 self.signals.check()
-            elif session.newcomers():
-                self._commit(session, done)
+            if more:
                 raise WorkersLost("workers have come")
 
     def _step(self, session: Held, step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:

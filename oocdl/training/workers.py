@@ -36,6 +36,8 @@ class Workers:
     wait_seconds: float
     say: Callable[[str], None]
     """Called with lines for the user."""
+    mustered: list[Any] = field(default_factory=list)
+    """Those that the run is planned for."""
     sessions: list[Any] = field(default_factory=list)
     """Those that were made; the last may have another client, of a scheduler that has started anew."""
 
@@ -44,13 +46,14 @@ class Workers:
 
         ``memory`` is what the user gives. Raises ResourceError if none comes in time.
         """
-        crew = _lazy("runtime.cluster.crew")
+        crew, room = _lazy("runtime.cluster.crew"), _lazy("runtime.cluster.room")
         try:
             recruits = crew.gather(self.client, self.wait_seconds, self.say, engine=engine)
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
-        budget_bytes = crew.budget_bytes(recruits) if memory is None else parse_bytes(memory)
-        recruits = crew.check_limits(recruits, budget_bytes)
+        budget_bytes = room.budget_bytes(recruits) if memory is None else parse_bytes(memory)
+        recruits = room.check_limits(recruits, budget_bytes)
+        self.mustered[:] = recruits
         count = max(len(recruits), crew.expected(self.client))
         own_bytes = max(recruit.own_bytes for recruit in recruits)
         return Crew(min(recruit.threads for recruit in recruits), count, own_bytes), budget_bytes
@@ -68,6 +71,7 @@ class Workers:
         """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
         made: Held = _lazy("runtime.cluster.session").ClusterSession(
             client=self.client,
+            planned=tuple(self.mustered),
             compiled=compiled,
             dataset=dataset,
             settings=settings,

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,9 +20,9 @@ from distributed.comm.addressing import get_address_host
 from distributed.comm.core import connect
 
 from oocdl.engines.engine import get_engine
-from oocdl.errors import BudgetError, InputError, OocdlError, ResourceError
+from oocdl.errors import InputError, OocdlError, ResourceError
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
-from oocdl.host.limits import anonymous_bytes, default_budget_bytes
+from oocdl.host.limits import Limit, anonymous_bytes, available
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import members
@@ -39,8 +38,6 @@ FREE_SECONDS = 10.0
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 2.0
 """A scheduler that is there accepts a connection within this time."""
-LIMIT_SHARE = 0.9
-"""What of a worker's memory limit is its budget by default: its nanny and the system need a little."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ class Recruit:
     threads: int
     limit_bytes: int | None
     """Its memory limit, as Dask was told."""
-    budget_bytes: int
-    """What its process should take by the limits of its host."""
+    available: Limit
+    """What its process may use by the limits of its host and job."""
     own_bytes: int
     """What its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
@@ -196,22 +193,30 @@ def gather(
         left = timeout_seconds - (monotonic() - begun)
         there = _awaited(client, left, tell)
         try:
-            answers = Watch(client, there, tell).ask(_present, engine)
+            recruits = ask(client, there, tell, engine)
         except WorkersLost:
             _check_addresses(client, there)
             if client.status != "running" or monotonic() - begun > timeout_seconds:
                 raise
             sleep(POLL_SECONDS)
             continue
-        busy = [one.address for one in answers.values() if set(one.owners) - {owner}]
+        busy = [one.address for one in recruits if set(one.owners) - {owner}]
         if not busy:
-            return _one_a_process(list(answers.values()))
+            return one_a_process(recruits)
         if monotonic() - begun > FREE_SECONDS:
             raise ResourceError(
                 f"worker {busy[0]} has part in another run; a worker process takes part in one at a time: "
                 "wait until that is over, or start workers for this one"
             )
         sleep(POLL_SECONDS)
+
+
+def ask(client: Client, workers: Sequence[str], tell: Tell, engine: str | None = None) -> list[Recruit]:
+    """What workers tell of themselves, once each has loaded ``engine``, if one is named.
+
+    Raises WorkersLost if one of them is lost meanwhile, InputError if one has no such engine.
+    """
+    return list(Watch(client, workers, tell).ask(_present, engine).values())
 
 
 def _check_addresses(client: Client, workers: Sequence[str]) -> None:
@@ -294,46 +299,17 @@ async def _present(engine: str | None, dask_worker: Worker) -> Recruit:
         os.getpid(),
         dask_worker.state.nthreads,
         dask_worker.memory_manager.memory_limit,
-        default_budget_bytes(),
+        available(),
         anonymous_bytes(),
         tuple(one.setup.owner for one in members.values()),
     )
 
 
-def _one_a_process(recruits: Sequence[Recruit]) -> list[Recruit]:
-    """One worker of each process, with the threads of all of them."""
+def one_a_process(recruits: Sequence[Recruit]) -> list[Recruit]:
+    """Return one worker of each process, with the threads of all of them."""
     found: dict[tuple[str, int], Recruit] = {}
     for recruit in sorted(recruits, key=lambda one: one.address):
         place = recruit.host, recruit.pid
         first = found.get(place)
         found[place] = recruit if first is None else replace(first, threads=first.threads + recruit.threads)
     return list(found.values())
-
-
-def budget_bytes(recruits: Sequence[Recruit]) -> int:
-    """Return the budget of each process for a user who gives none: of the worker that may take least.
-
-    Workers of one host share what it has.
-    """
-    on_host = Counter(recruit.host for recruit in recruits)
-    shares = [
-        min(
-            recruit.budget_bytes // on_host[recruit.host],
-            recruit.budget_bytes if not recruit.limit_bytes else int(recruit.limit_bytes * LIMIT_SHARE),
-        )
-        for recruit in recruits
-    ]
-    return min(shares)
-
-
-def check_limits(recruits: Sequence[Recruit], memory_bytes: int) -> list[Recruit]:
-    """Return those whose memory limit has room for the budget; BudgetError if it is none of them."""
-    roomy = [one for one in recruits if not one.limit_bytes or one.limit_bytes >= memory_bytes]
-    if not roomy:
-        largest = max(recruits, key=lambda one: one.limit_bytes or 0)
-        raise BudgetError(
-            f"memory={memory_bytes >> 20} MiB is more than the memory limit of any worker "
-            f"({(largest.limit_bytes or 0) >> 20} MiB of {largest.address}); give less, or start workers "
-            "with a higher --memory-limit"
-        )
-    return roomy

@@ -1,16 +1,20 @@
-"""Has a cluster that adapts start workers: it counts tasks of Dask's, of which none wait."""
+"""Has a cluster that adapts start workers: it counts tasks of Dask's, of which none wait. Sees who comes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from math import ceil
+from time import monotonic
 from typing import Any
 
 from distributed import Client, Future, Scheduler
 from distributed.scheduler import TaskPrefix
 
-from oocdl.runtime.cluster.watch import on_scheduler, open_client
+from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, on_scheduler, open_client, roll
 
+GROW_SECONDS = 5.0
+"""Workers that come while a run goes on join it when no further one has come for so long."""
 WANTED = "oocdl-wanted"
 """Name of a resource that no worker has, and of tasks that need it: they wait for workers, and never run."""
 WANTED_SECONDS = 3600.0
@@ -49,3 +53,32 @@ def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
     prefix.duration_average = WANTED_SECONDS
     workers = dask_scheduler.workers.values()
     return ceil(sum(worker.nthreads for worker in workers) / max(len(workers), 1)) or 1
+
+
+def present(client: Client) -> set[str]:
+    """Return the workers that are there, and not silent. Raises WorkersLost."""
+    return {address for address, seen in roll(client).items() if seen.silent < TELL_SECONDS}
+
+
+class Arrivals:
+    """Workers that come after a crew was gathered."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known, self._came, self._looked = set(known), dict[str, float](), monotonic()
+
+    def settled(self, client: Client) -> list[str]:
+        """Who has come, once no further one has for a while; looks once in ``LOOK_SECONDS``.
+
+        Raises WorkersLost if the scheduler is lost.
+        """
+        now = monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return []
+        self._looked = now
+        new = present(client) - self._known
+        self._came = {address: self._came.get(address, now) for address in new}
+        return sorted(new) if all(now - came > GROW_SECONDS for came in self._came.values()) else []
+
+    def ignore(self, addresses: Iterable[str]) -> None:
+        """These have not come to join."""
+        self._known.update(addresses)

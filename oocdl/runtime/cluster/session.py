@@ -23,7 +23,7 @@ from distributed import Client, Future
 from distributed.protocol.pickle import dumps
 
 from oocdl.config import Settings
-from oocdl.errors import ResourceError
+from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
@@ -35,25 +35,12 @@ from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
 from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
+from oocdl.runtime.cluster.growth import Arrivals, present
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
-from oocdl.runtime.cluster.pass_tasks import (
-    Step,
-    end_key,
-    steps_of,
-    tasks_of,
-    worker_of_key,
-)
+from oocdl.runtime.cluster.pass_tasks import Step, end_key, steps_of, tasks_of, worker_of_key
+from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
-from oocdl.runtime.cluster.watch import (
-    LOOK_SECONDS,
-    TELL_SECONDS,
-    Watch,
-    failed,
-    in_loop,
-    on_scheduler,
-    open_client,
-    roll,
-)
+from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import MEMORY, Moved
@@ -63,8 +50,6 @@ from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.identity import identity
 from oocdl.storage.run.run_store import RunStore
 
-GROW_SECONDS = 5.0
-"""Workers that come while a run goes on join it when no further one has come for so long."""
 PAUSE_SECONDS = 1.0
 """Between two attempts to gather a crew."""
 LOOK_TIMEOUT_SECONDS = 2.0
@@ -78,6 +63,8 @@ class ClusterSession(Held):
     """Runs steps of one run on a client's workers. The face of ``Session``."""
 
     client: Client
+    planned: Sequence[crew.Recruit]
+    """The workers that the run was planned for."""
     compiled: Mapping[str, CompiledPass]
     dataset: Dataset
     settings: Settings
@@ -103,6 +90,7 @@ class ClusterSession(Held):
         self.before_crew = Moved(0, 0, 0, 0, 0, 0)
         """What crews before this one have moved."""
         self.connection = crew.Connection(self.client)
+        self.room = Room(self.settings.memory_bytes, self.planned, self.say)
         self.gather()
         return self
 
@@ -115,15 +103,16 @@ class ClusterSession(Held):
     def gather(self) -> None:
         """Gather a crew of whoever is there, and set it up; waits ``wait_seconds`` for the first worker.
 
-        Raises ResourceError if nobody comes, or those who come are lost again and again, and what setting up
-        raises on a member.
+        Who has too little room is left out. Raises ResourceError if nobody else comes, or those who come are
+        lost again and again, and what setting up raises on a member.
         """
         deadline, told, losses = monotonic() + self.wait_seconds, "", 0
         while True:
             try:
                 self.client = self.connection.renew()
                 crew.keep_workers(self.client)
-                self._gather(max(deadline - monotonic(), 1.0))
+                while not self._gather(max(deadline - monotonic(), 1.0)):
+                    self.dissolve()
                 return
             except WorkersLost as lost:
                 losses += self.watch is not None  # some had come
@@ -144,15 +133,14 @@ class ClusterSession(Held):
                 self.dissolve()
                 raise
 
-    def _gather(self, timeout_seconds: float) -> None:
-        recruits = crew.gather(self.client, timeout_seconds, self.say, self.owner)
-        recruits = crew.check_limits(recruits, self.settings.memory_bytes)
-        self.addresses = [one.address for one in recruits]
-        self.known = self._present()
-        """Workers that were there when the crew was gathered, members or not."""
-        self.seen: dict[str, float] = {}
-        self.looked = monotonic()
-        """When it was last looked who has come."""
+    def _gather(self, timeout_seconds: float) -> bool:
+        """Gather a crew and set it up; whether all of it has room."""
+        there = crew.gather(self.client, timeout_seconds, self.say, self.owner)
+        self.recruits = self.room.fitting(there)
+        if not self.recruits:
+            raise WorkersLost(f"of {len(there)} workers that are there none has room for the run")
+        self.addresses = [one.address for one in self.recruits]
+        self.arrivals = Arrivals(present(self.client))
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         with uncollected():  # hundreds of thousands of objects, where units are as many
@@ -177,7 +165,12 @@ class ClusterSession(Held):
             mark=member.mark_of(self.store.path),
             threads=self.threads,
         )
-        self._set_up(setup, packed, list(layers))
+        refusals = self._set_up(setup, packed, list(layers))
+        if refusals:
+            self.room.refuse(refusals)
+        else:
+            self.room.enlist(self.addresses)
+        return not refusals
 
     def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:
         """Place the calls of all kinds of passes on the members."""
@@ -186,14 +179,18 @@ class ClusterSession(Held):
         self.homes = homes_of(kinds, placed)
         return {name: exchange(one, placed[name], self.homes, count_) for name, one in kinds.items()}
 
-    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> None:
+    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> dict[str, BudgetError]:
+        """Set up all members; returns why those have no room that have none."""
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
-        sees = self.watch.ask_each(worker_tasks.set_up, each)
+        sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=BudgetError)
+        refusals = {address: found for address, found in sees.items() if isinstance(found, BudgetError)}
+        if refusals:
+            return refusals
         self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
@@ -212,6 +209,7 @@ class ClusterSession(Held):
             self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
         dask_records.shorten_client_log(self.client)
         on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
+        return {}
 
     async def _registered(self, cleanup: Cleanup) -> None:
         await self.client._register_scheduler_plugin(cleanup, cleanup.name, idempotent=True)
@@ -235,19 +233,19 @@ class ClusterSession(Held):
         return len(self.addresses)
 
     def newcomers(self) -> int:
-        """How many workers have come since the crew was gathered, and are to join it now."""
-        now = monotonic()
-        if now - self.looked < LOOK_SECONDS:
+        """How many workers have come since the crew was gathered, have room, and are to join it now."""
+        new = self.arrivals.settled(self.client)
+        if not new:
             return 0
-        self.looked = now
-        there = self._present()
-        self.seen = {address: self.seen.get(address, now) for address in there if address not in self.known}
-        settled = all(now - came > GROW_SECONDS for came in self.seen.values())
-        return len(self.seen) if settled else 0
-
-    def _present(self) -> set[str]:
-        """Workers that are there, and not silent."""
-        return {address for address, seen in roll(self.client).items() if seen.silent < TELL_SECONDS}
+        try:
+            recruits = crew.ask(self.client, new, self.say)
+        except WorkersLost:  # of those who came: the crew is watched by itself
+            return 0
+        fitting = self.room.fitting([*self.recruits, *recruits])
+        joining = [one for one in fitting if one.address in new]
+        if not joining:
+            self.arrivals.ignore(new)
+        return len(joining)
 
     # --- passes ----------------------------------------------------------------------------
 

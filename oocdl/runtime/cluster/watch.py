@@ -134,21 +134,29 @@ class Watch:
         return self._answers([in_loop(self.client, asked)], nbytes)
 
     def ask_each(
-        self, function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Sequence[Any]],
+        refusal: type[OocdlError] | tuple[()] = (),
     ) -> dict[str, Any]:
         """Call a function on members by address, each with arguments of its own; the rest as ``ask``.
 
-        The last argument of each is large: pickled bytes.
+        The last argument of each is large: pickled bytes. An error of type ``refusal`` is an answer.
         """
         calls = [
             self.client._run(function, *own, workers=[address], on_error="return")
             for address, own in arguments.items()
         ]
         nbytes = sum(len(own[-1]) for own in arguments.values())
-        return self._answers([in_loop(self.client, call) for call in calls], nbytes)
+        return self._answers([in_loop(self.client, call) for call in calls], nbytes, refusal)
 
-    def _answers(self, asked: Sequence[LocalFuture[Mapping[str, Any]]], nbytes: int) -> dict[str, Any]:
-        """What members answer; raises what one of them has raised."""
+    def _answers(
+        self,
+        asked: Sequence[LocalFuture[Mapping[str, Any]]],
+        nbytes: int,
+        refusal: type[OocdlError] | tuple[()] = (),
+    ) -> dict[str, Any]:
+        """What members answer; raises what one of them has raised that is no ``refusal``."""
         self.wait(asked, nbytes)
         found: dict[str, Any] = {}
         for answer in sorted(
@@ -164,7 +172,7 @@ class Watch:
                     f"worker {address} cannot import what it needs ({given}); install the same versions of "
                     "oocdl and its extras there"
                 ) from given
-            if isinstance(given, BaseException):
+            if isinstance(given, BaseException) and not isinstance(given, refusal):
                 self.raise_of(given)
         return found
 

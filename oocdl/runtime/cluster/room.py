@@ -1,0 +1,133 @@
+"""Says which workers have room for their part of a run: the others are left out, and named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from oocdl.errors import BudgetError
+from oocdl.host.limits import DEFAULT_BUDGET_SHARE
+from oocdl.runtime.cluster.crew import Recruit, Tell
+
+LIMIT_SHARE = 0.9
+"""What of a worker's memory limit is its budget by default: its nanny and the system need a little."""
+
+
+def budget_bytes(recruits: Sequence[Recruit]) -> int:
+    """Return the budget of each process for a user who gives none: of the worker that may take least.
+
+    Workers of one host share what it has.
+    """
+    on_host = Counter(recruit.host for recruit in recruits)
+    shares = []
+    for recruit in recruits:
+        share = int(recruit.available.nbytes * DEFAULT_BUDGET_SHARE) // on_host[recruit.host]
+        own = int(recruit.limit_bytes * LIMIT_SHARE) if recruit.limit_bytes else share
+        shares.append(min(share, own))
+    return min(shares)
+
+
+def check_limits(recruits: Sequence[Recruit], memory_bytes: int) -> list[Recruit]:
+    """Return those whose memory limit has room for the budget; BudgetError if it is none of them."""
+    roomy = [one for one in recruits if not one.limit_bytes or one.limit_bytes >= memory_bytes]
+    if not roomy:
+        largest = max(recruits, key=lambda one: one.limit_bytes or 0)
+        raise BudgetError(
+            f"memory={memory_bytes >> 20} MiB is more than the memory limit of any worker "
+            f"({(largest.limit_bytes or 0) >> 20} MiB of {largest.address}); give less, or start workers "
+            "with a higher --memory-limit"
+        )
+    return roomy
+
+
+Place = tuple[str, str]
+"""A host, and the name of what limits memory there."""
+
+
+@dataclass(eq=False)
+class Room:
+    """Who of a run's workers has room for it, by what each may use, and by how its set-up went.
+
+    Workers that the run was planned for are taken at their word until a first crew stands: what
+    they lack ends the run before its first step.
+    """
+
+    memory_bytes: int
+    """The budget of each."""
+    planned: Sequence[Recruit]
+    """The workers that the run was planned for."""
+    say: Tell
+    members: frozenset[str] = frozenset()
+    """Addresses of the last crew; empty until the first one stands."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Workers that had too little room among so many: with more of them, each has a smaller share to do."""
+    told: set[str] = field(default_factory=set)
+    _among: int = 0
+    """How many had room, by what each may use, when this was last looked at."""
+
+    def fitting(self, recruits: Sequence[Recruit]) -> list[Recruit]:
+        """Return those that have room. Says of each other one why it is left out, once."""
+        trusted = frozenset(() if self.members else (one.address for one in self.planned))
+        lacks: dict[str, str] = {}
+        for one in recruits:
+            why = None if one.address in trusted else self._lack(one)
+            if why is not None:
+                lacks[one.address] = why
+        lacks |= self._crowded([one for one in recruits if one.address not in lacks])
+        for address, why in lacks.items():
+            self._leave_out(address, why)
+        found = [one for one in recruits if one.address not in lacks]
+        self._among = len(found)
+        return [one for one in found if self.refused.get(one.address, 0) < self._among]
+
+    def refuse(self, errors: Mapping[str, BudgetError]) -> None:
+        """Leave out workers, of those that were found to fit, that have no room after all as they are set up.
+
+        Raises the error of a worker that the run was planned for, if no crew has stood yet.
+        """
+        first = [] if self.members else [one.address for one in self.planned if one.address in errors]
+        if first:
+            raise errors[first[0]]
+        for address, error in errors.items():
+            self.refused[address] = self._among
+            self._leave_out(address, str(error).removeprefix(f"worker {address}: "))
+
+    def enlist(self, addresses: Iterable[str]) -> None:
+        """These are the crew now."""
+        self.members = frozenset(addresses)
+
+    @property
+    def _needs(self) -> str:
+        return f"and the run needs {self.memory_bytes >> 20} MiB"
+
+    def _lack(self, one: Recruit) -> str | None:
+        """Why a worker has no room, whoever else is there; None: it may have."""
+        if one.limit_bytes and one.limit_bytes < self.memory_bytes:
+            return f"its memory limit is {one.limit_bytes >> 20} MiB, {self._needs}"
+        if one.available.nbytes < self.memory_bytes:
+            return f"it may use {one.available.nbytes >> 20} MiB ({one.available.name}), {self._needs}"
+        return None
+
+    def _crowded(self, recruits: Sequence[Recruit]) -> dict[str, str]:
+        """Those that are too many for what they share, and why; members of the last crew come first."""
+        usual, there, lacks = Counter(map(_place, self.planned)), Counter[Place](), dict[str, str]()
+        for one in sorted(recruits, key=lambda one: one.address not in self.members):
+            most = max(one.available.nbytes // self.memory_bytes, usual[_place(one)])
+            there[_place(one)] += 1
+            if one.available.shared and there[_place(one)] > most:
+                size = one.available.nbytes >> 20
+                lacks[one.address] = (
+                    f"{there[_place(one)]} workers of {one.host} share {size} MiB ({one.available.name}), "
+                    f"{self._needs} of each"
+                )
+        return lacks
+
+    def _leave_out(self, address: str, why: str) -> None:
+        if address not in self.told:
+            self.told.add(address)
+            self.say(f"worker {address} is left out: {why}; the run goes on without it")
+
+
+def _place(one: Recruit) -> Place:
+    return one.host, one.available.name

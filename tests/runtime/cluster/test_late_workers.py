@@ -1,0 +1,208 @@
+"""Workers that come while a run goes on join it; those that have too little room are left out, and named."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import oocdl
+from oocdl.errors import BudgetError, ResourceError
+from oocdl.events import Event, Notice, StepDone, WorkersChanged
+from oocdl.host.limits import Limit
+from oocdl.runtime.cluster.crew import Recruit
+from oocdl.runtime.cluster.room import Room
+from tests.kit import nets, processes
+from tests.kit.faults import OPTIONS
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+MIB = 1 << 20
+QUICK: dict[str, Any] = {**OPTIONS, "memory": "600MiB", "steps": 16, "commit_seconds": 0}
+STEP_SECONDS = 0.25
+"""What a step takes at least: between steps it is looked who has come."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that come join soon."""
+    monkeypatch.setattr("oocdl.runtime.cluster.growth.GROW_SECONDS", 1.0)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("job")
+    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
+
+
+def limit_itself() -> None:
+    """Linux does not enforce this limit, but a run looks at it."""
+    resource.setrlimit(resource.RLIMIT_RSS, (400 * MIB, resource.RLIM_INFINITY))
+
+
+def grow() -> None:
+    np._ballast = np.ones(500 * MIB, "u1")  # type: ignore[attr-defined]
+
+
+class Late:
+    """Workers that come after the second step, by name; the one that was there before leaves, if asked."""
+
+    def __init__(self, folder: Path, address: str, limits: dict[str, str], leaves: bool = False) -> None:
+        self.folder, self.limits, self.leaves = folder, limits, leaves
+        self.client = Client(address, timeout=60, set_as_default=False)
+        self.started: list[processes.Kept] = []
+        self.addresses: dict[str, str] = {}
+        self.texts: list[str] = []
+        self.changed: list[WorkersChanged] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Notice):
+            self.texts.append(event.text)
+        if isinstance(event, WorkersChanged):
+            self.changed.append(event)
+        if isinstance(event, StepDone):
+            time.sleep(STEP_SECONDS)
+            if event.row["step"] == 2 and not self.addresses:
+                self.come()
+            if event.row["step"] == 10 and self.leaves:
+                self.client.retire_workers([min(self.workers().keys() - set(self.addresses.values()))])
+
+    def come(self) -> None:
+        """Start them; they are there, and as they are to be, when this returns."""
+        here = ["--nthreads", "1", "--no-dashboard", "--no-nanny", "--host", "127.0.0.1"]
+        for name, limit in self.limits.items():
+            own = ["--name", name, "--memory-limit", limit, "--local-directory", str(self.folder / name)]
+            command = [*processes.DASK_WORKER, self.client.scheduler.address, *here, *own]  # type: ignore[union-attr]
+            self.started.append(processes.Kept(command, self.folder / f"{name}.log"))
+            self.started[-1].tend()
+        self.client.wait_for_workers(1 + len(self.limits), timeout=200)
+        self.addresses = {name: address for address, name in self.workers().items() if name in self.limits}
+        for name, change in {"limited": limit_itself, "large": grow}.items():
+            self.client.run(change, workers=[self.addresses[name]] if name in self.addresses else [])
+
+    def workers(self) -> dict[str, str]:
+        """Names of all workers, by address."""
+        found = self.client.scheduler_info(n_workers=-1)["workers"]
+        return {address: str(one["name"]) for address, one in found.items()}
+
+    def end(self) -> None:
+        """End what was started."""
+        self.client.close()  # type: ignore[no-untyped-call]
+        for one in self.started:
+            one.end()
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[processes.Cluster]:
+    """A scheduler and one worker, with room for the budget, that is not started again."""
+    with processes.cluster(tmp_path, [False], ["--memory-limit", "2GiB"]) as found:
+        with Client(found.address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=200)
+        found.workers[0].tend = lambda: None  # type: ignore[method-assign]
+        yield found
+
+
+def test_late_workers_without_room_are_left_out(
+    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each by a limit of another kind; one that has room joins, although every step is committed."""
+    small = {"small": "512MiB", "limited": "0", "large": "0"}
+    late = Late(tmp_path, there.address, {**small, "roomy": "2GiB"})
+    try:
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, callbacks=[late], **QUICK)
+        assert processes.remains(late.client) == {}
+    finally:
+        late.end()
+    roomy = {**QUICK, "memory": "3GiB"}  # this process may be large, after other tests
+    alone = oocdl.fit(*job, workdir=tmp_path / "alone", plan=run.path, **roomy)
+    assert nets.files_of(run) == nets.files_of(alone)
+    assert [row["step"] for row in run.history] == list(range(1, 17))
+    assert [(one.reason, one.members) for one in late.changed] == [("workers have come", 2)]
+    told = [text for text in late.texts if "is left out" in text]
+    numbers = {
+        "small": ("limit is 512 MiB", "needs 600 MiB"),
+        "limited": ("400 MiB (RLIMIT_RSS", "needs 600 MiB"),
+        "large": ("MiB of the budget are left", "a unit needs"),
+    }
+    assert len(told) == 3
+    for name, words in numbers.items():
+        (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} "))
+        assert all(word in text for word in words), text
+
+
+@pytest.mark.slow
+def test_a_run_ends_where_only_workers_without_room_are_left(
+    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
+    try:
+        with pytest.raises(ResourceError, match="of 2 workers that are there none has room.*start it again"):
+            oocdl.fit(
+                *job,
+                workdir=tmp_path / "run",
+                client=there.address,
+                wait_seconds=3,
+                callbacks=[late],
+                **QUICK,
+            )
+        assert processes.remains(late.client) == {}
+    finally:
+        late.end()
+    assert oocdl.open(tmp_path / "run").steps >= 9
+    assert sum("is left out" in text for text in late.texts) == 2
+
+
+def worker(name: str, host: str = "a", megabytes: int = 1000, shared: bool = True) -> Recruit:
+    """A worker whose host or process may use so much."""
+    return Recruit(name, host, 1, 1, None, Limit(megabytes * MIB, "its limit", shared), 0)
+
+
+def test_workers_of_a_host_share_what_it_has() -> None:
+    """As many as a run was planned for stay, whatever they share; members of the last crew come first."""
+    told: list[str] = []
+    first = [worker("b"), worker("c"), worker("d", "other")]
+    room = Room(400 * MIB, first, told.append)
+    assert room.fitting(first) == first
+    room.enlist(one.address for one in first)
+    late = [worker("a"), *first, worker("e", "other"), worker("f", "other")]
+    assert room.fitting(late) == [*first, worker("e", "other")]
+    assert len(told) == 2 and room.fitting(late) == [*first, worker("e", "other")] and len(told) == 2
+    assert told[0].startswith("worker a is left out: 3 workers of a share 1000 MiB")
+    assert "the run needs 400 MiB of each" in told[0]
+    assert room.fitting(late[:2]) == late[:2]  # another has left
+    own = [worker(name, shared=False) for name in "bcde"]
+    assert room.fitting(own) == own
+
+    tight = Room(800 * MIB, first, told.append)  # two on a host of 1000 MiB, as the user has it
+    tight.enlist(one.address for one in first)
+    assert tight.fitting([*first[1:], worker("x")]) == [*first[1:], worker("x")]
+
+
+def test_who_had_no_room_is_tried_again_among_more() -> None:
+    """Its share of the work is smaller then."""
+    told: list[str] = []
+    room = Room(100 * MIB, [worker("a")], told.append)
+    assert room.fitting([worker("a")]) == [worker("a")]
+    room.enlist("a")
+    pair = [worker("a"), worker("b")]
+    assert room.fitting(pair) == pair
+    room.refuse({"b": BudgetError("worker b: 3 MiB are left")})
+    assert room.fitting(pair) == [worker("a")] and room.fitting([worker("b")]) == []
+    more = [*pair, worker("c")]
+    assert room.fitting(more) == more
+    assert told == ["worker b is left out: 3 MiB are left; the run goes on without it"]
+
+
+def test_workers_that_a_run_is_planned_for_end_it_at_its_start() -> None:
+    """What they lack is told as an error; of one that comes meanwhile, before the first step, it is not."""
+    told: list[str] = []
+    room = Room(2000 * MIB, [worker("a")], told.append)
+    assert room.fitting([worker("a"), worker("b")]) == [worker("a")] and len(told) == 1
+    room.refuse({"b": BudgetError("no")})
+    with pytest.raises(BudgetError, match="2 MiB"):
+        room.refuse({"a": BudgetError("2 MiB are left"), "b": BudgetError("no")})
