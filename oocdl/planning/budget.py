@@ -20,7 +20,6 @@ from oocdl.planning.machine import (
     check_device,
     device_shortage,
     discards_old_weights,
-    plan_growth_bytes,
 )
 from oocdl.planning.simulate import simulate
 from oocdl.planning.simulation.timeline import Simulated
@@ -150,7 +149,7 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
-    room = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
+    room = machine.capacity_bytes - machine.growth_bytes(plan.counts)
     keeps_old = not discards_old_weights(plan, machine)
     return Candidate(compiled, predict_pass(compiled.graph, machine, room, keeps_old, timeline=False))
 
@@ -174,7 +173,7 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
             size = draft.estimate(roomy.limits(settings, unit_bytes))
         except BudgetError:
             return False
-        return size.peak_unit_bytes <= unit_bytes - plan_growth_bytes(size.layers, size.tasks)
+        return size.peak_unit_bytes <= unit_bytes - machine.growth_bytes(size.counts)
 
     def fits(unit_bytes: int) -> bool:
         roomy = replace(machine, capacity_bytes=unit_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -12,7 +12,7 @@ from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import give_back_freed_memory
-from oocdl.host.limits import anonymous_bytes, cores
+from oocdl.host.limits import anonymous_bytes, available, cores
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan
 from oocdl.planning.tile_search import Limits
@@ -31,7 +31,14 @@ PLAN_BYTES = 32 << 20
 """The part of ``OVERHEAD_BYTES`` that the plan itself may take."""
 EMPTY_PLAN_BYTES, LAYER_BYTES, TASK_BYTES = 24 << 20, 96 << 10, 16 << 10
 """What a plan takes: by itself, for each layer and for each task. Measured: 25 and 34 MiB for 245 and 781
-tasks of a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224."""
+tasks of a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224. Members of a
+cluster have only their own tasks. Of a U-Net, beside 10 MiB that all know: 5.1 MiB for 296 tasks (1,977
+calls) of one of 8 and 6.8 MiB for 537 (3,240) of one of 4, which is 13 to 17 KiB a task, 2.2 to 2.7 a call;
+6.0 MiB for 159 (1,162) of one of 64, which reads most from others, 39 KiB a task: what a plan takes by itself
+has room for that."""
+UNEVEN_RATIO = 1.5
+"""How many times the tasks of an even share of each layer a member of a cluster may have. Measured: 0.94 to
+1.00 on 2, 4 and 8 members, 1.35 on 64 of 16 threads."""
 SLACK_BYTES = 16 << 20
 """How much more the same process may take the next time; budgets that errors name have it on top."""
 DISCARD_CAPACITY_SHARE = 0.25
@@ -65,6 +72,8 @@ class Crew:
     """Of each process."""
     processes: int
     """Those that are there, or that are expected."""
+    there: int
+    """Those that are there."""
     own_bytes: int
     """What the largest of them has taken, with the engine loaded, before any array."""
 
@@ -83,6 +92,10 @@ class Machine:
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
     workers: int = 0
     """Processes of a cluster, each with all of this; 0: this process does the work."""
+    sharing: int = 1
+    """Processes among which the tasks of a plan are spread when it begins; each knows of its own only."""
+    driver_bytes: int | None = None
+    """What the process may still use that has the whole plan; None: as much as that takes."""
     device_unit_bytes: int | None = None
     """Larger units were found not to fit the engine's device; None: no unit was too large."""
     process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
@@ -113,8 +126,18 @@ class Machine:
         """The limits that a plan has to keep where a unit may take ``unit_bytes``."""
         parallel = None if settings.parallel == "auto" else settings.parallel
         most_units = (self.capacity_bytes + PLAN_BYTES - EMPTY_PLAN_BYTES) // TASK_BYTES
+        most_units = int(most_units * max(self.sharing / UNEVEN_RATIO, 1))
+        if self.driver_bytes is not None:
+            most_units = min(most_units, self.driver_bytes // TASK_BYTES)
         workers = max(self.workers, 1)
         return Limits(unit_bytes, self.permits, parallel, most_units=most_units, workers=workers)
+
+    def growth_bytes(self, counts: Sequence[int]) -> int:
+        """What a plan takes of the capacity beyond ``PLAN_BYTES``, whose layers have so many tasks each."""
+        share = sum(counts)
+        if self.sharing > 1:
+            share = min(int(UNEVEN_RATIO * sum(-(-count // self.sharing) for count in counts)), share)
+        return max(EMPTY_PLAN_BYTES + len(counts) * LAYER_BYTES + share * TASK_BYTES - PLAN_BYTES, 0)
 
     def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
@@ -171,7 +194,10 @@ def machine_for(
     if crew is None:
         return Machine(engine, threads, base, capacity, reserved)
     there = partial(_larger_bytes, own_bytes - here_bytes)
-    return Machine(engine, threads, base, capacity, reserved, crew.processes, process_bytes=there)
+    return Machine(
+        engine, threads, base, capacity, reserved, crew.processes, crew.there,
+        driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there,
+    )  # fmt: skip
 
 
 def _larger_bytes(nbytes: int) -> int:
@@ -219,14 +245,9 @@ def discards_old_weights(plan: PlanSize, machine: Machine) -> bool:
     return plan.versioned_bytes > DISCARD_CAPACITY_SHARE * machine.capacity_bytes
 
 
-def plan_growth_bytes(layers: int, tasks: int) -> int:
-    """What a plan of so many layers and tasks takes of the capacity, beyond ``PLAN_BYTES``."""
-    return max(EMPTY_PLAN_BYTES + layers * LAYER_BYTES + tasks * TASK_BYTES - PLAN_BYTES, 0)
-
-
 def check_capacity(plan: PassPlan, machine: Machine) -> None:
     """Raise BudgetError if the largest unit finds no room beside the plan itself."""
-    left = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
+    left = machine.capacity_bytes - machine.growth_bytes(plan.counts)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
     if worst.peak_bytes > left:
         raise BudgetError(

@@ -119,6 +119,11 @@ class PassPlan:
         """How many units the pass has."""
         return sum(len(layer.units) for layer in self.layers)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many units each layer has."""
+        return tuple(len(layer.units) for layer in self.layers)
+
     def numerics(self) -> str:
         """A digest, in hexadecimal, of everything in the plan that the bits of the result depend on."""
         digest = hashlib.blake2b(digest_size=16)
@@ -134,9 +139,8 @@ class PassPlan:
 class PassSize(NamedTuple):
     """How large a plan is."""
 
-    layers: int
-    tasks: int
-    """How many units the pass has."""
+    counts: tuple[int, ...]
+    """How many units each layer has."""
     peak_unit_bytes: int
     """Memory of the largest unit."""
 
@@ -157,8 +161,8 @@ def estimate_pass(layering: Layering, limits: Limits) -> PassSize:
     A unit that is no sample may be larger. BudgetError if nothing fits.
     """
     _, fitted = _grids(layering, limits, every_unit=False)
-    tasks = sum(cutter.count for cutter, _ in fitted)
-    return PassSize(len(fitted), tasks, max(peak for _, peak in fitted))
+    counts = tuple(cutter.count for cutter, _ in fitted)
+    return PassSize(counts, max(peak for _, peak in fitted))
 
 
 def _grids(

@@ -17,7 +17,7 @@ from oocdl.planning.budget import compile_within
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import draft_pass
 from oocdl.planning.cost_model import Rates
-from oocdl.planning.machine import discards_old_weights, plan_growth_bytes
+from oocdl.planning.machine import discards_old_weights
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
@@ -143,7 +143,7 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     """One step on so many hosts."""
     cores = job.machine.threads
     lanes = max(min(cores, MOST_LANES // hosts), 1)
-    machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0)
+    machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0, sharing=hosts)
     settings = replace(job.settings, threads=lanes)
     batch = settings.batch_size * (hosts if weak else 1)
     request = Request(
@@ -151,7 +151,7 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     )
     compiled = compile_within(draft_pass(request), settings, machine)
     plan = compiled.plan
-    room = machine.capacity_bytes - plan_growth_bytes(len(plan.layers), plan.tasks)
+    room = machine.capacity_bytes - machine.growth_bytes(plan.counts)
     return simulate_hosts(
         compiled,
         Cluster(hosts=hosts, bytes_per_second=network),

@@ -56,7 +56,8 @@ class Workers:
         self.mustered[:] = recruits
         count = max(len(recruits), crew.expected(self.client))
         own_bytes = max(recruit.own_bytes for recruit in recruits)
-        return Crew(min(recruit.threads for recruit in recruits), count, own_bytes), budget_bytes
+        threads = min(recruit.threads for recruit in recruits)
+        return Crew(threads, count, len(recruits), own_bytes), budget_bytes
 
     def session(
         self,

@@ -1,0 +1,63 @@
+"""How a budget is spent: what a plan takes of each process that runs its share of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from oocdl.config import make_settings
+from oocdl.errors import BudgetError
+from oocdl.planning.calls import UnitCall
+from oocdl.planning.compiler import Draft
+from oocdl.planning.hosts.placement import place
+from oocdl.planning.machine import TASK_BYTES, Machine, check_capacity
+from tests.kit.plans import cut_for, unet_draft
+
+ALONE = Machine("torch", 2, 256 << 20, 1 << 30)
+"""Of a process alone, and of a crew of which one worker has come."""
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    """A U-Net on a volume of 64³, of which there are no bytes."""
+    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
+
+
+def units_that_count(machine: Machine, counts: tuple[int, ...]) -> int:
+    """How many units a process is taken to have of a plan, by what the plan takes of it."""
+    many = tuple(count + 8192 for count in counts)  # beyond what any plan may take by itself
+    taken = machine.growth_bytes(many) - machine.growth_bytes(tuple(8192 for _ in counts))
+    return taken // TASK_BYTES
+
+
+def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(unet: Draft) -> None:
+    """What is counted covers what the largest member has, and is not twice that."""
+    compiled = cut_for(unet, 16, 8)
+    counts = compiled.plan.counts
+    placed = place(compiled.graph, 8, 16)
+    units = [isinstance(call, UnitCall) for call in compiled.graph.calls]
+    largest = int(np.bincount(placed.workers[units], minlength=8).max())
+    assert units_that_count(ALONE, counts) == sum(counts) == sum(units)
+    crew = replace(ALONE, workers=8, sharing=8)
+    assert largest <= units_that_count(crew, counts) < 2 * largest < sum(counts) / 2
+    assert units_that_count(replace(ALONE, workers=8), counts) == sum(counts)  # one of eight has come
+
+
+def test_a_crew_has_room_for_more_units_and_its_driver_for_all_of_them(unet: Draft) -> None:
+    settings = make_settings(memory="2GiB")
+    crew = replace(ALONE, workers=8, sharing=8)
+    alone, many = (machine.limits(settings, 1 << 30).most_units for machine in (ALONE, crew))
+    assert alone is not None and many is not None and 5 * alone < many < 8 * alone
+    driver = replace(crew, driver_bytes=1 << 30)
+    assert driver.limits(settings, 1 << 30).most_units == (1 << 30) // TASK_BYTES < many
+
+
+def test_a_plan_that_fits_a_crew_only_is_refused_alone(unet: Draft) -> None:
+    plan = cut_for(unet, 16, 8).plan
+    peak = max(layer.peak_bytes for layer in plan.layers)
+    tight = replace(ALONE, capacity_bytes=peak + (20 << 20))
+    check_capacity(plan, replace(tight, workers=8, sharing=8))
+    with pytest.raises(BudgetError, match="may take"):
+        check_capacity(plan, tight)
