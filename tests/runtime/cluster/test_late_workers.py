@@ -16,6 +16,7 @@ import oocdl
 from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
 from oocdl.host.limits import Limit
+from oocdl.runtime.cluster import crew
 from oocdl.runtime.cluster.crew import Recruit
 from oocdl.runtime.cluster.room import Room
 from tests.kit import nets, processes
@@ -136,9 +137,17 @@ def test_late_workers_without_room_are_left_out(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("expected", "wait_seconds"), [(0, 3.0), (2, 1000.0)])
 def test_a_run_ends_where_only_workers_without_room_are_left(
-    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
+    there: processes.Cluster,
+    job: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: int,
+    wait_seconds: float,
 ) -> None:
+    """After it has waited for others, or at once where all that are expected are there."""
+    monkeypatch.setattr(crew, "expected", lambda client: expected)
     late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
     try:
         with pytest.raises(ResourceError, match="of 2 workers that are there none has room.*start it again"):
@@ -146,7 +155,7 @@ def test_a_run_ends_where_only_workers_without_room_are_left(
                 *job,
                 workdir=tmp_path / "run",
                 client=there.address,
-                wait_seconds=3,
+                wait_seconds=wait_seconds,
                 callbacks=[late],
                 **QUICK,
             )
