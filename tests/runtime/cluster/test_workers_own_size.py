@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import BudgetError
+from oocdl.events import Event, Listener, StepDone
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
 
@@ -34,10 +36,10 @@ def take() -> None:
     np._ballast = np.ones(BALLAST_BYTES, "u1")  # type: ignore[attr-defined]
 
 
-def train(folder: Path, client: Client, memory: str) -> oocdl.Run:
+def train(folder: Path, client: Client, memory: str, *listeners: Listener) -> oocdl.Run:
     data = folder / "net.onnx", folder / "data.zarr"
     options = OPTIONS | {"steps": 2, "memory": memory}
-    return oocdl.fit(*data, workdir=folder / "run", client=client, **options)
+    return oocdl.fit(*data, workdir=folder / "run", client=client, callbacks=listeners, **options)
 
 
 def test_the_largest_worker_counts(tmp_path: Path, client: Client) -> None:
@@ -58,3 +60,16 @@ def test_the_driver_does_not_count(tmp_path: Path, client: Client) -> None:
     run = train(tmp_path, client, "600MiB")
     assert run.steps == 2 and run.plan.machine.base_bytes < ballast.nbytes
     assert run.plan.peak_bytes < 600 << 20
+
+
+def test_the_collector_leaves_what_lasts_as_long_as_a_run_alone(tmp_path: Path, client: Client) -> None:
+    """Of a plan are hundreds of thousands of objects: no step waits until all have been gone through."""
+    frozen: list[dict[str, int]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone):
+            frozen.append(client.run(gc.get_freeze_count))
+
+    train(tmp_path, client, "2GiB", listen)
+    assert len(frozen) == 2 and all(min(counts.values()) > 10_000 for counts in frozen)
+    assert set(client.run(gc.get_freeze_count).values()) == {0}
