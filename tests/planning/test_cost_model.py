@@ -17,9 +17,12 @@ from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, elementwise
 from oocdl.planning.cost_model import (
+    ARRANGED_ELEMENTS_PER_SECOND,
     BFLOAT16_SUFFIX,
+    HEAVY_SECONDS,
     NOMINAL,
     Rates,
+    cold_seconds,
     heavy_kind,
     interpolate,
     program_seconds,
@@ -115,6 +118,14 @@ def test_a_turned_product_pays_for_its_transposition() -> None:
     straight, turned = matmul(64, 64, 64), matmul(64, 64, 64, "ab,bc->ca")
     extra = 2 * 4 * 64 * 64 / NOMINAL.bytes_per_second("Transpose", RULES)
     assert seconds(turned) - seconds(straight) == pytest.approx(extra)
+
+
+def test_convolutions_arrange_their_weights_in_each_call() -> None:
+    arranged = 16 * 16 * 9 / ARRANGED_ELEMENTS_PER_SECOND
+    assert cold_seconds(conv(16, 32), RULES) == pytest.approx(HEAVY_SECONDS + arranged)
+    assert cold_seconds(conv(16, 64), RULES) == cold_seconds(conv(16, 32), RULES)
+    assert cold_seconds(matmul(64, 64, 64), RULES) == HEAVY_SECONDS
+    assert cold_seconds(overhead_program(3), RULES) == 0
 
 
 def test_empty_operands_take_no_time_to_speak_of() -> None:

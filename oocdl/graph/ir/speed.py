@@ -76,6 +76,9 @@ class Computing:
     """The same tables for operands of bfloat16; empty unless the operator is a product."""
     then: Callable[[Instruction], Sequence[str]] = lambda step: ()
     """Operators that the kernel applies to the result; their time is added."""
+    arranged_elements: Callable[[Instruction, Sequence[Shape]], int] = lambda step, shapes: 0
+    """Of an instruction with operands of such shapes: elements that its kernel puts into another order in
+    each call, as weights of a convolution."""
 
 
 Speed = Streaming | Computing

@@ -30,11 +30,16 @@ Table = Mapping[str, tuple[float, ...]]
 """Kind without the operator -> GFLOP/s by count of channels."""
 
 
+def _weights(step: Instruction, shapes: Sequence[Shape], makes_weights: bool) -> Shape:
+    """Return the shape of the weights that a convolution reads, or makes."""
+    return step.kernel_shapes[0] if makes_weights else shapes[1]
+
+
 def _kind(
     step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int, makes_weights: bool
 ) -> tuple[str, int]:
     """Return kind and size of a convolution (see ``Computing.kind``)."""
-    weight = step.kernel_shapes[0] if makes_weights else shapes[1]
+    weight = _weights(step, shapes, makes_weights)
     grouped = bool(step.attrs.get("grouped"))
     weight = weight[1:] if grouped else weight
     taps, seen = prod(weight[2:]), step.operands[0].shape
@@ -133,9 +138,11 @@ def _rate_tables(op: str, table: Table, channels: Sequence[int]) -> dict[str, Ra
 
 
 def _speed(op: str, table: Table, bfloat16: Table) -> Computing:
+    makes_weights = op == "ConvWeightGrad"
     return Computing(
         like=READING,
-        kind=partial(_kind, makes_weights=op == "ConvWeightGrad"),
+        kind=partial(_kind, makes_weights=makes_weights),
+        arranged_elements=lambda step, shapes: prod(_weights(step, shapes, makes_weights)),
         probes=partial(_probes, op=op),
         rate_tables=_rate_tables(op, table, CHANNELS),
         bfloat16_rate_tables=_rate_tables(op, bfloat16, FEW_CHANNELS),

@@ -26,7 +26,7 @@ from oocdl.planning.calls import (
     made_of,
     parts_of,
 )
-from oocdl.planning.cost_model import TASK_SECONDS, Rates, program_seconds
+from oocdl.planning.cost_model import TASK_SECONDS, Rates, cold_seconds, program_seconds
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.simulation.claims import Arrival, Chunk, Unit
@@ -39,7 +39,13 @@ from oocdl.storage.cache.ledger import Ledger
 
 SLOWDOWN_FACTOR = 1.2
 """Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
-for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4)."""
+for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4). It stands for all that is charged
+by itself where cores are shared, and does not count there."""
+UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
+"""Of a core that is shared, beside program and reading: to reserve memory and to look how much there is (0.25
+to 0.55 ms), and to put results away. Measured in steps of five networks, as what follows."""
+SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
+"""Of a core that is shared, for each task: while a pass runs, and before the first one starts."""
 DISK_SHARE = 0.5
 """Of its speed alone, what the disk reaches beside programs that keep all cores busy."""
 REQUEST_SECONDS = 1.2e-3
@@ -87,12 +93,27 @@ class Step:
         self.ended = process.now
         """When its last task was over."""
         self.idle = list(range(process.workers))
+        self.is_listed = False
+        """Whether tasks can start."""
         self.slot_line: deque[Unit] = deque()
 
     # --- scheduling ----------------------------------------------------------------------
 
     def start(self) -> None:
+        """List the tasks, where that takes its time; then start what may."""
+        if self.process.cores is None:
+            self._listed()
+        else:
+            self.process.cores.spend(BEGIN_SECONDS * len(self.tasks.calls), self._listed)
+
+    def _listed(self) -> None:
+        self.is_listed = True
+        self._go_on()
+
+    def _go_on(self) -> None:
         """Give idle workers what may start."""
+        if not self.is_listed:
+            return
         while self.idle and (number := self.order.next()) is not None:
             call = self.tasks.calls[number]
             if isinstance(call, Strip):
@@ -152,7 +173,7 @@ class Step:
         self.chunks[arrival.number] = arrival.chunk
         self.process.books.put(arrival, arrival.chunk)
         self._finish(arrival.number)
-        self.process.at(self.process.now, self.start)
+        self.process.at(self.process.now, self._go_on)
 
     def _read(self, unit: Unit, absent: Sequence[Chunk]) -> None:
         books, loads = self.process.books, 0
@@ -195,7 +216,7 @@ class Step:
         unit.computing = self.process.now
         self.process.work += unit.scratch_bytes
         self.process.note()
-        seconds = self.process.costs.seconds(unit.call)
+        seconds = self.process.seconds(unit.call)
         self.process.compute_seconds += seconds
         self.process.compute(seconds, lambda: self._computed(unit))
 
@@ -214,7 +235,7 @@ class Step:
         self.process.ran(unit)
         self.idle.append(unit.worker)
         self._finish(unit.number)
-        self.start()
+        self._go_on()
 
     def _takes_slot(self, unit: Unit) -> bool:
         """Whether a call waits for a slot; where cores are shared, as in a run, combining does not."""
@@ -243,16 +264,34 @@ class Costs:
     rules: Rules
     known: dict[str, float] = field(default_factory=dict)
     """By key of a program."""
+    cold: dict[str, float] = field(default_factory=dict)
+    """The same of ``cold_seconds``."""
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
-        """Of one call."""
+        """Of one call where programs have cores of their own."""
         if isinstance(call, CombineCall):
-            moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
-            return TASK_SECONDS + moved / self.rates.copy_bytes_per_second
+            return TASK_SECONDS + self._adding(call)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program(call)
+
+    def shared_seconds(self, call: UnitCall | CombineCall) -> float:
+        """Of one call, of a core that all that the process does shares."""
+        if isinstance(call, CombineCall):
+            return COMBINE_SECONDS + SCHEDULING_SECONDS + self._adding(call)
+        made, key = len(call.unit.makes), call.unit.program.key
+        if key not in self.cold:
+            self.cold[key] = cold_seconds(call.unit.program, self.rules)
+        tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
+        return UNIT_SECONDS + tasks * SCHEDULING_SECONDS + self._program(call) + self.cold[key]
+
+    def _adding(self, call: CombineCall) -> float:
+        moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
+        return moved / self.rates.copy_bytes_per_second
+
+    def _program(self, call: UnitCall) -> float:
         key = call.unit.program.key
         if key not in self.known:
             self.known[key] = program_seconds(call.unit.program, self.rules, self.rates)
-        return TASK_SECONDS + SLOWDOWN_FACTOR * self.known[key]
+        return self.known[key]
 
 
 class Process:
@@ -287,6 +326,10 @@ class Process:
     def now(self) -> float:
         """The time."""
         return self.clock.now
+
+    def seconds(self, call: UnitCall | CombineCall) -> float:
+        """What a call takes of one core."""
+        return self.costs.seconds(call) if self.cores is None else self.costs.shared_seconds(call)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Have ``call`` made at a time."""

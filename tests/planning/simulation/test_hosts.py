@@ -27,9 +27,17 @@ from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
 from oocdl.planning.simulate import simulate
+from oocdl.planning.simulation.cores import EVENT_LOOP_SHARE
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.process import SLOWDOWN_FACTOR, TASK_SECONDS
+from oocdl.planning.simulation.process import (
+    BEGIN_SECONDS,
+    GATHER_SECONDS,
+    SCHEDULING_SECONDS,
+    SLOWDOWN_FACTOR,
+    TASK_SECONDS,
+    UNIT_SECONDS,
+)
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 from tests.kit.models import ResNet, UNet3d, export
@@ -129,6 +137,14 @@ def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
 
 
 QUIET = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
+
+
+def test_where_cores_are_shared_what_slows_programs_is_charged_by_itself() -> None:
+    a, b = unit("a", 0), unit("b", 0)
+    shared = replace(CLUSTER, hosts=1, shares_cores=True)
+    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 0}, shared)
+    spent = 2 * (BEGIN_SECONDS + GATHER_SECONDS + UNIT_SECONDS + SCHEDULING_SECONDS + 1.0)
+    assert found.seconds == pytest.approx(spent / (1 - EVENT_LOOP_SHARE))
 
 
 def test_one_bundle_takes_all_that_a_layer_makes_for_a_host() -> None:
