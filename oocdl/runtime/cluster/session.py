@@ -138,9 +138,11 @@ class ClusterSession(Held):
         there = crew.gather(self.client, timeout_seconds, self.say, self.owner)
         self.recruits = self.room.fitting(there)
         if not self.recruits:
-            none = f"of {len(there)} workers that are there none has room for the run"
+            none = f"none of the workers that are there ({len(there)}) has room for the run"
             if len(there) >= crew.expected(self.client) > 0:
-                raise ResourceError(f"{none}, and no more are to come; start it again with larger ones")
+                raise ResourceError(
+                    f"{none}, nor are more to come; it is committed: start it with larger ones"
+                )
             raise WorkersLost(none)
         self.addresses = [one.address for one in self.recruits]
         self.arrivals = Arrivals(present(self.client))

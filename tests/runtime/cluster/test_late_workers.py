@@ -150,7 +150,7 @@ def test_a_run_ends_where_only_workers_without_room_are_left(
     monkeypatch.setattr(crew, "expected", lambda client: expected)
     late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
     try:
-        with pytest.raises(ResourceError, match="of 2 workers that are there none has room.*start it again"):
+        with pytest.raises(ResourceError, match=r"there \(2\) has room.*committed.*start it"):
             oocdl.fit(
                 *job,
                 workdir=tmp_path / "run",
