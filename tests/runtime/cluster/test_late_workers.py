@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client
 
@@ -41,15 +40,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
 
 
-def limit_itself() -> None:
-    """Linux does not enforce this limit, but a run looks at it."""
-    resource.setrlimit(resource.RLIMIT_RSS, (400 * MIB, resource.RLIM_INFINITY))
-
-
-def grow() -> None:
-    np._ballast = np.ones(500 * MIB, "u1")  # type: ignore[attr-defined]
-
-
 class Late:
     """Workers that come after the second step, by name; the one that was there before leaves, if asked."""
 
@@ -75,16 +65,19 @@ class Late:
 
     def come(self) -> None:
         """Start them; they are there, and as they are to be, when this returns."""
+        (self.folder / "ballast.py").write_text(f"import numpy\nballast = numpy.ones({500 * MIB}, 'u1')\n")
         here = ["--nthreads", "1", "--no-dashboard", "--no-nanny", "--host", "127.0.0.1"]
         for name, limit in self.limits.items():
             own = ["--name", name, "--memory-limit", limit, "--local-directory", str(self.folder / name)]
+            own += ["--preload", str(self.folder / "ballast.py")] if name == "large" else []
             command = [*processes.DASK_WORKER, self.client.scheduler.address, *here, *own]  # type: ignore[union-attr]
             self.started.append(processes.Kept(command, self.folder / f"{name}.log"))
             self.started[-1].tend()
+            pid = self.started[-1].pid()
+            if name == "limited" and pid is not None:  # Linux does not enforce this limit; a run looks at it
+                resource.prlimit(pid, resource.RLIMIT_RSS, (400 * MIB, resource.RLIM_INFINITY))
         self.client.wait_for_workers(1 + len(self.limits), timeout=200)
         self.addresses = {name: address for address, name in self.workers().items() if name in self.limits}
-        for name, change in {"limited": limit_itself, "large": grow}.items():
-            self.client.run(change, workers=[self.addresses[name]] if name in self.addresses else [])
 
     def workers(self) -> dict[str, str]:
         """Names of all workers, by address."""
