@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from oocdl.config import Settings
 from oocdl.errors import BudgetError
@@ -21,6 +22,7 @@ from oocdl.planning.machine import (
     device_shortage,
     discards_old_weights,
 )
+from oocdl.planning.parallel.host_search import Candidate, fastest_over_hosts, on_hosts
 from oocdl.planning.simulate import simulate
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
@@ -38,14 +40,6 @@ LARGEST_BUDGET_BYTES = 1 << 50
 """No budget above this is looked for."""
 SEARCH_SECONDS = 15.0
 """After so long the search for the smallest budget ends with what it has found."""
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One way to cut a pass, and how the pass is predicted to go."""
-
-    compiled: CompiledPass
-    simulated: Simulated
 
 
 @uncollected()
@@ -66,24 +60,26 @@ def predict_pass(
 
 
 def compile_within(
-    draft: Draft, settings: Settings, machine: Machine, frozen: Frozen | None = None
+    draft: Draft,
+    settings: Settings,
+    machine: Machine,
+    frozen: Frozen | None = None,
+    hosts: int | None = None,
 ) -> CompiledPass:
     """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
 
     Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
     as may be, of half that size and so on, those with the fewest predicted seconds are taken. If nothing
     fits, BudgetError says which budget would do.
+
+    ``hosts``: of several workers so many get work, as in another pass of the run; None: all, or those with
+    which a step is predicted to be faster.
     """
     if frozen is not None:
         return _repeated(draft, machine, frozen)
-    found = _fastest_on_device(draft, settings, machine)
-    if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
-        names = may_be_bfloat16(
-            found.compiled.plan.factored.graph,
-            (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
-        )
-        other = _fastest_on_device(draft.storing_bfloat16(names), settings, machine)
-        found = min((found, other or found), key=lambda candidate: candidate.simulated.seconds)
+    if hosts is not None and hosts < machine.workers:
+        return on_hosts(compile_within(draft, settings, replace(machine, workers=hosts), None, hosts), hosts)
+    found = _best(draft, settings, machine)
     if found is None:
         worst = _cut(draft, settings, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
@@ -92,7 +88,22 @@ def compile_within(
             f"{worst} beside the process itself ({machine.base_bytes >> 20} MiB with engine "
             f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
         ) from None
+    if hosts is None and machine.workers > 1 and settings.parallel == "auto":
+        return fastest_over_hosts(found, machine, partial(_best, draft, settings))
     return found.compiled
+
+
+def _best(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+    """The fastest way to cut on a number of workers; None if nothing fits."""
+    found = _fastest_on_device(draft, settings, machine)
+    if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
+        names = may_be_bfloat16(
+            found.compiled.plan.factored.graph,
+            (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
+        )
+        other = _fastest_on_device(draft.storing_bfloat16(names), settings, machine)
+        found = min((found, other or found), key=lambda candidate: candidate.simulated.seconds)
+    return found
 
 
 def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:

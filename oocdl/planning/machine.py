@@ -98,6 +98,8 @@ class Machine:
     """What the process may still use that has the whole plan; None: as much as that takes."""
     device_unit_bytes: int | None = None
     """Larger units were found not to fit the engine's device; None: no unit was too large."""
+    slots: int | None = None
+    """Layers are cut for so many threads; None: for all of them."""
     process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
     """How large the process is at the moment."""
     running_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
@@ -130,7 +132,9 @@ class Machine:
         if self.driver_bytes is not None:
             most_units = min(most_units, self.driver_bytes // TASK_BYTES)
         workers = max(self.workers, 1)
-        return Limits(unit_bytes, self.permits, parallel, most_units=most_units, workers=workers)
+        return Limits(
+            unit_bytes, self.slots or self.permits, parallel, most_units=most_units, workers=workers
+        )
 
     def growth_bytes(self, counts: Sequence[int]) -> int:
         """What a plan takes of the capacity beyond ``PLAN_BYTES``, whose layers have so many tasks each."""

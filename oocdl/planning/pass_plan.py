@@ -75,6 +75,8 @@ class PassPlan:
     """Threads of all processes that it was cut for, if these are many: each may add to a sum of its own."""
     workers: int = 1
     """Processes that it was cut for: each has partial sums of its own."""
+    hosts: int | None = None
+    """So many workers of a cluster get work, as more would take longer; None: all that there are."""
 
     def __repr__(self) -> str:
         return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"
@@ -259,13 +261,14 @@ def _shares_sums(plan: PassPlan, planned: LayerPlan) -> bool:
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
     """What ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
 
-    ``slots`` and ``workers`` only where they are not 1.
+    ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work.
     """
     found: dict[str, object] = {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
     }
-    return found | {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
+    found |= {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
+    return found if plan.hosts is None else found | {"hosts": plan.hosts}
 
 
 def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
@@ -283,6 +286,7 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
         _plan_layers(cutters, layering),
         int(frozen.get("slots", 1)),
         int(frozen.get("workers", 1)),
+        int(frozen["hosts"]) if "hosts" in frozen else None,
     )
 
 

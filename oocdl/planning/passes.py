@@ -135,8 +135,10 @@ def compile_passes(
     does not fit.
     """
 
-    def compiled(plan_id: str, request: Request, pieces: Any = None) -> CompiledPass:
-        return compile_within(draft_pass(request, pieces), settings, machine, frozen.get(plan_id))
+    def compiled(plan_id: str, request: Request, like: CompiledPass | None = None) -> CompiledPass:
+        draft = draft_pass(request, like.pieces if like else None)
+        hosts = (like.plan.hosts or machine.workers) if like else None
+        return compile_within(draft, settings, machine, frozen.get(plan_id), hosts)
 
     last = PassKind.WHOLE if course.passes == 1 else PassKind.LAST
     request = Request(
@@ -145,10 +147,10 @@ def compile_passes(
     main = compiled(MAIN, request)
     found = {MAIN: main}
     if course.ragged:
-        found[RAGGED] = compiled(RAGGED, replace(request, batch=course.ragged), main.pieces)
+        found[RAGGED] = compiled(RAGGED, replace(request, batch=course.ragged), main)
     if last is PassKind.WHOLE:
         return found
-    first = compiled(FIRST, replace(request, kind=PassKind.EARLIER), main.pieces)
+    first = compiled(FIRST, replace(request, kind=PassKind.EARLIER), main)
     after = {plan_id: continue_step(kind, first.sums) for plan_id, kind in found.items()}
     after[FIRST] = first
     if course.passes > 2:

@@ -46,6 +46,8 @@ class TaskGraph:
     input_bytes: Mapping[TaskKey, int]
     replaced: Mapping[TaskKey, TaskKey]
     """Input -> what the next step starts from instead."""
+    hosts: int | None = None
+    """At most so many workers of a cluster get work; None: all that there are."""
 
 
 @dataclass
@@ -149,6 +151,7 @@ def expand_pass(
         input_uses=input_uses,
         input_bytes=sizes,
         replaced=replaced,
+        hosts=plan.hosts,
     )
 
 

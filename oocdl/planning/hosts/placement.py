@@ -102,9 +102,12 @@ def with_strips(call: Call, arguments: Sequence[int], strips: Sequence[int]) -> 
 
 
 def place(graph: TaskGraph, workers: int, threads: int = 1) -> Placed:
-    """Give every call a worker of so many threads (``hosts/assignment``), and cut strips at the seams."""
+    """Give every call a worker of so many threads (``hosts/assignment``), and cut strips at the seams.
+
+    Where the plan is for fewer workers than there are, the last get no work.
+    """
     flat = flatten(graph)
-    return placed_on(flat, assigned(flat, workers, threads))
+    return placed_on(flat, assigned(flat, min(workers, graph.hosts or workers), threads))
 
 
 def placed_on(flat: FlatPass, workers: Ints) -> Placed:

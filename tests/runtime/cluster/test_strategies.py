@@ -14,6 +14,7 @@ from oocdl.planning.calls import UnitCall
 from oocdl.planning.hosts import relays
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
+from oocdl.planning.parallel import host_search
 from tests.kit import nets
 from tests.kit.searches import workers_in
 
@@ -61,6 +62,21 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
         names = compiled.plan.classes.names
         cut = {names[n] for one in compiled.plan.layers for n, count in one.grid.items() if count > 1}
         assert {name.rstrip("0123456789") for name in cut} == {"batch", "channels"}
+
+
+def test_a_worker_that_gets_no_work_changes_no_bits(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What travels between two would take longer than all the work: one of them does it, and commits."""
+    monkeypatch.setattr(host_search, "MIN_HOST_SECONDS", 0)
+    model = nets.write_conv(tmp_path / "conv.onnx", channels=8, layers=3)
+    job = model, nets.write_data(tmp_path / "data.zarr", nets.volumes(5, 12))
+    options = {**OPTIONS, "batch_size": 2, "steps": 3, "accumulate": 2}
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    assert {one.plan.hosts for one in there.plan.kinds.values()} == {1}
+    here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
 
 
 def test_what_goes_by_way_of_others_makes_the_bits_of_one(

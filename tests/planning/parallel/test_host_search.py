@@ -1,0 +1,129 @@
+"""How many workers get work: what travels counts, and more workers are never slower by the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oocdl.ops import RULES
+from oocdl.planning.budget import compile_within
+from oocdl.planning.compiler import CompiledPass, Draft
+from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
+from oocdl.planning.hosts.placement import place
+from oocdl.planning.machine import Machine
+from oocdl.planning.pass_plan import frozen_cuts
+from oocdl.planning.simulation.estimate import estimated_seconds
+from oocdl.planning.simulation.hosts import simulate_exchange
+from oocdl.planning.simulation.network import Cluster
+from tests.kit.plans import mlp_draft, unet_draft
+
+THREADS = 2
+ROOM = 32 << 30
+
+
+def machine_of(workers: int, threads: int = THREADS, room: int = ROOM) -> Machine:
+    return Machine("torch", threads, 256 << 20, room, workers=workers)
+
+
+def found_for(draft: Draft, machine: Machine, **parallel: object) -> CompiledPass:
+    """The plan that is chosen; ``parallel``: the cuts that are asked for."""
+    settings = replace(draft.request.settings, parallel=parallel or "auto")
+    return compile_within(draft, settings, machine)
+
+
+def cut_for_all(draft: Draft, machine: Machine) -> CompiledPass:
+    """The plan for all workers, as if nothing had to travel."""
+    return compile_within(draft, draft.request.settings, machine, hosts=machine.workers)
+
+
+def over(compiled: CompiledPass, machine: Machine) -> Exchange:
+    placed = place(compiled.graph, machine.workers, machine.threads)
+    return exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), machine.workers)
+
+
+def cluster_of(machine: Machine) -> Cluster:
+    return Cluster(hosts=machine.workers, bytes_per_second=1.25e9)
+
+
+def simulated_seconds(compiled: CompiledPass, machine: Machine) -> float:
+    going = over(compiled, machine)
+    return simulate_exchange(
+        going, cluster_of(machine), machine.capacity_bytes, machine.threads, NOMINAL, RULES
+    ).seconds
+
+
+def moved_bytes(compiled: CompiledPass, machine: Machine) -> int:
+    return int(over(compiled, machine).columns[2].sum())
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    """One volume of 64³, which is not worth eight hosts."""
+    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
+
+
+def test_workers_with_which_a_step_would_take_longer_get_no_work(volume: Draft) -> None:
+    machine = machine_of(8)
+    before, now = cut_for_all(volume, machine), found_for(volume, machine)
+    assert now.plan.hosts is not None and 1 <= now.plan.hosts < 8
+    assert set(over(now, machine).placed.workers.tolist()) == set(range(now.plan.hosts))
+    assert simulated_seconds(now, machine) < 0.6 * simulated_seconds(before, machine)
+
+
+def test_a_pass_of_much_work_is_spread_over_all(tmp_path: Path) -> None:
+    draft = unet_draft(tmp_path, 64, 8)
+    assert found_for(draft, machine_of(2)).plan.hosts is None
+
+
+def test_cuts_that_are_asked_for_are_spread_over_all(volume: Draft) -> None:
+    assert found_for(volume, machine_of(8), space=(4, 2)).plan.hosts is None
+
+
+def test_whole_layers_are_chosen_where_cuts_would_move_more(tmp_path: Path) -> None:
+    """Weights that do not fit together, two workers: by batch all gradients and weights would cross."""
+    machine = machine_of(2, room=105 << 20)
+    draft = mlp_draft(tmp_path, [1024] * 9, 16)
+    before, now = cut_for_all(draft, machine), found_for(draft, machine)
+    assert now.plan.hosts is None
+    assert moved_bytes(before, machine) >= 60 << 20 and moved_bytes(now, machine) <= 10 << 20
+    assert simulated_seconds(now, machine) < simulated_seconds(before, machine)
+
+
+def test_nobody_is_left_out_where_fewer_would_spill(tmp_path: Path) -> None:
+    draft = mlp_draft(tmp_path, [1024] * 8, 64)
+    assert found_for(draft, machine_of(4, 4)).plan.hosts == 1
+    assert found_for(draft, machine_of(4, 4, 100 << 20)).plan.hosts is None
+
+
+def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft) -> None:
+    machine = machine_of(8)
+    first = found_for(volume, machine)
+    frozen = frozen_cuts(first.plan)
+    again = compile_within(volume, volume.request.settings, machine, frozen)
+    assert again.plan.hosts == again.graph.hosts == first.plan.hosts
+    assert again.plan.numerics() == first.plan.numerics()
+    fewer = place(again.graph, 2, THREADS)
+    assert set(fewer.workers.tolist()) <= {0, 1}
+
+
+def test_the_plan_of_one_process_says_nothing_of_hosts(volume: Draft) -> None:
+    found = found_for(volume, machine_of(0))
+    assert found.plan.hosts is None and "hosts" not in frozen_cuts(found.plan)
+
+
+@pytest.mark.parametrize("workers", (1, 2, 4, 8))
+@pytest.mark.parametrize("kind", ("volume", "batch", "wide"))
+def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: Draft, tmp_path: Path) -> None:
+    if kind == "volume":
+        draft, machine = volume, machine_of(workers)
+    elif kind == "batch":
+        draft, machine = unet_draft(tmp_path, 32, 8), machine_of(workers, 1)
+    else:
+        draft, machine = mlp_draft(tmp_path, [2048] * 3, 2048), machine_of(workers)
+    compiled = cut_for_all(draft, machine)
+    going = over(compiled, machine)
+    found = estimated_seconds(going, cluster_of(machine), machine.threads, NOMINAL, RULES)
+    assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
