@@ -52,8 +52,9 @@ def predict_pass(
     tells of each unit and moment.
     """
     rates = known_rates(machine.engine)
-    processes = max(machine.workers, 1)  # taken for one that has all of their memory
-    permits = machine.permits
+    # Those that get work are taken for one that has all of their memory.
+    processes = max(min(machine.workers, graph.hosts or machine.workers), 1)
+    permits = machine.threads * processes
     return simulate(
         graph, room_bytes * processes, permits, permits + processes, rates, RULES, keeps_old, timeline
     )

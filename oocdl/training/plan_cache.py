@@ -36,6 +36,8 @@ from oocdl.storage.files import write_bytes
 from oocdl.training.resume import machine_facts
 from oocdl.training.stored_passes import versions
 
+COUNTS = ("slots", "workers", "hosts")
+"""What cuts may have beside: see ``pass_plan.frozen_cuts``."""
 VARIABLE = "OOCDL_PLAN_CACHE"
 """Environment variable: ``off`` keeps plans from being stored, and from being taken from the cache."""
 MOST_ENTRIES = 50
@@ -237,8 +239,8 @@ def _check(body: Any) -> None:
     numerics = plans.pop("numerics", None)
     need(isinstance(numerics, dict) and set(numerics) == set(plans))
     for plan in plans.values():
-        need(isinstance(plan, dict) and set(plan) - {"slots", "workers"} == {"cuts", "grids", "rounded"})
-        need(all(is_count(plan.get(many, 1), 1) for many in ("slots", "workers")))
+        need(isinstance(plan, dict) and set(plan) - set(COUNTS) == {"cuts", "grids", "rounded"})
+        need(all(is_count(plan.get(many, 1), 1) for many in COUNTS))
         need(all(isinstance(plan[part], list) for part in ("cuts", "grids", "rounded")))
         need(
             all(is_count(cut, 0) for cut in plan["cuts"]) and all(isinstance(n, str) for n in plan["rounded"])

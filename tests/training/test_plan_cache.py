@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from oocdl.planning import passes as planning_passes
+from oocdl.planning.parallel import host_search
 from oocdl.report.plan_view import Plan
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.training import plan_cache
@@ -86,6 +87,22 @@ def test_the_second_plan_compiles_nothing(files: tuple[Path, Path], compiled: li
         assert repr(other.graph) == repr(kind.graph)
         assert (other.feeds, other.labels, other.pieces) == (kind.feeds, kind.labels, kind.pieces)
         assert repr(other.imported.weights) == repr(kind.imported.weights)
+
+
+def test_a_plan_for_fewer_workers_than_there_are(
+    files: tuple[Path, Path], searched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_search, "MIN_HOST_SECONDS", 0)
+    machine = replace(MACHINE, capacity_bytes=1 << 30, slots=(2, 8))
+    options: dict[str, Any] = {"threads": None, "parallel": "auto"}
+    first = planned(files, machine, **options)
+    before = len(searched)
+    again = planned(files, machine, **options)
+    assert len(searched) == before
+    for plan in (first, again):
+        hosts = {one.plan.hosts for one in plan.kinds.values()}
+        assert hosts == {one.graph.hosts for one in plan.kinds.values()} and hosts < {1, 2, 4}
+    assert text(again) == text(first)
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 1}, {"lr": 0.5}, {"loss": "dice"}, {"threads": 2}])
