@@ -79,7 +79,7 @@ def compile_within(
     if frozen is not None:
         return _repeated(draft, machine, frozen)
     if hosts is not None and hosts < machine.workers:
-        return on_hosts(compile_within(draft, settings, replace(machine, workers=hosts), None, hosts), hosts)
+        return on_hosts(compile_within(draft, settings, machine.of(hosts), None, hosts), hosts)
     found = _best(draft, settings, machine)
     if found is None:
         worst = _cut(draft, settings, machine, machine.capacity_bytes)

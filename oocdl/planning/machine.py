@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -109,6 +109,10 @@ class Machine:
     def permits(self) -> int:
         """Programs that run at once, in all processes together."""
         return self.threads * max(self.workers, 1)
+
+    def of(self, workers: int) -> Machine:
+        """The same where only so many of the workers get work."""
+        return replace(self, workers=workers, sharing=min(self.sharing, workers))
 
     @property
     def unit_bytes(self) -> int:

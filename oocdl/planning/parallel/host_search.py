@@ -54,7 +54,7 @@ def fastest_over_hosts(
     least, best = WORTH_HOSTS_RATIO * seconds, every.compiled
     hosts = 1 << (machine.workers - 1).bit_length() - 1
     while hosts and work < seconds * hosts * machine.threads:
-        found = cut(replace(machine, workers=hosts))
+        found = cut(machine.of(hosts))
         if found is None or found.simulated.moved_bytes:
             break
         fewer = on_hosts(found.compiled, hosts)

@@ -25,7 +25,7 @@ from oocdl.planning.simulation.process import Costs
 def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:
     """Of each call on one thread; picks take none."""
     costs = Costs(rates, rules)
-    return [0.0 if isinstance(call, PickCall) else costs.seconds(call) for call in going.graph.calls]
+    return [0.0 if isinstance(call, PickCall) else costs.shared_seconds(call) for call in going.graph.calls]
 
 
 def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, rates: Rates, rules: Rules) -> float:
@@ -77,7 +77,9 @@ class _Estimate:
         strips = flat.first[reader_of(going.placed)] + going.placed.strip_arguments
         item[strips] = len(flat.keys) + going.placed.strip_of
         mine = going.placed.workers[self.reader]
-        comes = np.flatnonzero(self.where[flat.source] != mine)
+        # What a worker combines for itself is there when it is where it is combined for others.
+        combined = going.placed.copies.holds(flat.maker[flat.source], mine)
+        comes = np.flatnonzero((self.where[flat.source] != mine) & ~combined)
         self.by = np.full(len(item), -1)
         """For each argument the bundle by which it comes; -1: it is there."""
         self.by[comes] = bringing(item[comes], mine[comes])
