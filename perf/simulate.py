@@ -1,7 +1,8 @@
 """Steps on one and two workers as `oocdl.simulate` predicts them, beside what they take.
 
-A U-Net, cut in space and in batch, on processes of a Dask cluster, each on a core of its own. Rates are
-measured with as many busy threads as there are workers: cores of one machine slow each other down.
+A U-Net, cut in space and in batch, and ResNets so cut, on processes of a Dask cluster, each on a core of its
+own. Rates are measured with as many busy threads as there are workers: cores of one machine slow each other
+down. They come right before the steps, as virtual machines change their speed.
 
     python perf/simulate.py [--toy] [--cases space,batch] [--rounds 2] [--steps 8] [--json FILE]
 
@@ -18,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from bench import NO_COMMIT
-from cases import Case, unet, write_data
+from cases import Case, resnet, unet, write_data
 from measure import failure, folder, one_run, parser, print_row, print_top, write_json
 
 import oocdl
@@ -58,9 +59,12 @@ class Row:
 def cases(toy: bool) -> dict[str, tuple[Case, Mapping[str, Any]]]:
     """By name a network with its data, and how it is cut."""
     base, size, depth = (2, 16, 1) if toy else (16, 96, 3)
+    blocks, edge = ((1,), 16) if toy else ((3, 4, 6, 3), 128)
     return {
         "space": (unet(base, size, depth), {"space": [2, 2, 2]}),
         "batch": (unet(base, size, depth, 2), {"batch": 2}),
+        "images": (resnet(blocks, 64, 8, edge, 100), {"batch": 2}),
+        "pieces": (resnet((2,) * len(blocks), 32, 4, edge * 3 // 2, 100), {"space": [2, 2]}),
     }
 
 
@@ -86,7 +90,7 @@ def measured(
 def main() -> None:
     """Parse, measure rates, predict, measure steps, tell."""
     made = parser(__doc__)
-    made.add_argument("--cases", help="default: space,batch")
+    made.add_argument("--cases", help="default: space,batch,images,pieces")
     made.add_argument("--rounds", type=int, help="processes for each; default: 2 (in a toy 1)")
     made.add_argument("--steps", type=int, help="that count, of each; default: 8 (in a toy 2)")
     args = made.parse_args()
