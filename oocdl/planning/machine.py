@@ -121,6 +121,11 @@ class Machine:
         share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
 
+    @property
+    def shares(self) -> int:
+        """Processes that have a part of a plan when it begins."""
+        return min(self.sharing, max(self.workers, 1))
+
     def guard(self) -> MemoryGuard:
         """What watches that the process, its files and the kernel's share stay in the budget."""
         budget = self.base_bytes + self.capacity_bytes
@@ -132,7 +137,7 @@ class Machine:
         """The limits that a plan has to keep where a unit may take ``unit_bytes``."""
         parallel = None if settings.parallel == "auto" else settings.parallel
         most_units = (self.capacity_bytes + PLAN_BYTES - EMPTY_PLAN_BYTES) // TASK_BYTES
-        most_units = int(most_units * max(self.sharing / UNEVEN_RATIO, 1))
+        most_units = int(most_units * max(self.shares / UNEVEN_RATIO, 1))
         if self.driver_bytes is not None:
             most_units = min(most_units, self.driver_bytes // TASK_BYTES)
         workers = max(self.workers, 1)
@@ -140,11 +145,14 @@ class Machine:
             unit_bytes, self.slots or self.permits, parallel, most_units=most_units, workers=workers
         )
 
-    def growth_bytes(self, counts: Sequence[int]) -> int:
-        """What a plan takes of the capacity beyond ``PLAN_BYTES``, whose layers have so many tasks each."""
-        share = sum(counts)
-        if self.sharing > 1:
-            share = min(int(UNEVEN_RATIO * sum(-(-count // self.sharing) for count in counts)), share)
+    def growth_bytes(self, counts: Sequence[int], hosts: int | None = None) -> int:
+        """What a plan takes of the capacity beyond ``PLAN_BYTES``, whose layers have so many tasks each.
+
+        ``hosts``: workers that get some of them; None: all.
+        """
+        share, shares = sum(counts), min(self.shares, hosts or self.shares)
+        if shares > 1:
+            share = min(int(UNEVEN_RATIO * sum(-(-count // shares) for count in counts)), share)
         return max(EMPTY_PLAN_BYTES + len(counts) * LAYER_BYTES + share * TASK_BYTES - PLAN_BYTES, 0)
 
     def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
@@ -255,7 +263,7 @@ def discards_old_weights(plan: PlanSize, machine: Machine) -> bool:
 
 def check_capacity(plan: PassPlan, machine: Machine) -> None:
     """Raise BudgetError if the largest unit finds no room beside the plan itself."""
-    left = machine.capacity_bytes - machine.growth_bytes(plan.counts)
+    left = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
     if worst.peak_bytes > left:
         raise BudgetError(

@@ -151,7 +151,7 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     )
     compiled = compile_within(draft_pass(request), settings, machine)
     plan = compiled.plan
-    room = machine.capacity_bytes - machine.growth_bytes(plan.counts)
+    room = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
     return simulate_hosts(
         compiled,
         Cluster(hosts=hosts, bytes_per_second=network),

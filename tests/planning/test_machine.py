@@ -45,6 +45,19 @@ def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(unet: Draft) -> None:
     assert units_that_count(replace(ALONE, workers=8), counts) == sum(counts)  # one of eight has come
 
 
+def test_workers_that_get_no_work_have_no_share(unet: Draft) -> None:
+    """Where a plan is made for fewer of them, or was."""
+    counts = cut_for(unet, 16, 8).plan.counts
+    eight, two = (replace(ALONE, workers=number, sharing=number) for number in (8, 2))
+    assert units_that_count(replace(eight, workers=2), counts) == units_that_count(two, counts)
+    assert eight.growth_bytes(counts, hosts=2) == two.growth_bytes(counts) > eight.growth_bytes(counts)
+    plan = cut_for(unet, 16, 8).plan
+    tight = replace(eight, capacity_bytes=plan.peak_unit_bytes + eight.growth_bytes(counts))
+    check_capacity(plan, tight)
+    with pytest.raises(BudgetError, match="may take"):
+        check_capacity(replace(plan, hosts=2), tight)
+
+
 def test_a_crew_has_room_for_more_units_and_its_driver_for_all_of_them(unet: Draft) -> None:
     settings = make_settings(memory="2GiB")
     crew = replace(ALONE, workers=8, sharing=8)
