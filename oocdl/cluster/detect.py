@@ -46,8 +46,9 @@ def find_site() -> Found:
     if shutil.which("qsub"):
         # Both have qsub; only SGE has qconf.
         is_sge = bool(shutil.which("qconf") or os.environ.get("SGE_ROOT"))
-        queues = _first("qconf -sql" if is_sge else "qstat -Q")
-        return _with_interface(Found("sge" if is_sge else "pbs", {**queues, **_disk()}), [])
+        if is_sge:
+            return _with_interface(Found("sge", {**_sge(), **_disk()}), _ask("qconf -sel")[:MOST_NODES])
+        return _with_interface(Found("pbs", {**_first("qstat -Q"), **_disk()}), [])
     if shutil.which("bsub"):
         queues = _first("bqueues -noheader -o queue_name")
         return _with_interface(Found("lsf", {**queues, **_disk()}), [])
@@ -66,11 +67,17 @@ def site_text(found: Found) -> str:
         "cores": ("of a job: one worker with so many threads", 16),
         "memory": ("of a job", "60GB"),
         "walltime": ("of a job; a job that has ended is submitted again", "08:00:00"),
-        "spill": ("folder on a disk of the node; default: $TMPDIR of the job, or /tmp", "/lscratch/$USER"),
+        "spill": (
+            "folder on a disk of the node; default: $TMPDIR or $TMP of the job, or /tmp",
+            "/lscratch/$USER",
+        ),
         "disk": ("room on that disk that a job asks for", "50GB"),
         "interface": ("network interface of nodes; default: by which a node reaches this machine", "ib0"),
         "scheduler_interface": ("of login nodes, that leads to nodes; default: of the default route", "eth0"),
-        "resources": ("for -l, instead of what is derived from cores and memory", "mem_free=60G"),
+        "resources": (
+            "for -l, instead of what is derived from cores and memory",
+            "mem_free={memory_per_core}",
+        ),
         "parallel_environment": ("that gives cores of one host", "smp"),
         "prologue": ("shell lines of each job before its worker", ["module load gcc"]),
         "directives": ("further directives of each job, without prefix", ["--constraint=skylake"]),
@@ -172,6 +179,25 @@ def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
             limit if limit.count(":") == 2 else walltime_text(_number(limit.split(":")[0]) * 60)
         )
     return found
+
+
+def _sge() -> dict[str, str | int]:
+    """Its first queue, the parallel environment that gives slots of one host, how it counts memory."""
+    found = _first("qconf -sql")
+    rules = {name: dict(_pairs(f"qconf -sp {name}")).get("allocation_rule") for name in _ask("qconf -spl")}
+    whole = [name for name, rule in rules.items() if rule == "$pe_slots"]
+    if whole:
+        found["parallel_environment"] = "smp" if "smp" in whole else whole[0]
+    # Name, shortcut, type, relation, requestable, consumable (YES: so much for each slot), ...
+    if any(row[:1] == ["mem_free"] and row[5:6] == ["YES"] for row in map(str.split, _ask("qconf -sc"))):
+        found["resources"] = "mem_free={memory_per_core}"
+    return found
+
+
+def _pairs(command: str) -> list[tuple[str, str]]:
+    """Name and first value of each line that a command prints."""
+    rows = [line.split() for line in _ask(command)]
+    return [(row[0], row[1]) for row in rows if len(row) > 1]
 
 
 def _number(text: str) -> int:

@@ -152,12 +152,12 @@ def _own(settings: JobSettings) -> Mapping[str, Any]:
             extra += [] if settings.disk_bytes is None else [f"--tmp={ceil(settings.disk_bytes / 2**20)}M"]
             own: dict[str, Any] = {"account": settings.account, "job_extra_directives": extra or None}
         case "pbs":
-            own = {"account": settings.account, "resource_spec": settings.resources}
+            own = {"account": settings.account, "resource_spec": _resources(settings, settings.resources)}
         case "sge":
-            extra.insert(0, f"-pe {settings.parallel_environment} {settings.cores}")
-            memory = f"mem_free={settings.memory_bytes >> 20}M"
-            own = {"project": settings.account, "resource_spec": settings.resources or memory}
-            own["job_extra_directives"] = extra
+            # Its queues run scripts with a shell of theirs, csh if nobody has changed it.
+            extra = ["-S /bin/bash", f"-pe {settings.parallel_environment} {settings.cores}", *extra]
+            asked = _resources(settings, settings.resources or "mem_free={memory}")
+            own = {"project": settings.account, "resource_spec": asked, "job_extra_directives": extra}
         case "lsf":
             walltime = f"{settings.walltime_seconds // 3600:02d}:{settings.walltime_seconds // 60 % 60:02d}"
             own = {"project": settings.account}
@@ -170,6 +170,14 @@ def _own(settings: JobSettings) -> Mapping[str, Any]:
                 directives["accounting_group"] = settings.account
             return {"disk": settings.disk_bytes, "job_extra_directives": directives}
     return {"queue": settings.queue, "walltime": walltime, **own}
+
+
+def _resources(settings: JobSettings, text: str | None) -> str | None:
+    """The ``-l`` of a job, with its memory where that is to stand."""
+    if text is None:
+        return None
+    per_core = f"{ceil((settings.memory_bytes >> 20) / settings.cores)}M"
+    return text.replace("{memory}", f"{settings.memory_bytes >> 20}M").replace("{memory_per_core}", per_core)
 
 
 def memory_bytes(asked_bytes: int) -> int:

@@ -25,8 +25,8 @@ STAGGER_SHARE = 0.03
 MOST_STAGGER_SECONDS = 240
 TUNNEL_PORT = 8787
 """Of the user's own machine, where a tunnel to the dashboard begins."""
-JOB_SPILL = "${TMPDIR:-/tmp}"
-"""For the shell of the job: batch systems that give a job a folder of its own name it so."""
+JOB_SPILL = "${TMPDIR:-${TMP:-/tmp}}"
+"""For the shell of the job: batch systems that give a job a folder of its own name it so (SGE the latter)."""
 
 
 TAKERS = {
@@ -58,7 +58,7 @@ class JobOptions(TypedDict, total=False):
     """Account, or project, that pays."""
     spill: str | None
     """Folder on a disk of the node, for what does not fit in memory. The shell of the job expands
-    variables. Default: ``$TMPDIR`` of the job, or /tmp."""
+    variables. Default: ``$TMPDIR`` of the job, else ``$TMP``, or /tmp."""
     disk: int | str | None
     """Room that a job asks for on that disk: HTCondor needs it, Slurm takes it."""
     interface: str | None
@@ -72,7 +72,8 @@ class JobOptions(TypedDict, total=False):
     directives: list[str]
     """Further directives of the job, without their prefix, such as "--constraint=skylake"."""
     resources: str | None
-    """PBS and SGE: the ``-l`` of a job, where the default is not what the site wants."""
+    """PBS and SGE: the ``-l`` of a job, where the default is not what the site wants. ``{memory}`` in it is
+    the job's, ``{memory_per_core}`` a core's: so is asked for what SGE counts for each slot."""
     parallel_environment: str | None
     """SGE: the parallel environment that gives cores of one host; default "smp"."""
     python: str | None

@@ -48,7 +48,8 @@ def pbs(**options: Unpack[JobOptions]) -> Any:
 def sge(**options: Unpack[JobOptions]) -> Any:
     """Submit ``nodes`` jobs to SGE, and return their ``dask_jobqueue.SGECluster``; else as ``slurm``.
 
-    A job asks for ``cores`` of ``parallel_environment`` and ``mem_free=memory``, or for ``resources``.
+    A job asks for ``cores`` of ``parallel_environment`` and ``mem_free=memory``, or for ``resources`` such as
+    ``"mem_free={memory_per_core}"`` where memory is counted for each slot. It runs in bash.
     """
     return start("sge", options)
 

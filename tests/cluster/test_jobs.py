@@ -44,7 +44,9 @@ ASKS = {
         "--constraint=sky",
     ],
     "pbs": ["#PBS -l select=1:ncpus=1:mem=1024MB", "-l walltime=00:30:00", "-q long", "-A brain"],
-    "sge": ["#$ -pe smp 1", "-l mem_free=1024M", "-l h_rt=00:30:00", "-q long", "-P brain"],
+    "sge": [
+        "#$ -S /bin/bash", "#$ -pe smp 1", "-l mem_free=1024M", "-l h_rt=00:30:00", "-q long", "-P brain",
+    ],
     "lsf": ["#BSUB -n 1", "-M 1073742", "-W 00:30", "-q long", '-P "brain"'],
     "htcondor": [
         "MY.DaskWorkerCores = 1", "MY.DaskWorkerMemory = 1073741824", "MY.DaskWorkerDisk = 53687091200",
@@ -58,6 +60,13 @@ def test_htcondor_has_no_macro_to_replace_in_a_command() -> None:
     script = job_script("htcondor", {**JOB, **OWN["htcondor"]})
     (command,) = [line for line in script.splitlines() if line.startswith("Arguments")]
     assert "--host `" in command and "$(" not in command
+
+
+@pytest.mark.parametrize("system", ["pbs", "sge"])
+def test_resources_have_the_memory_of_a_job_and_of_a_core(system: str) -> None:
+    """What SGE counts for each slot would else be asked for as often as there are slots."""
+    asked = job_script(system, {**JOB, "cores": 3, "resources": "mem={memory},h_vmem={memory_per_core}"})
+    assert " -l mem=1024M,h_vmem=342M\n" in asked
 
 
 def batch(tmp_path: Path, patch: pytest.MonkeyPatch, system: str = "slurm", runs: bool = False) -> Batch:

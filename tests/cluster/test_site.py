@@ -159,6 +159,23 @@ def test_batch_systems_are_told_apart(
     assert (found.system, found.values.get("queue")) == (system, queue)
 
 
+QCONF = """case "$*" in -sql) echo all.q;; -spl) printf 'mpi\\nthreads\\nsmp2\\n';; -sel) echo 127.0.0.1;;
+-sp*) echo "pe_name $2"; [ $2 = mpi ] && echo 'allocation_rule $fill_up' || echo 'allocation_rule $pe_slots';;
+-sc) echo 'mem_free mf MEMORY <= YES %s 0 0';; esac"""
+
+
+@pytest.mark.parametrize(("counted", "resources"), [("YES", "mem_free={memory_per_core}"), ("JOB", None)])
+def test_sge_tells_who_gives_cores_of_one_host_and_how_memory_is_counted(
+    home: Path, counted: str, resources: str | None
+) -> None:
+    command(home, "qsub")
+    command(home, "qconf", QCONF % counted)
+    found = find_site()
+    wanted = {"queue": "all.q", "parallel_environment": "threads", "resources": resources}
+    assert {key: found.values.get(key) for key in wanted} == wanted
+    assert found.doubt is not None and "interface none:" in found.doubt
+
+
 @pytest.mark.parametrize("system", site.SYSTEMS)
 def test_a_file_with_all_that_may_be_added_is_sound(home: Path, system: str) -> None:
     text = site_text(detect.Found(system, {"queue": 'a "b" \\'} if system == "slurm" else {}))
