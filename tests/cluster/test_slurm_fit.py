@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import oocdl
-from tests.kit import nets
 from tests.kit import slurm as real
-from tests.kit.slurm_runs import finished, fit, in_step, log_of, over, write_job
+from tests.kit.slurm_runs import equal, finished, fit, in_step, log_of, over, write_job
 
 pytestmark = [pytest.mark.usefixtures("slurm"), pytest.mark.timeout(900)]
 STEPS = 16
@@ -25,11 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with fit(root, "alone", "--steps", STEPS, "--parallel", "space=3") as started:
         finished(started, root / "alone", STEPS)
     return root
-
-
-def equal(one: Path, other: Path) -> bool:
-    """Whether two runs have the same bits."""
-    return nets.files_of(oocdl.open(one)) == nets.files_of(oocdl.open(other))
 
 
 SLOW = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A real Slurm of three nodes on this machine: ``python tests/kit/slurm.py start``, or ``stop``.
+"""A real Slurm of three nodes on this machine: ``python -m tests.kit.slurm start``, or ``stop``.
 
 munged, slurmctld and three slurmd, each of these in a network namespace of its own, joined by a bridge; jobs
 have the memory that they ask for, and no more (cgroup). All files, keys and sockets are in ``ROOT``; nothing
@@ -9,24 +9,23 @@ Needs root, cgroups of version 1, and Debian's packages: ``apt-get install slurm
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+
+from tests.kit import daemons
+from tests.kit.daemons import end, path_of_daemons
 
 ROOT = Path("/var/tmp/oocdl-slurm")
 CONF, SITE, MUNGE_SOCKET = ROOT / "slurm.conf", ROOT / "site.toml", ROOT / "munge.socket"
 BRIDGE, HOST, NODES = "oocdl-br", "10.77.0.254", ("oocdl-n1", "oocdl-n2", "oocdl-n3")
 CGROUPS = Path("/sys/fs/cgroup")
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "munged", "ip", "nsenter", "unshare")
-START_SECONDS, STOP_SECONDS = 60.0, 20.0
+START_SECONDS = 60.0
 
 CONFIGURATION = f"""
 ClusterName=oocdl
@@ -88,7 +87,7 @@ shared = "{ROOT}/shared"
 
 def missing() -> str | None:
     """Say why this machine cannot have it; None if it can."""
-    lacking = [command for command in COMMANDS if shutil.which(command, path=_path()) is None]
+    lacking = [command for command in COMMANDS if shutil.which(command, path=path_of_daemons()) is None]
     if os.geteuid() != 0:
         return "a Slurm of its own needs root"
     if lacking:
@@ -100,21 +99,12 @@ def missing() -> str | None:
 
 def environment() -> dict[str, str]:
     """What commands of Slurm, and of oocdl, need to know to use it."""
-    return {"SLURM_CONF": str(CONF), "OOCDL_SITE": str(SITE), "PATH": _path()}
+    return {"SLURM_CONF": str(CONF), "OOCDL_SITE": str(SITE), "PATH": path_of_daemons()}
 
 
-@contextmanager
-def running() -> Iterator[None]:
+def running() -> AbstractContextManager[None]:
     """Slurm, started, with all nodes idle; stopped whatever happens. One at a time on a machine."""
-    ROOT.parent.mkdir(parents=True, exist_ok=True)
-    with ROOT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            start()
-            yield
-        finally:
-            stop()
-            ROOT.with_suffix(".lock").unlink()
+    return daemons.alone(ROOT, start, stop)
 
 
 def start() -> None:
@@ -142,9 +132,9 @@ def start() -> None:
 
 def stop() -> None:
     """Stop all daemons and jobs, and remove all that there was, in whatever state it is."""
-    _end([pid for name in ("slurmctld", *NODES, "munged") for pid in _pid(name)])
+    end([pid for name in ("slurmctld", *NODES, "munged") for pid in _pid(name)])
     for name in NODES:
-        _end([int(pid) for pid in run("ip", "netns", "pids", name, check=False).split()])
+        end([int(pid) for pid in run("ip", "netns", "pids", name, check=False).split()])
         # Else it goes some time after its namespace.
         run("ip", "link", "delete", f"oocdl-v{NODES.index(name) + 1}", check=False)
         run("ip", "netns", "delete", name, check=False)
@@ -170,30 +160,12 @@ def jobs() -> list[tuple[int, str, str]]:
 
 def run(*command: object, check: bool = True) -> str:
     """Run a command, with Slurm's environment; returns what it prints, and fails with what it says."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment()},
-        check=False,
-    )
-    if check and done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}: {done.returncode} {done.stdout} {done.stderr}")
-    return done.stdout
+    return daemons.run(*command, environment=environment(), check=check)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until something holds; fails with what it was."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}; nodes {states()}")
-        time.sleep(0.1)
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    """Wait until something holds; fails with the states of nodes."""
+    daemons.wait_until(holds, seconds, what, states)
 
 
 def _network() -> None:
@@ -218,20 +190,10 @@ def _pid(name: str) -> list[int]:
     return []
 
 
-def _end(pids: list[int]) -> None:
-    """Kill processes, and wait until they are gone: all that they would tidy up is removed here."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + STOP_SECONDS
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 def _remove_cgroup(node: Path) -> None:
     for folder, _, _ in os.walk(node, topdown=False):
         tasks = Path(folder) / "cgroup.procs"
-        _end([int(pid) for pid in (tasks.read_text().split() if tasks.exists() else ())])
+        end([int(pid) for pid in (tasks.read_text().split() if tasks.exists() else ())])
         with suppress(FileNotFoundError):
             os.rmdir(folder)
 

@@ -1,4 +1,4 @@
-"""``oocdl fit --cluster slurm`` as a user starts it, on the nodes of ``tests.kit.slurm``."""
+"""``oocdl fit --cluster`` as a user starts it, on nodes of ``tests.kit.slurm`` or ``tests.kit.sge``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
-from tests.kit import nets
-from tests.kit import slurm as real
+from tests.kit import nets, slurm
+from tests.kit.daemons import wait_until
 
 OPTIONS = (
     "--loss", "dice_ce", "--memory", "1GiB", "--threads", 1, "--lr", 0.01, "--engine", "onnxruntime",
@@ -74,11 +75,16 @@ def steps_told(run: Path) -> int:
 
 def in_step(run: Path, step: int = 3) -> None:
     """Wait until so many steps are done, so that another one runs."""
-    real.wait_until(lambda: steps_told(run) >= step, STEP_SECONDS, f"step {step} is done")
+    wait_until(lambda: steps_told(run) >= step, STEP_SECONDS, f"step {step} is done", log_of(run).read_text)
 
 
-def over() -> None:
+def over(system: ModuleType = slurm) -> None:
     """All jobs are over, and have left nothing."""
-    real.wait_until(lambda: real.jobs() == [], 60, "all jobs are over")
-    assert not list((real.ROOT / "shared").glob("keys-*"))
-    assert not list((real.ROOT / "disk").rglob("spill-*"))
+    system.wait_until(lambda: system.jobs() == [], 60, "all jobs are over")
+    assert not list((system.ROOT / "shared").glob("keys-*"))
+    assert not list((system.ROOT / "disk").rglob("spill-*"))
+
+
+def equal(one: Path, other: Path) -> bool:
+    """Whether two runs have the same bits."""
+    return nets.files_of(oocdl.open(one)) == nets.files_of(oocdl.open(other))

@@ -1,0 +1,68 @@
+"""What the kits of real batch systems share: commands, waits, processes that are ended, one at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+END_SECONDS = 20.0
+
+
+@contextmanager
+def alone(root: Path, start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    """A batch system whose files are in a folder, started; stopped whatever happens. One at a time."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            start()
+            yield
+        finally:
+            stop()
+            root.with_suffix(".lock").unlink()
+
+
+def run(*command: object, environment: Mapping[str, str], check: bool = True) -> str:
+    """Run a command with variables of its system; returns what it prints, and fails with what it says."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.returncode} {done.stdout} {done.stderr}")
+    return done.stdout
+
+
+def wait_until(holds: Callable[[], bool], seconds: float, what: str, state: Callable[[], object]) -> None:
+    """Wait until something holds; fails with the state that there is."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}; there is {state()}")
+        time.sleep(0.1)
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes, and wait until they are gone: what they would tidy up is the caller's."""
+    pids = tuple(pids)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + END_SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def path_of_daemons() -> str:
+    """The path, with the folders of daemons, which users may lack."""
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
