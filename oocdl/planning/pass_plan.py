@@ -76,7 +76,7 @@ class PassPlan:
     workers: int = 1
     """Processes that it was cut for: each has partial sums of its own."""
     hosts: int | None = None
-    """So many workers of a cluster get work, as more would take longer; None: all that there are."""
+    """So many workers of a cluster get work, as more would be hardly faster; None: all that there are."""
 
     def __repr__(self) -> str:
         return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"

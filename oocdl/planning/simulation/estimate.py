@@ -13,19 +13,29 @@ from heapq import heapreplace
 
 import numpy as np
 
+from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.planning.calls import PickCall
+from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.hosts.exchange import SMALL_BYTES, Exchange, reader_of, shown_groups
 from oocdl.planning.hosts.flat_pass import Ints
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.process import Costs
+from oocdl.planning.simulation.process import GATHER_SECONDS, PART_SECONDS, STRIDED_FACTOR, Costs
 
 
 def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:
-    """Of each call on one thread; picks take none."""
-    costs = Costs(rates, rules)
-    return [0.0 if isinstance(call, PickCall) else costs.shared_seconds(call) for call in going.graph.calls]
+    """Of each call on one thread, with what is put together for it; picks take none."""
+    costs, found = Costs(rates, rules), []
+    for call in going.graph.calls:
+        if isinstance(call, PickCall):
+            found.append(0.0)
+            continue
+        several = [] if isinstance(call, CombineCall) else [one for one in call.reads if not one.parts.is_one]
+        nbytes = sum(one.parts.size() * itemsize(one.dtype) for one in several)
+        copies = STRIDED_FACTOR * 2 * nbytes / rates.copy_bytes_per_second
+        parts = sum(len(one.parts) for one in several)
+        found.append(costs.shared_seconds(call) + GATHER_SECONDS + parts * PART_SECONDS + copies)
+    return found
 
 
 def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, rates: Rates, rules: Rules) -> float:
