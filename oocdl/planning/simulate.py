@@ -12,7 +12,8 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.simulation.claims import Chunk
 from oocdl.planning.simulation.cores import Clock
-from oocdl.planning.simulation.process import Costs, Process, Step
+from oocdl.planning.simulation.costs import Costs
+from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Tasks
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph

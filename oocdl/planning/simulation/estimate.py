@@ -19,8 +19,9 @@ from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.hosts.exchange import SMALL_BYTES, Exchange, reader_of, shown_groups
 from oocdl.planning.hosts.flat_pass import Ints
+from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.process import GATHER_SECONDS, PART_SECONDS, STRIDED_FACTOR, Costs
+from oocdl.planning.simulation.process import GATHER_SECONDS, PART_SECONDS, STRIDED_FACTOR
 
 
 def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:

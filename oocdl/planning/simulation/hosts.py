@@ -33,9 +33,10 @@ from oocdl.planning.hosts.placement import place
 from oocdl.planning.simulate import after
 from oocdl.planning.simulation.claims import Chunk
 from oocdl.planning.simulation.cores import Clock, Cores
+from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.host_tasks import entries_of, items_of
 from oocdl.planning.simulation.network import Cluster, Network, Scheduler
-from oocdl.planning.simulation.process import Costs, Process, Step
+from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.task_key import TaskKey
 

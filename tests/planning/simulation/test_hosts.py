@@ -20,7 +20,7 @@ from oocdl.graph.ir.region_index import RegionIndex
 from oocdl.graph.partition.unit import Unit
 from oocdl.ops import RULES
 from oocdl.planning.calls import Read, UnitCall
-from oocdl.planning.cost_model import NOMINAL, Rates
+from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
 from oocdl.planning.hosts import copies
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
@@ -28,16 +28,15 @@ from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
 from oocdl.planning.simulate import simulate
 from oocdl.planning.simulation.cores import EVENT_LOOP_SHARE
-from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
-from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.process import (
+from oocdl.planning.simulation.costs import (
     BEGIN_SECONDS,
-    GATHER_SECONDS,
     SCHEDULING_SECONDS,
     SLOWDOWN_FACTOR,
-    TASK_SECONDS,
     UNIT_SECONDS,
 )
+from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
+from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.simulation.process import GATHER_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 from tests.kit.models import ResNet, UNet3d, export

@@ -1,0 +1,57 @@
+"""Seconds of calls: where programs have cores of their own, and where a process shares its cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from oocdl.graph.ir.op_rule import Rules
+from oocdl.planning.calls import CombineCall, UnitCall, made_of
+from oocdl.planning.cost_model import TASK_SECONDS, Rates, cold_seconds, program_seconds
+
+SLOWDOWN_FACTOR = 1.2
+"""Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
+for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4). It stands for all that is charged
+by itself where cores are shared, and does not count there."""
+UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
+"""Of a core that is shared, beside program and reading: to reserve memory and to look how much there is (0.25
+to 0.55 ms), and to put results away. Measured in steps of five networks, as what follows."""
+SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
+"""Of a core that is shared, for each task: while a pass runs, and before the first one starts."""
+
+
+@dataclass(eq=False)
+class Costs:
+    """Seconds of calls on one thread; those of programs are found once for all processes."""
+
+    rates: Rates
+    rules: Rules
+    known: dict[str, float] = field(default_factory=dict)
+    """By key of a program."""
+    cold: dict[str, float] = field(default_factory=dict)
+    """The same of ``cold_seconds``."""
+
+    def seconds(self, call: UnitCall | CombineCall) -> float:
+        """Of one call where programs have cores of their own."""
+        if isinstance(call, CombineCall):
+            return TASK_SECONDS + self._adding(call)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program(call)
+
+    def shared_seconds(self, call: UnitCall | CombineCall) -> float:
+        """Of one call, of a core that all that the process does shares."""
+        if isinstance(call, CombineCall):
+            return COMBINE_SECONDS + SCHEDULING_SECONDS + self._adding(call)
+        made, key = len(call.unit.makes), call.unit.program.key
+        if key not in self.cold:
+            self.cold[key] = cold_seconds(call.unit.program, self.rules)
+        tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
+        return UNIT_SECONDS + tasks * SCHEDULING_SECONDS + self._program(call) + self.cold[key]
+
+    def _adding(self, call: CombineCall) -> float:
+        moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
+        return moved / self.rates.copy_bytes_per_second
+
+    def _program(self, call: UnitCall) -> float:
+        key = call.unit.program.key
+        if key not in self.known:
+            self.known[key] = program_seconds(call.unit.program, self.rules, self.rates)
+        return self.known[key]
