@@ -16,6 +16,7 @@ SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
 
 COLUMNS = (
     Column("hosts", "hosts"),
+    Column("working", "at work", rank=5),
     Column("batch", "batch", rank=4),
     Column("seconds", "s/step", "{:.3g}".format),
     Column("speedup", "speed-up", "{:.3g}".format),
@@ -31,6 +32,8 @@ class ScalingRow:
     """One step on a number of hosts."""
 
     hosts: int
+    working: int
+    """Hosts that get work: fewer than there are where a step on all would hardly be faster."""
     batch: int
     """Samples of a step, on all hosts together."""
     seconds: float

@@ -182,6 +182,7 @@ def _row(one: SimulatedHosts, batch: int, base: float, base_bytes: int) -> Scali
     speedup = batch / one.seconds / base
     return ScalingRow(
         hosts=one.hosts,
+        working=sum(share > 0 for share in one.busy_shares),
         batch=batch,
         seconds=one.seconds,
         speedup=speedup,

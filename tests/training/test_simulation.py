@@ -31,7 +31,9 @@ def scaling(files: tuple[Path, Path], **options: Any) -> oocdl.Scaling:
 
 
 def test_weak_scaling_grows_the_batch_and_strong_does_not(files: tuple[Path, Path]) -> None:
-    weak, strong = (scaling(files, hosts=[1, 4], weak=is_weak) for is_weak in (True, False))
+    """Cuts are asked for: of so small a network one host would do all."""
+    cuts = {"batch": 4, "space": [2, 2]}
+    weak, strong = (scaling(files, hosts=[1, 4], weak=is_weak, parallel=cuts) for is_weak in (True, False))
     assert [row.batch for row in weak.rows] == [1, 4] and [row.batch for row in strong.rows] == [1, 1]
     for found in (weak, strong):
         first, last = found.rows
@@ -42,8 +44,16 @@ def test_weak_scaling_grows_the_batch_and_strong_does_not(files: tuple[Path, Pat
     assert weak.rows[1].efficiency > strong.rows[1].efficiency
 
 
+def test_hosts_without_work_are_told(files: tuple[Path, Path]) -> None:
+    """So small a network is done by one."""
+    found = scaling(files, hosts=[1, 4])
+    assert [(row.hosts, row.working) for row in found.rows] == [(1, 1), (4, 1)]
+    assert "at work" in str(found)
+
+
 def test_a_slower_network_limits(files: tuple[Path, Path]) -> None:
-    fast, slow = (scaling(files, hosts=[2], network=rate).rows[0] for rate in ("10Gbit", "1Mbit"))
+    cut = {"hosts": [2], "parallel": {"space": [2]}}
+    fast, slow = (scaling(files, network=rate, **cut).rows[0] for rate in ("10Gbit", "1Mbit"))
     assert slow.seconds > 3 * fast.seconds and slow.limit == "network"
 
 

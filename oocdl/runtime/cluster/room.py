@@ -63,6 +63,7 @@ class Room:
     refused: dict[str, int] = field(default_factory=dict)
     """Workers that had too little room among so many: with more of them, each has a smaller share to do."""
     told: set[str] = field(default_factory=set)
+    """Of whom, and of how many, the user knows."""
     _among: int = 0
     """How many had room, by what each may use, when this was last looked at."""
 
@@ -93,9 +94,14 @@ class Room:
             self.refused[address] = self._among
             self._leave_out(address, str(error).removeprefix(f"worker {address}: "))
 
-    def enlist(self, addresses: Iterable[str]) -> None:
-        """These are the crew now."""
+    def enlist(self, addresses: Iterable[str], hosts: int | None = None) -> None:
+        """These are the crew now, of which at most ``hosts`` get work. Says so, once, if that is not all."""
         self.members = frozenset(addresses)
+        if hosts is not None and hosts < len(self.members):
+            told = f"{hosts} of {len(self.members)} workers do the work"
+            if told not in self.told:
+                self.told.add(told)
+                self.say(f"{told}: on more a step would hardly be faster; parallel={{...}} cuts it for all")
 
     @property
     def _needs(self) -> str:

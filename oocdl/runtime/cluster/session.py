@@ -174,7 +174,7 @@ class ClusterSession(Held):
         if refusals:
             self.room.refuse(refusals)
         else:
-            self.room.enlist(self.addresses)
+            self.room.enlist(self.addresses, next(iter(kinds.values())).plan.hosts)
         return not refusals
 
     def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:

@@ -200,6 +200,17 @@ def test_who_had_no_room_is_tried_again_among_more() -> None:
     assert told == ["worker b is left out: 3 MiB are left; the run goes on without it"]
 
 
+def test_it_is_said_once_that_workers_have_no_work() -> None:
+    told: list[str] = []
+    room = Room(100 * MIB, [worker("a")], told.append)
+    room.enlist("ab", 2)
+    room.enlist("abcd")
+    assert told == []
+    room.enlist("abcd", 2)
+    room.enlist("abcd", 2)
+    assert len(told) == 1 and told[0].startswith("2 of 4 workers do the work")
+
+
 def test_workers_that_a_run_is_planned_for_end_it_at_its_start() -> None:
     """What they lack is told as an error; of one that comes meanwhile, before the first step, it is not."""
     told: list[str] = []
