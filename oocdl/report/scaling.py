@@ -16,7 +16,7 @@ SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
 
 COLUMNS = (
     Column("hosts", "hosts"),
-    Column("working", "at work", rank=5),
+    Column("working", "at work"),
     Column("batch", "batch", rank=4),
     Column("seconds", "s/step", "{:.3g}".format),
     Column("speedup", "speed-up", "{:.3g}".format),
@@ -63,9 +63,11 @@ class Scaling:
     rows: tuple[ScalingRow, ...]
 
     def table(self) -> Sheet:
-        """Make the table: % is efficiency, GiB/host memory, MiB/host traffic."""
-        rows = [[getattr(row, column.key) for column in COLUMNS] for row in self.rows]
-        return Sheet(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", COLUMNS, rows)
+        """Make the table: % is efficiency, GiB/host memory, MiB/host traffic; "at work" if not all are."""
+        all_work = all(row.working == row.hosts for row in self.rows)
+        columns = [column for column in COLUMNS if column.key != "working" or not all_work]
+        rows = [[getattr(row, column.key) for column in columns] for row in self.rows]
+        return Sheet(f"{self.title}: {'weak' if self.weak else 'strong'} scaling, simulated", columns, rows)
 
     def __repr__(self) -> str:
         hosts = ", ".join(str(row.hosts) for row in self.rows)

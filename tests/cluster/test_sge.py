@@ -17,7 +17,7 @@ from tests.kit import sge as real
 from tests.kit.slurm_runs import equal, finished, fit, in_step, log_of, over, write_job
 
 pytestmark = [pytest.mark.usefixtures("sge"), pytest.mark.timeout(900), pytest.mark.slow]
-STEPS = 8
+STEPS = 24
 
 
 def test_the_site_file_and_the_script_are_those_of_this_host(

@@ -49,6 +49,7 @@ def test_hosts_without_work_are_told(files: tuple[Path, Path]) -> None:
     found = scaling(files, hosts=[1, 4])
     assert [(row.hosts, row.working) for row in found.rows] == [(1, 1), (4, 1)]
     assert "at work" in str(found)
+    assert "at work" not in str(scaling(files, hosts=[1]))
 
 
 def test_a_slower_network_limits(files: tuple[Path, Path]) -> None:
