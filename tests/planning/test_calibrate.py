@@ -61,7 +61,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> None:
-    rates = measure_rates(engine, tmp_path, **TINY)  # type: ignore[arg-type]
+    probes = tmp_path / "probes"  # ONNX Runtime 1.32 writes into the cache folder when it is imported
+    probes.mkdir()
+    rates = measure_rates(engine, probes, **TINY)  # type: ignore[arg-type]
     has_bfloat16, thin = get_engine(engine).has_bfloat16, get_engine(engine).thin_slab_elements
     assert set(rates.arithmetic) == {
         kind for kind in NOMINAL.arithmetic if has_bfloat16 or not kind.endswith(BFLOAT16_SUFFIX)
@@ -70,7 +72,7 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
     assert set(rates.memory) == set(NOMINAL.memory)
     assert Rates.from_json(rates.to_json()) == rates
     assert 1e-9 < program_seconds(overhead_program(3), RULES, rates) < 1
-    assert not list(tmp_path.iterdir()), "the disk's files are gone"
+    assert not list(probes.iterdir()), "the disk's files are gone"
 
 
 class HalfTold:
