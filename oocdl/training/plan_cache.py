@@ -69,7 +69,7 @@ def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Ma
         "targets": [[t.output, t.read, t.weight, plain(t.spec)] for t in binding.targets],
         "arrays": {name: _array_facts(binding.arrays[name]) for name in sorted(binding.used)},
         "settings": {name: plain(getattr(settings, name)) for name in names},
-        "machine": [machine.threads, machine.workers, machine.device_unit_bytes],
+        "machine": [machine.threads, machine.workers, machine.shares, machine.device_unit_bytes],
         "host": machine_facts(machine.engine),
         "engine": machine.engine,
         "rates": known_rates(machine.engine).to_json(),
