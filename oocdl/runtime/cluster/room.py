@@ -98,7 +98,7 @@ class Room:
         """These are the crew now, of which at most ``hosts`` get work. Says so, once, if that is not all."""
         self.members = frozenset(addresses)
         if hosts is not None and hosts < len(self.members):
-            told = f"{hosts} of {len(self.members)} workers do the work"
+            told = f"work goes to {hosts} of {len(self.members)} workers"
             if told not in self.told:
                 self.told.add(told)
                 self.say(f"{told}: on more a step would hardly be faster; parallel={{...}} cuts it for all")

@@ -208,7 +208,7 @@ def test_it_is_said_once_that_workers_have_no_work() -> None:
     assert told == []
     room.enlist("abcd", 2)
     room.enlist("abcd", 2)
-    assert len(told) == 1 and told[0].startswith("2 of 4 workers do the work")
+    assert len(told) == 1 and told[0].startswith("work goes to 2 of 4 workers:")
 
 
 def test_workers_that_a_run_is_planned_for_end_it_at_its_start() -> None:
