@@ -15,17 +15,38 @@ END_SECONDS = 20.0
 
 
 @contextmanager
-def alone(root: Path, start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+def alone(root: Path, start: Callable[[], None], stop: Callable[[], object]) -> Iterator[None]:
     """A batch system whose files are in a folder, started; stopped whatever happens. One at a time."""
     root.parent.mkdir(parents=True, exist_ok=True)
-    with root.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(root.with_suffix(".lock")):
         try:
             start()
             yield
         finally:
             stop()
-            root.with_suffix(".lock").unlink()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file that nobody else holds, and that is removed at the end."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_at(lock.fileno(), path):  # who had it has removed it: others may hold a new one
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that has this path now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def run(*command: object, environment: Mapping[str, str], check: bool = True) -> str:
