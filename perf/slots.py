@@ -86,7 +86,7 @@ def placing_seconds(compiled: CompiledPass, workers: int) -> float:
         begun = time.process_time()
         placed = place(compiled.graph, workers)
         going = exchange(compiled, placed, homes_of({MAIN: compiled}, {MAIN: placed}), workers)
-        steps = steps_of(going, MAIN, workers)
+        steps = steps_of(going, MAIN, workers, THREADS)
         tasks_of(steps, workers, "pass", "run", (MAIN, PassInfo(0, 0), True))
         return time.process_time() - begun
 

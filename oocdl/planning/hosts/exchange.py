@@ -8,7 +8,7 @@ which wait for each other's bundles never wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,8 +36,6 @@ DIRECT_BYTES = MOST_ASKED * SMALL_BYTES
 """So do larger ones, as long as all that a member has asked for so is not more; others one at a time."""
 SMALL_ITEM_BYTES = 16 << 10
 """What is not larger goes in bundles of its own."""
-MOST_SHOWN, MOST_TASKS = 32, 4000
-"""Tasks of Dask's of a pass that show at which layers a member works, and of all members together."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,6 @@ class Exchange:
     def _item(self, number: int) -> TaskKey:
         strip = number - len(self.keys)
         return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else self.keys[number]
-
-
-def shown_groups(groups: Collection[int], members: int) -> list[tuple[int, ...]]:
-    """The groups of layers at which a member works, by the task of the cluster that shows them.
-
-    >>> shown_groups(range(5), members=2000)
-    [(0, 1, 2), (3, 4)]
-    """
-    mine = sorted(groups)
-    size = -(-len(mine) // min(MOST_SHOWN, max(MOST_TASKS // members, 1))) or 1
-    return [tuple(mine[first : first + size]) for first in range(0, len(mine), size)]
 
 
 def renewed(compiled: CompiledPass) -> dict[TaskKey, TaskKey]:

@@ -17,8 +17,9 @@ from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import Rates
-from oocdl.planning.hosts.exchange import SMALL_BYTES, Exchange, reader_of, shown_groups
+from oocdl.planning.hosts.exchange import SMALL_BYTES, Exchange, reader_of
 from oocdl.planning.hosts.flat_pass import Ints
+from oocdl.planning.hosts.shown_groups import shown_groups
 from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.simulation.process import GATHER_SECONDS, PART_SECONDS, STRIDED_FACTOR
@@ -125,12 +126,13 @@ class _Estimate:
             return ended
         busy = (self.loop_seconds, self.out_seconds, self.in_seconds)
         ended = max(ended, float(self.arrived.max()), *map(max, busy))
-        groups: list[set[int]] = [set() for _ in range(hosts)]
-        for worker, group in zip(self.workers, self.going.group_of, strict=True):
-            groups[worker].add(group)
-        tasks = sum(2 + len(shown_groups(mine, hosts)) for mine in groups)
-        ended = max(ended + tasks * cluster.submit_seconds, tasks * cluster.scheduler_seconds)
-        return ended + 2 * cluster.notice_seconds
+        shown = shown_groups(self.going, hosts, len(self.free[0]))
+        counts = [2 + len(mine) for mine in shown]
+        hop_seconds = cluster.scheduler_seconds + 2 * cluster.notice_seconds
+        begun = sum(counts) * cluster.submit_seconds + cluster.notice_seconds
+        # Each task of a host follows the one before it; the scheduler handles one after another.
+        ended = max(ended + hop_seconds, max(counts) * hop_seconds, sum(counts) * cluster.scheduler_seconds)
+        return begun + ended
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Calls that follow each other, none of which reads what another host makes in the same block."""

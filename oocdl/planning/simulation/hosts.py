@@ -9,7 +9,7 @@ to host, as in a run (``runtime/cluster/transfers``), through event loops, inter
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,10 +26,10 @@ from oocdl.planning.hosts.exchange import (
     Exchange,
     exchange,
     homes_of,
-    shown_groups,
 )
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.shown_groups import Groups, shown_groups
 from oocdl.planning.simulate import after
 from oocdl.planning.simulation.claims import Chunk
 from oocdl.planning.simulation.cores import Clock, Cores
@@ -80,9 +80,8 @@ class _Host:
     one ends. The scheduler hears of the end of each and has the next one begin.
     """
 
-    def __init__(self, cast: _Pass, order: LocalOrder, step: Step) -> None:
-        self.cast, self.step, self.left = cast, step, list(order.calls_of_group)
-        self.shown = shown_groups(set(order.group_of.values()), len(cast.run.orders))
+    def __init__(self, cast: _Pass, order: LocalOrder, step: Step, shown: Sequence[Groups]) -> None:
+        self.cast, self.step, self.left, self.shown = cast, step, list(order.calls_of_group), shown
         self.heard = 0
         """How many of its tasks' ends the scheduler has heard of."""
         self.going = False
@@ -142,7 +141,10 @@ class _Pass:
                 zip(run.processes, run.tasks, held, run.wanted, strict=True)
             )
         ]
-        self.hosts = [_Host(self, order, step) for order, step in zip(run.orders, self.steps, strict=True)]
+        self.hosts = [
+            _Host(self, order, step, shown)
+            for order, step, shown in zip(run.orders, self.steps, run.shown, strict=True)
+        ]
 
     def _finished(self, number: int, entry: Entry) -> None:
         host = self.hosts[number]
@@ -258,6 +260,7 @@ class _Run:
         self.exchange, self.cluster, self.processes = pass_, cluster, processes
         self.clock = processes[0].clock
         self.network, self.scheduler = Network(cluster), Scheduler(cluster)
+        self.shown = shown_groups(pass_, cluster.hosts, processes[0].slots)
         found = local_orders(pass_, range(cluster.hosts))
         self.orders = [found[host] for host in range(cluster.hosts)]
         self.items = items_of(pass_)
@@ -275,9 +278,7 @@ class _Run:
     @property
     def task_count(self) -> int:
         """Of the cluster: of each host one that begins, some that show its layers, and one that ends."""
-        return sum(
-            2 + len(shown_groups(set(order.group_of.values()), len(self.orders))) for order in self.orders
-        )
+        return sum(2 + len(shown) for shown in self.shown)
 
     def first(self) -> list[dict[TaskKey, Chunk]]:
         """Weights and state as they are before any step."""

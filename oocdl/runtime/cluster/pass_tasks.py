@@ -12,7 +12,8 @@ from typing import Any
 
 from dask._task_spec import Task, TaskRef
 
-from oocdl.planning.hosts.exchange import Exchange, shown_groups
+from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.hosts.shown_groups import shown_groups
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
 from oocdl.runtime.cluster import worker_tasks
@@ -28,15 +29,12 @@ class Step:
     after: tuple[TaskKey, ...]
 
 
-def steps_of(exchange: Exchange, plan_id: str, members: int) -> list[Step]:
-    """The tasks of a pass, without what differs from pass to pass."""
+def steps_of(exchange: Exchange, plan_id: str, members: int, threads: int) -> list[Step]:
+    """The tasks of a pass on members of so many threads, without what differs from pass to pass."""
     found: list[Step] = []
-    works: list[set[int]] = [set() for _ in range(members)]
-    for worker, group in set(zip(exchange.placed.workers.tolist(), exchange.group_of, strict=True)):
-        works[worker].add(group)
-    for number, groups in enumerate(works):
+    for number, shown in enumerate(shown_groups(exchange, members, threads)):
         last = _begin(number)
-        for together in shown_groups(groups, members):
+        for together in shown:
             key = TaskKey(TaskKind.LAYERS, exchange.groups[together[0]], str(together[0]), number)
             found.append(Step(key, worker_tasks.layers, (together,), (last,)))
             last = key

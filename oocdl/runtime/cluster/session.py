@@ -151,7 +151,8 @@ class ClusterSession(Held):
         with uncollected():  # hundreds of thousands of objects, where units are as many
             exchanges = self._exchanges(kinds)
             self.steps: dict[str, list[Step]] = {
-                name: steps_of(one, name, len(self.addresses)) for name, one in exchanges.items()
+                name: steps_of(one, name, len(self.addresses), self.threads)
+                for name, one in exchanges.items()
             }
             packed = _packed_shares(exchanges, len(self.addresses))
         self.ends: dict[str, PassEnd] = {}

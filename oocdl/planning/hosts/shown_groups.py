@@ -1,0 +1,40 @@
+"""The groups of layers at which each worker works, by the task of the cluster that shows them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oocdl.ops import RULES
+from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.parallel.list_schedule import call_seconds
+
+SHOWN_SECONDS = 0.05
+"""A task shows layers that take at least about so long: tasks follow one another in 5 ms at best (measured),
+and a pass is not over before the last of them."""
+MOST_SHOWN, MOST_TASKS = 32, 4000
+"""Tasks of a pass that show layers, of one worker and of all together."""
+Groups = tuple[int, ...]
+
+
+def shown_groups(going: Exchange, members: int, threads: int) -> list[tuple[Groups, ...]]:
+    """For each member, of so many threads, the groups that each task shows; by nominal rates.
+
+    The last groups are shown by the task that ends the pass. So a short pass has no others.
+    """
+    groups = len(going.groups)
+    code = going.placed.workers * groups + np.array(going.group_of, np.int64)
+    seconds = np.array(call_seconds(going.graph, NOMINAL, RULES)) / threads
+    found, size = np.bincount(code, seconds, members * groups), np.bincount(code, minlength=members * groups)
+    most = min(MOST_SHOWN, max(MOST_TASKS // members, 1))
+    shown: list[tuple[Groups, ...]] = []
+    for one, works in zip(found.reshape(members, -1), size.reshape(members, -1) > 0, strict=True):
+        least, mine, spent, together = max(SHOWN_SECONDS, float(one.sum()) / most), [], 0.0, []
+        for group in np.flatnonzero(works).tolist():
+            together.append(group)
+            spent += float(one[group])
+            if spent >= least:
+                mine.append(tuple(together))
+                together, spent = [], 0.0
+        shown.append(tuple(mine if together else mine[:-1]))
+    return shown
