@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 
 from oocdl.config import Settings
 from oocdl.errors import BudgetError
@@ -90,7 +89,11 @@ def compile_within(
             f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
         ) from None
     if hosts is None and machine.workers > 1 and settings.parallel == "auto":
-        return fastest_over_hosts(found, machine, partial(_best, draft, settings))
+
+        def cut(machine: Machine, side: int | None) -> Candidate | None:
+            return _best(replace(draft, side=side), settings, machine)
+
+        return fastest_over_hosts(found, machine, cut, draft.layering)
     return found.compiled
 
 

@@ -21,6 +21,7 @@ from oocdl.ops.losses import Labels
 from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
+from oocdl.planning.parallel.weight_cuts import weight_cuts
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
 from oocdl.planning.recipe import (
     FACTOR_TRANSFORMS,
@@ -91,6 +92,8 @@ class Draft:
     """The network's graph over stored factors, with its layers."""
     pieces: Mapping[str, tuple[Region, ...]] | None = None
     """Weight or state -> the regions that it is stored in, if another plan has decided that already."""
+    side: int | None = None
+    """The set of ``weight_cuts`` that is cut, into a piece for each worker; None: neither."""
 
     def storing_bfloat16(self, names: Collection[str]) -> Draft:
         """The same pass with the values ``names``, too, stored as bfloat16."""
@@ -102,11 +105,17 @@ class Draft:
 
     def cut(self, limits: Limits) -> CompiledPass:
         """Cut the pass so that its units keep the limits; BudgetError if that cannot be."""
-        return self._expanded(plan_pass(self.layering, limits))
+        return self._expanded(plan_pass(self.layering, self._asked(limits)))
 
     def estimate(self, limits: Limits) -> PassSize:
         """About how large the plan is that ``cut`` would make, much faster; BudgetError as there."""
-        return estimate_pass(self.layering, limits)
+        return estimate_pass(self.layering, self._asked(limits))
+
+    def _asked(self, limits: Limits) -> Limits:
+        """The limits, with the cuts that are wanted in any case."""
+        if self.side is None:
+            return limits
+        return replace(limits, cuts=dict.fromkeys(weight_cuts(self.layering)[self.side], limits.workers))
 
     def recut(self, frozen: Frozen) -> CompiledPass:
         """Repeat the cuts of an earlier plan; InputError if they belong to another model or version."""

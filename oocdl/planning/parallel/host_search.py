@@ -1,14 +1,16 @@
 """How many workers of a cluster get work: all of them, or fewer if a step of all would be hardly faster.
 
-A pass is cut and placed for all workers, for half as many, and so on, and each time the seconds of a step are
-estimated with all that travels (``simulation/estimate``). Layers that are not cut at all, which follow each
-other over workers as a pipeline, are one more way. By nominal rates, so that the same is chosen everywhere.
+A pass is cut and placed for all workers, for half of them, and so on, and each time the seconds of a step are
+estimated with all that travels (``simulation/estimate``). Weights that take long to travel are cut as well
+(``weight_cuts``). Layers that are not cut at all, which follow each other over workers as a pipeline, are one
+more way. By nominal rates, so that the same is chosen everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from oocdl.ops import RULES
 from oocdl.planning.compiler import CompiledPass
@@ -17,13 +19,17 @@ from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
+from oocdl.planning.parallel.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.simulation.timeline import Simulated
+from oocdl.planning.tile_search import Layering
 
 WORTH_RATIO = 0.85
 """More workers get work if a step takes at most this share of the time of one on fewer: by estimates, which
 are 4 to 30 % below what is simulated, most for many workers. So does a pass of whole layers."""
+MOST_WEIGHT_HOSTS = 8
+"""For more workers weights are not cut: each partial sum comes from all of them."""
 MIN_HOST_SECONDS = 0.02
 """A pass that takes less on one worker is left to all of them: it takes longer to look at."""
 
@@ -42,31 +48,73 @@ def on_hosts(compiled: CompiledPass, hosts: int) -> CompiledPass:
     return replace(compiled, plan=plan, graph=graph)
 
 
-def fastest_over_hosts(
-    every: Candidate, machine: Machine, cut: Callable[[Machine], Candidate | None]
-) -> CompiledPass:
-    """The pass as it is cut for ``every`` worker, or a faster one: for fewer workers, or of whole layers.
+class _Timed(NamedTuple):
+    """A way to cut a pass, and what it takes."""
 
-    ``cut``: cuts the pass for a machine. For fewer workers only where nothing is spilled.
+    compiled: CompiledPass
+    seconds: float
+    """About those of a step on a machine's workers."""
+    work_seconds: float
+    """Of its work on one thread."""
+
+
+Cut = Callable[[Machine, int | None], Candidate | None]
+"""Cuts a pass for a machine; with a number also along that set of ``weight_cuts``."""
+
+
+def fastest_over_hosts(every: Candidate, machine: Machine, cut: Cut, layering: Layering) -> CompiledPass:
+    """The pass as it is cut for ``every`` worker, or a faster one.
+
+    That may be one for fewer workers, only where nothing is spilled, one whose weights are cut, or one of
+    whole layers. ``layering``: of the pass.
     """
-    least, work = _seconds(every.compiled, every.simulated, machine)
-    if work < MIN_HOST_SECONDS * machine.threads:
+    best = _timed(every, machine, machine.workers)
+    if best.work_seconds < MIN_HOST_SECONDS * machine.threads:
         return every.compiled
-    best, hosts = every.compiled, 1 << (machine.workers - 1).bit_length() - 1
-    while hosts and WORTH_RATIO * work < least * hosts * machine.threads:
-        found = cut(machine.of(hosts))
+    best, hosts = _along_weights(best, machine, machine.workers, cut, layering), _half(machine.workers)
+    while hosts and WORTH_RATIO * best.work_seconds < best.seconds * hosts * machine.threads:
+        found = cut(machine.of(hosts), None)
         if found is None or found.simulated.moved_bytes:
             break
-        fewer = on_hosts(found.compiled, hosts)
-        seconds, work = _seconds(fewer, found.simulated, machine)  # coarser pieces are less work
-        if WORTH_RATIO * seconds > least:
+        fewer = _along_weights(_timed(found, machine, hosts), machine, hosts, cut, layering)
+        if WORTH_RATIO * fewer.seconds > best.seconds:
             break
-        best, least, hosts = fewer, min(least, seconds), hosts // 2
-    whole = cut(replace(machine, slots=1)) if work < WORTH_RATIO * least * machine.permits else None
-    if whole is not None:
-        seconds, _ = _seconds(whole.compiled, whole.simulated, machine)
-        best = whole.compiled if seconds <= WORTH_RATIO * least else best
+        best, hosts = fewer._replace(seconds=min(best.seconds, fewer.seconds)), _half(hosts)
+    if best.work_seconds < WORTH_RATIO * best.seconds * machine.permits:
+        whole = cut(replace(machine, slots=1), None)
+        best = best if whole is None else _better(best, _timed(whole, machine, machine.workers))
+    return best.compiled
+
+
+def _half(hosts: int) -> int:
+    """The largest power of two that is less; 0 if there is none."""
+    return 1 << (hosts - 1).bit_length() - 1 if hosts > 1 else 0
+
+
+def _better(best: _Timed, other: _Timed) -> _Timed:
+    return other if other.seconds <= WORTH_RATIO * best.seconds else best
+
+
+def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layering: Layering) -> _Timed:
+    """The best way, or a faster one on so many workers whose weights are cut along one of their axes."""
+    weights = weight_bytes(layering)
+    # Without that cut each worker gets weights, and tells their gradients.
+    if (
+        1 < hosts <= MOST_WEIGHT_HOSTS
+        and 2 * weights > (1 - WORTH_RATIO) * best.seconds * NETWORK_BYTES_PER_SECOND
+    ):
+        for side, cuts in enumerate(weight_cuts(layering)):
+            travels = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
+            found = cut(machine.of(hosts), side) if travels < WORTH_RATIO * best.seconds else None
+            if found is not None and (hosts == machine.workers or not found.simulated.moved_bytes):
+                best = _better(best, _timed(found, machine, hosts))
     return best
+
+
+def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
+    """A way to cut a pass for so many of a machine's workers, and what it takes."""
+    compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
+    return _Timed(compiled, *_seconds(compiled, found.simulated, machine))
 
 
 def _seconds(compiled: CompiledPass, simulated: Simulated, machine: Machine) -> tuple[float, float]:

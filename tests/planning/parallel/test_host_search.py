@@ -1,4 +1,4 @@
-"""How many workers get work: what travels counts, and more workers are never slower by the prediction."""
+"""How many workers get work, by which cuts: what travels counts, and more workers are never slower."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
+from oocdl.planning.parallel import host_search
+from oocdl.planning.parallel.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.simulation.estimate import estimated_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
@@ -22,6 +24,7 @@ from tests.kit.plans import mlp_draft, unet_draft
 
 THREADS = 2
 ROOM = 32 << 30
+LAYERS, WIDTH, SAMPLES = 6, 2048, 128
 
 
 def machine_of(workers: int, threads: int = THREADS, room: int = ROOM) -> Machine:
@@ -95,7 +98,7 @@ def test_whole_layers_are_chosen_where_cuts_would_move_more(tmp_path: Path) -> N
 def test_nobody_is_left_out_where_fewer_would_spill(tmp_path: Path) -> None:
     draft = mlp_draft(tmp_path, [1024] * 8, 64)
     assert found_for(draft, machine_of(4, 4)).plan.hosts == 1
-    assert found_for(draft, machine_of(4, 4, 100 << 20)).plan.hosts is None
+    assert found_for(draft, machine_of(4, 4, 60 << 20)).plan.hosts is None
 
 
 def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft) -> None:
@@ -127,3 +130,43 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: D
     going = over(compiled, machine)
     found = estimated_seconds(going, cluster_of(machine), machine.threads, NOMINAL, RULES)
     assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    return mlp_draft(tmp_path_factory.mktemp("mlp"), [WIDTH] * (LAYERS + 1), SAMPLES)
+
+
+def test_layers_of_a_perceptron_take_turns(wide: Draft) -> None:
+    first, second = weight_cuts(wide.layering)
+    weights = {name: wide.layering.classes.of_axes[name] for name in (f"w{n}" for n in range(LAYERS))}
+    for cuts in (first, second):
+        assert [len(set(axes) & set(cuts)) for axes in weights.values()] == [1] * LAYERS
+    assert weight_bytes(wide.layering) == LAYERS * WIDTH * WIDTH * 4
+
+
+def test_what_travels_at_least_are_partial_sums_of_every_second_layer(wide: Draft) -> None:
+    """Each worker makes all channels of them, forward and backward, but for the loss's few numbers."""
+    first, _ = weight_cuts(wide.layering)
+    activation = SAMPLES * WIDTH * 4
+    found = travelling_seconds(wide.layering, first, 3, 1.0) / (2 * activation)
+    assert LAYERS / 2 <= found <= LAYERS / 2 + LAYERS / 2 + 1
+
+
+@pytest.mark.parametrize("workers", (2, 4))
+def test_a_wide_perceptron_does_not_send_its_weights(
+    wide: Draft, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of(workers)
+    now = found_for(wide, machine)
+    names = now.plan.classes.names
+    assert {names[cut][:8] for cut in now.plan.cuts} == {"channels"}
+    assert 0 < moved_bytes(now, machine) < 0.3 * moved_bytes(cut_for_all(wide, machine), machine)
+    monkeypatch.setattr(host_search, "MOST_WEIGHT_HOSTS", 0)
+    before = found_for(wide, machine)
+    assert simulated_seconds(now, machine) < 0.8 * simulated_seconds(before, machine)
+
+
+def test_few_weights_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_search, "weight_cuts", lambda _: pytest.fail("tried"))
+    found_for(unet_draft(tmp_path, 64), machine_of(2))

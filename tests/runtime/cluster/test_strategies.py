@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client
 
@@ -62,6 +63,26 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
         names = compiled.plan.classes.names
         cut = {names[n] for one in compiled.plan.layers for n, count in one.grid.items() if count > 1}
         assert {name.rstrip("0123456789") for name in cut} == {"batch", "channels"}
+
+
+def test_weights_that_are_cut_make_the_bits_of_one(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wide perceptron, without asking for cuts: of each matrix both workers have a part."""
+    monkeypatch.setattr(host_search, "MIN_HOST_SECONDS", 0)
+    model = nets.write_mlp(tmp_path / "mlp.onnx", (2048, 2048, 2048))
+    rng = np.random.default_rng(5)
+    arrays = {"x": rng.standard_normal((128, 2048), np.float32), "y": rng.integers(0, 2048, 128)}
+    job = model, nets.write_data(tmp_path / "data.zarr", arrays, chunks=128)
+    options = {**OPTIONS, "batch_size": 128}
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    compiled = there.plan.compiled
+    homes = homes_of({"": compiled}, {"": place(compiled.graph, 2, 1)})
+    for name in ("w1", "w2"):
+        assert {home for key, home in homes.items() if key.value == name} == {0, 1}
 
 
 def test_a_worker_that_gets_no_work_changes_no_bits(
