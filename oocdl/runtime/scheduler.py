@@ -93,6 +93,15 @@ class Running:
             self.error = self.error or error
             self.change.notify_all()
 
+    def leave(self) -> None:
+        """Let go of all tasks and results, once all threads are done.
+
+        Tasks, and what ``finished`` is a method of, may refer to who refers to this: what is in such a circle
+        stays in memory until the collector comes.
+        """
+        self.tasks, self.finished = [], None
+        self.results.clear()
+
     def work(self) -> None:
         """One thread: run tasks until none is left."""
         while (task := self.next_task()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import threading
@@ -30,6 +31,7 @@ from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
 from oocdl.runtime.cluster import dask_records, member
+from oocdl.storage.cache import memory_tier
 from tests.kit import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -162,6 +164,31 @@ def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_p
 
     oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
     assert set(client.run(left).values()) == {(0, 0)}
+
+
+def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
+    client: Client, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found: list[dict[str, int]] = []
+
+    def resident_bytes() -> int:
+        tier = memory_tier.current()
+        assert tier is not None
+        return tier.stats.resident_bytes
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone):
+            found.append(client.run(resident_bytes))
+
+    client.run(gc.disable)
+    try:
+        options = {**CUTS, **QUICK, "steps": 6}
+        oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+    finally:
+        client.run(gc.enable)
+    assert max(found[-1].values()) > 0
+    for worker, nbytes in found[-1].items():  # weights and state of two steps, whatever came before
+        assert nbytes <= 1.2 * found[1][worker]
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -119,8 +119,9 @@ class LocalPass:
         """The last thread is done: tell everybody."""
         error = self._running.error
         if error is None:
-            self.done.set_result({key: self._running.results[key] for key in self._wanted})
-            self._running.results.clear()
+            made = {key: self._running.results[key] for key in self._wanted}
+            self._running.leave()
+            self.done.set_result(made)
             return
         waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self.done]
         for future in waiting:
