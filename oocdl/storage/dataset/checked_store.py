@@ -94,7 +94,7 @@ class _Memory(Chunks):
         return mark, found[_range(byte_range, content.nbytes)], mark
 
 
-class _Files(Chunks):
+class Files(Chunks):
     """Chunks that are files of a local store, by size and time of change."""
 
     marks = "time"
@@ -134,28 +134,37 @@ class _Files(Chunks):
     def place(self, chunk: str) -> str:
         return f"{self.folder}/{chunk}"
 
-    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
+    def mark(self, chunk: str) -> Mark | None:
+        """Size and time of a chunk's file; None if it is not there."""
         try:
             known = os.stat(self.place(chunk))
         except (FileNotFoundError, NotADirectoryError):
-            return None, None, None
-        if not stat.S_ISREG(known.st_mode):
-            return None, None, None
-        wanted = _range(byte_range, known.st_size)
-        if wanted.stop - wanted.start >= AT_ONCE_BYTES:
-            return self._read(chunk, prototype, wanted)
-        return await asyncio.to_thread(self._read, chunk, prototype, wanted)
+            return None
+        return _mark(known) if stat.S_ISREG(known.st_mode) else None
 
-    def _read(self, chunk: str, prototype: BufferPrototype, wanted: slice) -> Found:
+    async def get(self, chunk: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Found:
+        mark = self.mark(chunk)
+        if mark is None:
+            return None, None, None
+        wanted = _range(byte_range, mark[0])
+        start, nbytes = wanted.start, wanted.stop - wanted.start
+        if nbytes >= AT_ONCE_BYTES:
+            before, content, after = self.read(chunk, start, nbytes)
+        else:
+            before, content, after = await asyncio.to_thread(self.read, chunk, start, nbytes)
+        return before, None if before is None else prototype.buffer.from_bytes(content), after
+
+    def read(self, chunk: str, start: int, nbytes: int) -> tuple[Mark | None, bytes, Mark | None]:
+        """Some bytes of a chunk's file between its marks before and after; None: it is not there."""
         try:
             with open(self.place(chunk), "rb") as file:
                 before = _mark(os.fstat(file.fileno()))
-                file.seek(wanted.start)
-                content = file.read(wanted.stop - wanted.start)
+                file.seek(start)
+                content = file.read(nbytes)
                 after = _mark(os.fstat(file.fileno()))
         except (FileNotFoundError, NotADirectoryError):
-            return None, None, None
-        return before, prototype.buffer.from_bytes(content), after
+            return None, b"", None
+        return before, content, after
 
 
 def _mark(known: os.stat_result) -> Mark:
@@ -262,7 +271,7 @@ def parts_of(path: str, start: int, nbytes: int, pieces: int) -> Iterator[bytes]
 def chunks_of(store: Store, path: str, keys: ChunkKeys) -> Chunks:
     """The chunks of the array at ``path`` of a store."""
     if isinstance(store, LocalStore):
-        return _Files(store, path, keys)
+        return Files(store, path, keys)
     if isinstance(store, ZipStore):
         return _Zipped(store, path, keys)
     return (_Memory if isinstance(store, MemoryStore) else Chunks)(store, path, keys)
@@ -280,15 +289,20 @@ class CheckedStore(WrapperStore[Store]):
     ) -> Buffer | None:
         """The bytes of a chunk, or of a part of it; None if it was not stored when the list was made.
 
-        Raises DatasetError if the chunk is gone, was changed, or is new.
+        Raises DatasetError as ``check`` does.
         """
         chunk = key[len(self.chunks.prefix) :]
-        number = self.chunks.keys.number(chunk)
-        assert number is not None, key
-        wanted = self.known.find(number)
         before, found, after = await self.chunks.get(chunk, prototype, byte_range)
+        self.check(chunk, before, after)
+        return found
+
+    def check(self, chunk: str, before: Mark | None, after: Mark | None) -> None:
+        """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks around a read."""
+        number = self.chunks.keys.number(chunk)
+        assert number is not None, chunk
+        wanted = self.known.find(number)
         if before == wanted == after:
-            return found
+            return
         happened = "was changed" if before and wanted else "is gone" if before is None else "is new"
         raise DatasetError(
             f"{self.label}: chunk {chunk} {happened} since the dataset was opened "

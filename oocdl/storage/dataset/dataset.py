@@ -155,7 +155,7 @@ class DataArray:
         return found
 
     def read(self, region: Region) -> Array:
-        """Read ``region`` as a new array in native byte order; only chunks that it touches are decoded.
+        """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.
 
         Raises DatasetError if a chunk cannot be decoded, or is not what it was when chunks were listed.
         """

@@ -19,6 +19,7 @@ from oocdl.errors import DatasetError
 from oocdl.storage.dataset.bounded_codecs import bounded_v2, bounded_v3, most_bytes
 from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, chunks_of, parts_of
 from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkKeys, ChunkList, listed
+from oocdl.storage.dataset.one_chunk import ChunkReader, LastChunk, chunk_reader
 from oocdl.storage.zarr_json import UNFINISHED, grid
 
 CODECS_V3 = frozenset({"bytes", "transpose", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"})
@@ -38,6 +39,7 @@ class ZarrArray:
     array: zarr.Array[Any]
     """As the library opens it: what it knows of itself is used, its chunks are not."""
     label: str
+    last: LastChunk
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,10 +105,19 @@ class ZarrArray:
         return found
 
     @cached_property
+    def checked_store(self) -> CheckedStore:
+        """Where the chunks that are read have to be as they were listed."""
+        return CheckedStore(self.label, self.stored, self.known)
+
+    @cached_property
+    def one_chunk(self) -> ChunkReader | None:
+        """What reads boxes of one chunk; None where only the library can."""
+        return chunk_reader(self.array, self.checked_store, self.last)
+
+    @cached_property
     def checked(self) -> zarr.Array[Any]:
         """The array that is read: from a store that checks chunks, by compressors with bounds."""
-        array = self.array
-        store = CheckedStore(self.label, self.stored, self.known)
+        array, store = self.array, self.checked_store
         metadata: Any = array.metadata
         if metadata.zarr_format == 2:
             nbytes = prod(self.chunks) * self.dtype.itemsize
@@ -135,6 +146,10 @@ class ZarrArray:
             yield from parts_of(path, 0, int(self.known.sizes[place]), pieces)
 
     def __getitem__(self, where: tuple[slice, ...]) -> Any:
+        found = None if self.one_chunk is None else self.one_chunk.read(where)
+        if found is not None:
+            return found
+        self.last.leave()
         return self.checked[where]
 
 
@@ -164,7 +179,8 @@ def open_arrays(
     lost = sorted(set(names or ()) - set(arrays))
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
-    made = {name: ZarrArray(array, f"array {name!r} of {where}") for name, array in arrays.items()}
+    last = LastChunk()
+    made = {name: ZarrArray(array, f"array {name!r} of {where}", last) for name, array in arrays.items()}
     for one in made.values():
         check_type(one.label, one.dtype, one.array.ndim)
         _check_codecs(one.label, one.array)

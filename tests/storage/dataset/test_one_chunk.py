@@ -1,0 +1,142 @@
+"""What lies in one chunk is read without the library, as the library reads it; the last chunk is kept."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numcodecs import Shuffle
+from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec
+
+from oocdl.errors import DatasetError
+from oocdl.storage.dataset import one_chunk
+from oocdl.storage.dataset.dataset import DataArray, Dataset, open_dataset
+from oocdl.storage.dataset.zarr_source import ZarrArray
+
+SHAPE, CHUNKS = (5, 4, 7), (2, 4, 3)
+X = np.random.default_rng(0).integers(0, 100, SHAPE)
+OWN: dict[str, dict[str, Any]] = {
+    "v3": {},
+    "v3-raw": {"compressors": None},
+    "v3-blosc": {"compressors": {"name": "blosc", "configuration": {}}},
+    "v3-gzip": {"compressors": {"name": "gzip", "configuration": {"level": 1}}},
+    "v3-big-endian": {"serializer": BytesCodec(endian="big")},
+    "v3-bytes": {"dtype": "i1"},
+    "v3-bools": {"dtype": "bool"},
+    "v3-dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v2": {"zarr_format": 2},
+    "v2-raw": {"zarr_format": 2, "compressors": None},
+    "v2-fortran": {"zarr_format": 2, "order": "F"},
+    "v2-big-endian": {"zarr_format": 2, "dtype": ">f8"},
+    "v2-zlib": {"zarr_format": 2, "compressors": {"id": "zlib", "level": 1}},
+    "v2-lz4": {"zarr_format": 2, "compressors": {"id": "lz4", "acceleration": 1}},
+    "v2-blosc": {"zarr_format": 2, "compressors": {"id": "blosc", "cname": "lz4", "clevel": 1}},
+}
+LIBRARY: dict[str, dict[str, Any]] = {
+    "v3-sharded": {"chunks": (1, 2, 3), "shards": (2, 4, 3)},
+    "v3-transposed": {"filters": [TransposeCodec(order=(2, 0, 1))]},
+    "v3-checksums": {"compressors": [Crc32cCodec()]},
+    "v2-shuffled": {"zarr_format": 2, "filters": [Shuffle(4)]},
+}
+
+
+def written(path: Path, zarr_format: int = 3, **options: Any) -> DataArray:
+    """An array of ``X`` without the last chunk of all."""
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+    options = {"dtype": "f4", "chunks": CHUNKS, "fill_value": 1, **options}
+    array = group.create_array("x", shape=SHAPE, config={"write_empty_chunks": True}, **options)
+    array[...] = X.astype(array.dtype)
+    last = sorted(file for file in (path / "x").rglob("*") if file.is_file() and file.name[-1].isdigit())[-1]
+    last.unlink()
+    return open_dataset(path).arrays["x"]
+
+
+@pytest.mark.parametrize("kind", [*OWN, *LIBRARY])
+def test_every_box_is_as_the_library_reads_it(tmp_path: Path, kind: str) -> None:
+    x = written(tmp_path / "a.zarr", **{**OWN, **LIBRARY}[kind])
+    assert isinstance(x.reader, ZarrArray)
+    assert (x.reader.one_chunk is not None) == (kind in OWN)
+    whole = np.asarray(zarr.open_group(tmp_path / "a.zarr", mode="r")["x"])
+    assert (whole[4:, :, 6:] == 1).all() and (whole != 1).any()
+    ranges = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in SHAPE]
+    for box in list(product(*ranges))[:: 11 if kind == "v3" else 67]:
+        found = x.read(box)
+        assert found.dtype == x.dtype and found.dtype.isnative
+        assert np.array_equal(found, whole[tuple(slice(*part) for part in box)])
+
+
+def two_arrays(path: Path) -> Dataset:
+    group = zarr.open_group(path, mode="w")
+    for name in "xy":
+        group.create_array(name, data=X.astype("f4"), chunks=CHUNKS)
+    return open_dataset(path)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """All chunks that were decoded."""
+    found: list[weakref.ref[Any]] = []
+    decode: Callable[..., Any] = one_chunk.ChunkReader._decoded
+
+    def noted(self: Any, stored: bytes) -> Any:
+        assert [one for one in found if one() is not None] == []  # the one before has left
+        made = decode(self, stored)
+        found.append(weakref.ref(made.base))
+        return made
+
+    monkeypatch.setattr(one_chunk.ChunkReader, "_decoded", noted)
+    return found
+
+
+def test_pieces_of_a_chunk_are_decoded_once_and_one_chunk_is_kept(tmp_path: Path, decoded: list[Any]) -> None:
+    data = two_arrays(tmp_path / "a.zarr")
+    for turn in (1, 2):
+        for name in "xy":
+            for row in range(4):
+                found = data.arrays[name].read(((0, 1), (row, row + 1), (0, 2)))
+                assert np.array_equal(found, X[:1, row : row + 1, :2])
+                del found
+        assert len(decoded) == 2 * turn
+    assert [one() is not None for one in decoded] == [False, False, False, True]
+    assert np.array_equal(data.arrays["x"].read(((0, 5), (0, 4), (0, 7))), X)  # by the library
+    assert decoded[-1]() is None
+
+
+@pytest.mark.parametrize("change", ["gone", "changed", "older"])
+def test_a_change_of_the_chunk_that_is_kept_is_found(tmp_path: Path, change: str) -> None:
+    x = two_arrays(tmp_path / "a.zarr").arrays["x"]
+    assert x.read(((0, 1), (0, 1), (0, 1))) == X[0, 0, 0]
+    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
+    if change == "gone":
+        file.unlink()
+    elif change == "changed":
+        file.write_bytes(file.read_bytes() + b"\0")
+    else:
+        os.utime(file, ns=(1, 1))
+    happened = "is gone" if change == "gone" else "was changed"
+    with pytest.raises(DatasetError, match=f"chunk c/0/0/0 {happened}"):
+        x.read(((0, 1), (0, 1), (0, 1)))
+
+
+def test_what_is_read_of_the_kept_chunk_cannot_be_written_to(tmp_path: Path) -> None:
+    x = two_arrays(tmp_path / "a.zarr").arrays["x"]
+    with pytest.raises(ValueError, match="read-only"):
+        x.read(((0, 1), (0, 1), (0, 1)))[...] = 0
+
+
+def test_a_chunk_of_another_size_is_refused(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=X.astype("f4"), chunks=CHUNKS, compressors=None)
+    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
+    for content in (file.read_bytes()[:-4], file.read_bytes() + bytes(4), file.read_bytes()[:-1]):
+        file.write_bytes(content)
+        x = open_dataset(tmp_path / "a.zarr").arrays["x"]
+        with pytest.raises(DatasetError, match="cannot be read at .*restore or delete the damaged chunk"):
+            x.read(((0, 1), (0, 1), (0, 1)))
