@@ -66,6 +66,8 @@ class CompiledPass:
     sums: Mapping[str, tuple[Region, ...]]
     """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
     never to the run on disk."""
+    side: int | None = None
+    """As ``Draft`` has it."""
 
     def named_losses(self, found: Mapping[str, float]) -> dict[str, float]:
         """Return the loss of a pass, and its parts if there are several, as the history names them.
@@ -139,6 +141,7 @@ class Draft:
             kept_values=network.kept_values,
             bfloat16_values=network.bfloat16_values,
             sums=sums,
+            side=self.side,
         )
 
 

@@ -136,9 +136,14 @@ def compile_passes(
     """
 
     def compiled(plan_id: str, request: Request, like: CompiledPass | None = None) -> CompiledPass:
-        draft = draft_pass(request, like.pieces if like else None)
-        hosts = (like.plan.hosts or machine.workers) if like else None
-        return compile_within(draft, settings, machine, frozen.get(plan_id), hosts)
+        if like is None:
+            return compile_within(draft_pass(request), settings, machine, frozen.get(plan_id))
+        # Weights stay where they are: all passes of a run are cut in the way of its main one.
+        whole = machine.workers > 1 and not like.plan.cuts
+        draft = replace(draft_pass(request, like.pieces), side=like.side)
+        hosts = like.plan.hosts or machine.workers
+        alike = replace(machine, slots=1) if whole else machine
+        return compile_within(draft, settings, alike, frozen.get(plan_id), hosts)
 
     last = PassKind.WHOLE if course.passes == 1 else PassKind.LAST
     request = Request(

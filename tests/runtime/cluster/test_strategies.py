@@ -68,13 +68,13 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
 def test_weights_that_are_cut_make_the_bits_of_one(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wide perceptron, without asking for cuts: of each matrix both workers have a part."""
+    """A wide perceptron, without asking for cuts: both workers have a part of each matrix, in all passes."""
     monkeypatch.setattr(host_search, "MIN_HOST_SECONDS", 0)
     model = nets.write_mlp(tmp_path / "mlp.onnx", (2048, 2048, 2048))
     rng = np.random.default_rng(5)
-    arrays = {"x": rng.standard_normal((128, 2048), np.float32), "y": rng.integers(0, 2048, 128)}
-    job = model, nets.write_data(tmp_path / "data.zarr", arrays, chunks=128)
-    options = {**OPTIONS, "batch_size": 128}
+    arrays = {"x": rng.standard_normal((320, 2048), np.float32), "y": rng.integers(0, 2048, 320)}
+    job = model, nets.write_data(tmp_path / "data.zarr", arrays, chunks=320)
+    options = {**OPTIONS, "batch_size": 128, "accumulate": 2}
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
     here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
     assert nets.files_of(there) == nets.files_of(here)
@@ -83,6 +83,9 @@ def test_weights_that_are_cut_make_the_bits_of_one(
     homes = homes_of({"": compiled}, {"": place(compiled.graph, 2, 1)})
     for name in ("w1", "w2"):
         assert {home for key, home in homes.items() if key.value == name} == {0, 1}
+    plans = [one.plan for one in there.plan.kinds.values()]
+    cut = {tuple(plan.classes.names[number] for number in plan.cuts) for plan in plans}
+    assert len(plans) > 2 and cut == {("channels1",)}
 
 
 def test_a_worker_that_gets_no_work_changes_no_bits(
