@@ -5,8 +5,8 @@
 The other words are options of ``fit``. With ``"too_low": 10`` what programs and the process itself take is
 planned 10 % too low; with ``"unguarded": true`` the memory guard looks away. With ``"plan": true`` nothing is
 trained; with ``"workers": 2`` two processes of one thread each do the work, through a Dask client, with
-``"pinned": true`` each on a core of its own. What oocdl refuses is no failure here: then the line is
-``{"refused": MESSAGE}``.
+``"pinned": true`` each on a core of its own, this one without workers. What oocdl refuses is no failure here:
+then the line is ``{"refused": MESSAGE}``.
 """
 
 from __future__ import annotations
@@ -96,9 +96,11 @@ def pin(core: int) -> None:
 def cluster(workers: int, folder: Path, pinned: bool = False) -> Iterator[dict[str, Any]]:
     """The option of ``fit`` that hands the work to so many processes; none if that is 0.
 
-    ``pinned``: each runs on a core of its own, as if it had no more.
+    ``pinned``: each runs on a core of its own, as if it had no more; so does this one where there are none.
     """
     if not workers:
+        if pinned:
+            pin(min(os.sched_getaffinity(0)))
         yield {}
         return
     from distributed import Client, LocalCluster

@@ -1,10 +1,11 @@
 """Steps on one and two workers as `oocdl.simulate` predicts them, beside what they take.
 
-A U-Net, cut in space and in batch, and ResNets so cut, on processes of a Dask cluster, each on a core of its
-own. Rates are measured with as many busy threads as there are workers: cores of one machine slow each other
-down. They come right before the steps, as virtual machines change their speed.
+A U-Net, cut in space and in batch, ResNets so cut, a perceptron and a GPT: in one process without a client,
+as one host is simulated, and on two workers of a Dask cluster, each process on a core of its own. Rates are
+measured with as many busy threads as there are workers: cores of one machine slow each other down. They come
+right before the steps, as virtual machines change their speed.
 
-    python perf/simulate.py [--toy] [--cases space,batch] [--rounds 2] [--steps 8] [--json FILE]
+    python perf/simulate.py [--toy] [--cases rows,tokens] [--rounds 2] [--steps 8] [--json FILE]
 
 Exit code 1 if a prediction is off by more than 15 %.
 """
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from bench import NO_COMMIT
-from cases import Case, resnet, unet, write_data
+from cases import Case, gpt, mlp, resnet, unet, write_data
 from measure import failure, folder, one_run, parser, print_row, print_top, write_json
 
 import oocdl
@@ -60,11 +61,15 @@ def cases(toy: bool) -> dict[str, tuple[Case, Mapping[str, Any]]]:
     """By name a network with its data, and how it is cut."""
     base, size, depth = (2, 16, 1) if toy else (16, 96, 3)
     blocks, edge = ((1,), 16) if toy else ((3, 4, 6, 3), 128)
+    layers, width, rows = (2, 16, 4) if toy else (6, 2048, 256)
+    text = (1, 32, 2, 2, 16, 64) if toy else (4, 512, 8, 8, 256, 8192)
     return {
         "space": (unet(base, size, depth), {"space": [2, 2, 2]}),
         "batch": (unet(base, size, depth, 2), {"batch": 2}),
         "images": (resnet(blocks, 64, 8, edge, 100), {"batch": 2}),
         "pieces": (resnet((2,) * len(blocks), 32, 4, edge * 3 // 2, 100), {"space": [2, 2]}),
+        "rows": (mlp(layers, width, rows), {"batch": 2}),
+        "tokens": (gpt(*text), {"batch": 2}),
     }
 
 
@@ -75,7 +80,13 @@ def measured(
     found: dict[int, list[float]] = {count: [] for count in COUNTS}
     for turn in range(args.rounds):
         for count in COUNTS:
-            words = {"workers": count, "pinned": True, "threads": 1, "steps": WARM + args.steps, **options}
+            words = {
+                "workers": count if count > 1 else 0,
+                "pinned": True,
+                "threads": 1,
+                "steps": WARM + args.steps,
+                **options,
+            }
             run = place / f"{name}-{count}-{turn}.run"
             outcome = one_run(
                 place / "model.onnx", place / "data.zarr", None, args.timeout,
@@ -90,7 +101,7 @@ def measured(
 def main() -> None:
     """Parse, measure rates, predict, measure steps, tell."""
     made = parser(__doc__)
-    made.add_argument("--cases", help="default: space,batch,images,pieces")
+    made.add_argument("--cases", help="default: space,batch,images,pieces,rows,tokens")
     made.add_argument("--rounds", type=int, help="processes for each; default: 2 (in a toy 1)")
     made.add_argument("--steps", type=int, help="that count, of each; default: 8 (in a toy 2)")
     args = made.parse_args()
