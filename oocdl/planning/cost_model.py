@@ -206,6 +206,7 @@ def cold_seconds(program: Program, rules: Rules) -> float:
             shapes = [padded_shape(operand) for operand in instruction.operands]
             arranged = speed.arranged_elements(instruction, shapes)
             seconds += HEAVY_SECONDS + arranged / ARRANGED_ELEMENTS_PER_SECOND
+            seconds += speed.small_tiles(instruction, shapes) * speed.tile_seconds
     return seconds
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
-from oocdl.graph.ir.speed import Computing, Heavy, RateTable, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, Probe, RateTable, Scale
 from oocdl.ops import RULES
 from oocdl.ops._speed import EXPONENTIAL
 from oocdl.ops.pointwise import Row, elementwise
+from oocdl.ops.sequences.attention import TILE_SECONDS
 from oocdl.planning.cost_model import (
     ARRANGED_ELEMENTS_PER_SECOND,
     BFLOAT16_SUFFIX,
@@ -118,6 +119,22 @@ def test_a_turned_product_pays_for_its_transposition() -> None:
     straight, turned = matmul(64, 64, 64), matmul(64, 64, 64, "ab,bc->ca")
     extra = 2 * 4 * 64 * 64 / NOMINAL.bytes_per_second("Transpose", RULES)
     assert seconds(turned) - seconds(straight) == pytest.approx(extra)
+
+
+def attention(pairs: int, queries: int, band: tuple[int | None, int | None]) -> Program:
+    shape = (1, pairs, 1, queries, 64)
+    given = tuple((one, "float32") for one in (shape, (1, pairs, queries, 64), (1, pairs, queries, 64)))
+    attrs = {"scale": 0.125, "band": band, "unseen": -np.inf, "blind": 0.0}
+    return probe_program(Probe("Attend", given, attrs))
+
+
+def test_attention_in_small_tiles_pays_for_each() -> None:
+    """Those of the probe, of 2^18 scores, are part of its rate."""
+    assert cold_seconds(attention(2, 1024, (None, None)), RULES) == HEAVY_SECONDS
+    small = 32 - 32 * 256 * 256 / 2**18
+    found = cold_seconds(attention(32, 256, (None, None)), RULES)
+    assert found == pytest.approx(HEAVY_SECONDS + small * TILE_SECONDS["Attend"])
+    assert cold_seconds(attention(32, 256, (None, 0)), RULES) > found  # in rows of 128 queries
 
 
 def test_convolutions_arrange_their_weights_in_each_call() -> None:
