@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oocdl.graph.ir.op_rule import Rules
@@ -25,6 +26,8 @@ class Costs:
 
     rates: Rates
     rules: Rules
+    feeds: Mapping[str, int] = field(default_factory=dict)
+    """Value that comes from the dataset -> how many of its first axes, as they are stored, are samples."""
     known: dict[str, float] = field(default_factory=dict)
     """By key of a program."""
     cold: dict[str, float] = field(default_factory=dict)

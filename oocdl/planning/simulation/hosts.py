@@ -102,6 +102,8 @@ class _Host:
 
     def begin(self) -> None:
         """The host is told to go on."""
+        if self.step.process.cores is not None:
+            self.step.process.cores.spend(self.cast.run.cluster.task_seconds, _nothing)
         self.going = True
         self.look()
 
@@ -169,7 +171,8 @@ class _Pass:
         """Hand the tasks in; each host starts as soon as it is told to."""
         run = self.run
         alone = run.cluster.hosts == 1  # there is no scheduler between a process and itself
-        submitted = 0.0 if alone else run.task_count * run.cluster.submit_seconds + run.cluster.notice_seconds
+        tasks = run.task_count * run.cluster.submit_seconds + run.cluster.notice_seconds
+        submitted = 0.0 if alone else run.cluster.pass_seconds / 2 + tasks
         for step, host in zip(self.steps, self.hosts, strict=True):
             step.process.step = step
             run.clock.at(run.clock.now + submitted, step.start)
@@ -226,18 +229,18 @@ class _Pass:
             clock.at(network.transfer(clock.now, sender, receiver, nbytes), comes)
 
         def comes() -> None:
-            clock.at(self._woken(receiver), then)
+            clock.at(self._woken(receiver, nbytes), then)
 
-        clock.at(self._woken(sender), leaves)
+        clock.at(self._woken(sender, nbytes), leaves)
 
-    def _woken(self, host: int) -> float:
+    def _woken(self, host: int, nbytes: int) -> float:
         """When the event loop of a host has handled a message of which it hears now."""
         run = self.run
         process = run.processes[host]
         wakes = 0.0 if process.slots else run.cluster.wake_seconds
         if process.cores is not None:
-            process.cores.spend(run.cluster.message_seconds, _nothing)
-        return run.network.handle(run.clock.now, host) + wakes
+            process.cores.spend(run.network.loop_takes(nbytes), _nothing)
+        return run.network.handle(run.clock.now, host, nbytes) + wakes
 
     def _arrived(self, bundle: Bundle) -> None:
         host, uses = self.hosts[bundle.receiver], self.run.orders[bundle.receiver].uses
@@ -332,7 +335,9 @@ def simulate_hosts(
     placed = place(compiled.graph, cluster.hosts, slots)
     homes = homes_of({"": compiled}, {"": placed})
     going = exchange(compiled, placed, homes, cluster.hosts)
-    return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old)
+    factors = compiled.plan.factored.factors
+    feeds = {name: len(factors[name][0]) for name in compiled.feeds}
+    return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old, feeds)
 
 
 def simulate_exchange(
@@ -343,9 +348,13 @@ def simulate_exchange(
     rates: Rates,
     rules: Rules,
     keeps_old: bool = True,
+    feeds: Mapping[str, int] | None = None,
 ) -> SimulatedHosts:
-    """The same where it is known which host runs what, and what travels."""
-    clock, costs = Clock(), Costs(rates, rules)
+    """The same where it is known which host runs what, and what travels.
+
+    ``feeds``, as ``Costs`` has them: each sample that is read takes its time.
+    """
+    clock, costs = Clock(), Costs(rates, rules, feeds or {})
     processes = [
         Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False, cores=cores)
         for cores in [Cores(clock, slots) if cluster.shares_cores else None for _ in range(cluster.hosts)]
@@ -355,7 +364,8 @@ def simulate_exchange(
     begun = clock.now
     steps = run.pass_over(held)
     # On a cluster a pass is over when the scheduler has heard of all its tasks, and has told the driver.
-    ended = max(step.ended for step in steps) if cluster.hosts == 1 else clock.now + cluster.notice_seconds
+    told = clock.now + cluster.notice_seconds + cluster.pass_seconds / 2
+    ended = max(step.ended for step in steps) if cluster.hosts == 1 else told
     found = _told(run, ended - begun, slots)
     for process in processes:
         del process.books  # which write by the process: this would be a circle

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.index import region_size
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.planning.calls import (
     CombineCall,
     PickCall,
@@ -26,6 +26,7 @@ from oocdl.planning.calls import (
 )
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
+from oocdl.planning.machine import BATCH_CACHE_BYTES
 from oocdl.planning.simulation.claims import Arrival, Chunk, Unit
 from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import BEGIN_SECONDS, Costs
@@ -43,16 +44,11 @@ waits for a core again."""
 
 GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
 """Of Python, to put together what a unit reads: once, and for each part that is copied. Measured."""
-SOURCE_BYTES_PER_SECOND = 8e8
-"""Read of a dataset and decoded, where chunks are not larger than what is read of them: measured."""
+SOURCE_BYTES_PER_SECOND, SAMPLE_SECONDS = 8e8, 5e-5
+"""Read of a dataset and decoded, where chunks are not larger than what is read of them; and of a core for
+each sample, whose chunk is looked at before it is read and after. Measured."""
 STRIDED_FACTOR = 1.3
 """Parts that lie apart take so much longer to copy than as many bytes side by side."""
-
-
-def _source_bytes(call: UnitCall | CombineCall) -> int:
-    """Bytes of its inputs that a call reads of the dataset, or generates."""
-    reads = call.reads if isinstance(call, UnitCall) else ()
-    return sum(region_size(read.region) * itemsize(read.dtype) for read in reads if not read.parts)
 
 
 class Step:
@@ -85,6 +81,8 @@ class Step:
         self.is_listed = False
         """Whether tasks can start."""
         self.slot_line: deque[Unit] = deque()
+        self.sources: set[tuple[str, Region]] = set()
+        """What has been read of the dataset, and is kept for the pass."""
 
     # --- scheduling ----------------------------------------------------------------------
 
@@ -175,7 +173,22 @@ class Step:
             more, requests, copied = self._read_parts(unit)
         there = self.process.disk(loads + more, 0, len(absent) + requests)
         parts = copied_parts(unit.call, unit.arguments, unit.pins) if self.process.cores else 0
-        self.process.copy(there, parts, copied, lambda: self._compute(unit), _source_bytes(unit.call))
+        self.process.copy(there, parts, copied, lambda: self._compute(unit), self._source_seconds(unit.call))
+
+    def _source_seconds(self, call: UnitCall | CombineCall) -> float:
+        """Seconds of a core for inputs that a call reads of the dataset, or generates."""
+        seconds = 0.0
+        for read in call.reads if isinstance(call, UnitCall) else ():
+            if read.parts:
+                continue
+            nbytes, samples = region_size(read.region) * itemsize(read.dtype), 0
+            axes = self.process.costs.feeds.get(read.value)
+            if axes is not None and (read.value, read.region) not in self.sources:
+                samples = region_size(read.region[:axes])
+                if nbytes <= BATCH_CACHE_BYTES // 2:
+                    self.sources.add((read.value, read.region))
+            seconds += nbytes / SOURCE_BYTES_PER_SECOND + samples * SAMPLE_SECONDS
+        return seconds
 
     def _read_parts(self, unit: Unit) -> tuple[int, int, int]:
         """Read what is not pinned part by part: bytes and requests of the disk, and bytes that are copied."""
@@ -294,18 +307,18 @@ class Process:
             self.cores.spend(seconds, then)
 
     def copy(
-        self, begins: float, parts: int, nbytes: int, then: Callable[[], None], source_bytes: int = 0
+        self, begins: float, parts: int, nbytes: int, then: Callable[[], None], more_seconds: float = 0.0
     ) -> None:
         """Have ``then`` called when bytes in so many parts have been copied, which begins at a time.
 
-        ``source_bytes``: what is read of the dataset, or generated, beside that.
+        ``more_seconds``: of a core that is shared, beside that.
         """
         seconds = 2 * nbytes / self.rates.copy_bytes_per_second
         if self.cores is None:
             self.at(begins + seconds, then)
         else:
             seconds = GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * seconds
-            seconds += source_bytes / SOURCE_BYTES_PER_SECOND
+            seconds += more_seconds
             self.at(begins, partial(self.cores.spend, seconds, then))
 
     def start(self, step: Step) -> None:

@@ -36,7 +36,7 @@ from oocdl.planning.simulation.costs import (
 )
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.process import GATHER_SECONDS
+from oocdl.planning.simulation.process import GATHER_SECONDS, SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 from tests.kit.models import ResNet, UNet3d, export
@@ -54,6 +54,9 @@ CLUSTER = Cluster(
     submit_seconds=0.0,
     message_seconds=0.0,
     wake_seconds=0.0,
+    loop_bytes_per_second=inf,
+    task_seconds=0.0,
+    pass_seconds=0.0,
     notice_seconds=10.0,
     shares_cores=False,
 )
@@ -175,6 +178,21 @@ def test_event_loops_take_their_time_for_each_message() -> None:
     assert found.seconds == pytest.approx(max(UNIT, 2.5) + 1 + 0.5 + 10 + 1 + UNIT)  # the asking takes 2.5
 
 
+def test_event_loops_take_their_time_for_bytes() -> None:
+    a, b = unit("a", 0), unit("b", 0)
+    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(QUIET, loop_bytes_per_second=BYTES))
+    assert found.seconds == pytest.approx(UNIT + 1 + 0.5 + 10 + 1 + UNIT)
+
+
+def test_tasks_of_the_cluster_take_of_a_core() -> None:
+    keys = [unit("a", 0), unit("a", 1)]
+    graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
+    shared = replace(QUIET, shares_cores=True)
+    one, other = (over(graph, hosts, replace(shared, task_seconds=task)).seconds for task in (0.0, 0.1))
+    # One begins, one shows the layer, both beside the unit; one ends it when that is done.
+    assert other - one == pytest.approx(3 * 0.1 / (1 - EVENT_LOOP_SHARE))
+
+
 def test_event_loops_wait_for_a_core_where_all_of_them_compute() -> None:
     a, b, c = unit("a", 0), unit("b", 0), unit("c", 0)
     graph, hosts = step([(a, ()), (c, ()), (b, (a,))], {}), {a: 0, c: 0, b: 1}
@@ -205,6 +223,12 @@ def test_all_tasks_are_handed_in_before_the_first_begins() -> None:
     cluster = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0, submit_seconds=3.0)
     found = over(step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}, cluster)
     assert found.tasks == 4 and found.seconds == pytest.approx(4 * 3.0 + UNIT)
+
+
+def test_the_driver_takes_its_time_before_and_after() -> None:
+    keys = [unit("a", 0), unit("a", 1)]
+    graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
+    assert over(graph, hosts, replace(QUIET, pass_seconds=3.0)).seconds == pytest.approx(3.0 + UNIT)
 
 
 def test_what_is_slow_is_named() -> None:
@@ -247,6 +271,16 @@ def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
     assert found.seconds == pytest.approx(one.seconds, rel=1e-12)
     assert found.peak_tier_bytes == (one.peak_tier_bytes,)
     assert found.spilled_bytes == (one.moved_bytes,)
+
+
+def test_each_sample_that_is_read_takes_its_time_once(plan: oocdl.Plan) -> None:
+    def seconds(compiled: Any) -> float:
+        cluster = Cluster(hosts=1, bytes_per_second=1e9)
+        return simulate_hosts(compiled, cluster, 1 << 40, 1, NOMINAL, RULES).seconds
+
+    more = seconds(plan.compiled) - seconds(replace(plan.compiled, feeds={}))
+    # Four samples, or four pieces of one, of input and labels; halos make more regions of these.
+    assert 8 * SAMPLE_SECONDS <= more <= 24 * SAMPLE_SECONDS
 
 
 @pytest.mark.parametrize(("hosts", "times"), [(2, 1.5), (3, 1000.0), (12, 1000.0)])

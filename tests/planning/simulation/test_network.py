@@ -39,9 +39,10 @@ def test_the_scheduler_handles_tasks_in_turn() -> None:
 
 
 def test_a_host_handles_messages_in_turn() -> None:
-    network = Network(replace(CLUSTER, message_seconds=1.0))
-    assert [network.handle(0.0, 0), network.handle(0.5, 0), network.handle(0.5, 1)] == [1.0, 2.0, 1.5]
-    assert network.loop_seconds == [2.0, 1.0, 0.0]
+    network = Network(replace(CLUSTER, message_seconds=1.0, loop_bytes_per_second=10.0))
+    given = (0.0, 0, 0), (0.5, 0, 5), (0.5, 1, 0)  # when, host, bytes
+    assert [network.handle(*one) for one in given] == [1.0, 2.5, 1.5]
+    assert network.loop_seconds == [2.5, 1.0, 0.0]
 
 
 def test_small_messages_overtake_large_ones_which_take_longer_for_it() -> None:
