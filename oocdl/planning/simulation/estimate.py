@@ -132,7 +132,7 @@ class _Estimate:
         begun = sum(counts) * cluster.submit_seconds + cluster.notice_seconds
         # Each task of a host follows the one before it; the scheduler handles one after another.
         ended = max(ended + hop_seconds, max(counts) * hop_seconds, sum(counts) * cluster.scheduler_seconds)
-        return begun + ended
+        return cluster.pass_seconds + begun + ended
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Calls that follow each other, none of which reads what another host makes in the same block."""
@@ -199,8 +199,9 @@ class _Estimate:
         """
         cluster, sender, receiver = self.cluster, self.senders[one], self.receivers[one]
         takes, handles = self.nbytes[one] / cluster.bytes_per_second, cluster.message_seconds
+        copies = self.nbytes[one] / cluster.loop_bytes_per_second
         is_large = self.nbytes[one] > SMALL_BYTES
-        at = max(when, loops[sender]) + handles
+        at = max(when, loops[sender]) + handles + copies
         loops[sender] = at + handles
         at += cluster.wake_seconds * (self.free[sender][0] > when)
         at = max(at, outs[sender]) + takes
@@ -208,11 +209,11 @@ class _Estimate:
         at = max(at + cluster.latency_seconds, ins[receiver] + takes)
         ins[receiver] = at if is_large else ins[receiver]
         wakes = cluster.wake_seconds * (self.free[receiver][0] > at)
-        at = max(at, loops[receiver]) + handles
+        at = max(at, loops[receiver]) + handles + copies
         loops[receiver] = at + handles
         self.out_seconds[sender] += takes
         self.in_seconds[receiver] += takes
         for host in (sender, receiver):
-            self.loop_seconds[host] += 2 * handles
-            heapreplace(self.free[host], self.free[host][0] + 2 * handles)
+            self.loop_seconds[host] += 2 * handles + copies
+            heapreplace(self.free[host], self.free[host][0] + 2 * handles + copies)
         return float(at + wakes)

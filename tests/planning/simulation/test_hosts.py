@@ -189,8 +189,8 @@ def test_tasks_of_the_cluster_take_of_a_core() -> None:
     graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
     shared = replace(QUIET, shares_cores=True)
     one, other = (over(graph, hosts, replace(shared, task_seconds=task)).seconds for task in (0.0, 0.1))
-    # One begins, one shows the layer, both beside the unit; one ends it when that is done.
-    assert other - one == pytest.approx(3 * 0.1 / (1 - EVENT_LOOP_SHARE))
+    # One begins the pass beside the unit; one ends it when that is done.
+    assert other - one == pytest.approx(2 * 0.1 / (1 - EVENT_LOOP_SHARE))
 
 
 def test_event_loops_wait_for_a_core_where_all_of_them_compute() -> None:
