@@ -15,7 +15,7 @@ from oocdl.planning.task_key import TaskKey
 
 
 @by_fields
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Read:
     """One input of a unit's program. Units of a layer that share the object read the same chunks by it."""
 

@@ -27,7 +27,8 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
+from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
+from oocdl.planning.hosts.ragged import Ints
 from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
 from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.task_graph import TaskGraph
@@ -272,11 +273,8 @@ class _Assigner:
         What several units of a worker read comes once.
         """
         arguments, reader = self.flat.arguments_of(units)
-        source, nbytes, mine = (
-            self.flat.source[arguments],
-            self.flat.nbytes[arguments],
-            np.array(chosen)[reader],
-        )
+        source, nbytes = self.flat.source[arguments], self.flat.nbytes[arguments]
+        mine = np.array(chosen)[reader]
         where = self.where[source]
         comes = np.flatnonzero((where >= 0) & (where != mine))
         _, alike = np.unique(nbytes[comes], return_inverse=True)

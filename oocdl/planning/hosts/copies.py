@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from oocdl.planning.calls import CombineCall
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints
+from oocdl.planning.hosts.flat_pass import FlatPass
+from oocdl.planning.hosts.ragged import Ints
 
 MOST_WORKERS = 4
 """Of more than so many, one combines a sum for all: each would hear of all others."""

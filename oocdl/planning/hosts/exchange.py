@@ -16,8 +16,9 @@ import numpy as np
 
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each
+from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.placement import Placed, strip_key
+from oocdl.planning.hosts.ragged import Ints
 from oocdl.planning.hosts.relays import Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key

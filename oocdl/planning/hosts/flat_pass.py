@@ -8,15 +8,31 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of, parts_of
+from oocdl.graph.ir.region_index import Parts
+from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
+from oocdl.planning.hosts.ragged import Ints, Ragged, counts_of, runs, starts_of
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.planning.task_key import TaskKey
 
-Ints = npt.NDArray[np.int64]
+
+class Reads(NamedTuple):
+    """What units read. Those of a layer share most of it, so little is looked at one by one."""
+
+    objects: Sequence[Read]
+    """Each once."""
+    of_units: Ints
+    """For each read of each unit, one after another, which of these it is."""
+    region: Ints
+    """For each object the place of its region in ``FlatPass.regions``."""
+    parts: Sequence[Parts]
+    """Each once."""
+    parts_of: Ints
+    """For each object its place among these."""
+    of_parts: Ragged
+    """For each of these the places of its regions."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,7 +62,19 @@ class FlatPass:
     part: Ints
     """For each argument the place in ``regions`` of what is read of it; -1: all, it is a partial sum."""
     regions: Sequence[Region]
-    """All different ones that are read."""
+    """All different ones: those that are read of chunks, and others that calls read or make."""
+    ends: Ragged
+    """For each region start and stop of its ranges."""
+    made: Ints
+    """For each chunk that is made the place of its region."""
+    reads: Reads
+    added: Ints
+    """For each partial sum that a unit adds to: the call, its result, its argument, elements so far."""
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls of the pass."""
+        return self.graph.calls
 
     @property
     def inputs(self) -> int:
@@ -62,146 +90,154 @@ class FlatPass:
 
 def flatten(graph: TaskGraph) -> FlatPass:
     """Number the chunks and arguments of a pass."""
-    keys, maker, sizes, results = _chunks(graph)
-    number = {key: place for place, key in enumerate(keys)}
-    which, reads = _reads(graph.calls, number)
-    column = runs(reads.first[which], np.diff(reads.first)[which])
-    added, nbytes, at = _partial_sums(graph.calls)
-    # Arguments of units go read by read; between them are partial sums.
-    among = np.ones(len(column) + len(at), bool)
-    among[at] = False
-
-    def merged(of_reads: Ints, of_sums: Sequence[int] | int) -> Ints:
-        found = np.empty(len(among), np.int64)
-        found[among], found[at] = of_reads[column], of_sums
-        return found
-
-    counts = (0 if isinstance(call, PickCall) else len(call.arguments) for call in graph.calls)
+    calls = graph.calls
+    units = [call for call in calls if isinstance(call, UnitCall)]
+    working = [call for call in calls if not isinstance(call, PickCall)]
+    makes = np.fromiter((0 if isinstance(call, PickCall) else len(call.dtypes) for call in calls), np.int64)
+    results = len(graph.inputs) + starts_of(makes)
+    # One result is named as its call is; several as the calls are that pick them, which follow it.
+    own = (call.key for call, count in zip(calls, makes.tolist(), strict=True) if count < 2)
+    keys = [*graph.inputs, *own]
+    number = dict(zip(keys, range(len(keys)), strict=True))
+    objects, of_units, last = _objects(units)
+    known = {id(read.parts): read.parts for read in objects}
+    place_of = dict(zip(known, range(len(known)), strict=True))
+    regions, (in_parts, of_objects, made) = _numbered(
+        list(chain.from_iterable(known.values())),
+        [read.region for read in objects],
+        [region for call in working for region in _made(call)],
+    )
+    reads = Reads(
+        objects=objects,
+        of_units=of_units,
+        region=of_objects,
+        parts=list(known.values()),
+        parts_of=np.fromiter((place_of[id(read.parts)] for read in objects), np.int64, len(objects)),
+        of_parts=Ragged(starts_of(counts_of([*known.values()])), in_parts),
+    )
+    ends = ends_of(regions)
+    elements = _products(ends)
+    before = np.fromiter((graph.input_bytes[key] for key in graph.inputs), np.int64, len(graph.inputs))
+    itemsizes = _itemsizes([dtype for call in working for dtype in call.dtypes])
+    sizes = np.concatenate((before, elements[made] * itemsizes))
+    begins, source, part = _arguments_of(reads, units, last, number)
+    nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), np.diff(begins))
+    # Of each call the arguments of its reads, one after the other, then its partial sums.
+    sums = _sums(calls, results.tolist())
+    sum_counts = np.array(sums.counts, np.int64)
+    have = np.flatnonzero(sum_counts)
+    read_counts = (len(call.reads) if isinstance(call, UnitCall) else 0 for call in calls)
+    before_sums = np.cumsum(np.fromiter(read_counts, np.int64, len(calls)))[have]
+    first_sums = len(source) + starts_of(sum_counts[have])[:-1]
+    counts = np.insert(np.diff(begins)[of_units], before_sums, sum_counts[have])
+    column = runs(np.insert(begins[of_units], before_sums, first_sums), counts)
+    arguments = (0 if isinstance(call, PickCall) else len(call.arguments) for call in calls)
     return FlatPass(
         graph=graph,
         keys=keys,
         number=number,
-        maker=np.array(maker, np.int64),
-        sizes=np.array(sizes, np.int64),
-        results=np.array(results, np.int64),
-        first=starts_of(np.fromiter(counts, np.int64, len(graph.calls))),
-        source=merged(reads.source, [number[key] for key in added]),
-        nbytes=merged(reads.nbytes, nbytes),
-        part=merged(reads.part, -1),
-        regions=reads.regions,
+        maker=np.concatenate((np.full(len(before), -1), np.repeat(np.arange(len(calls)), makes))),
+        sizes=sizes,
+        results=results,
+        first=starts_of(np.fromiter(arguments, np.int64, len(calls))),
+        source=np.concatenate((source, np.array([number[key] for key in sums.keys], np.int64)))[column],
+        nbytes=np.concatenate((nbytes, sizes[np.array(sums.alike, np.int64)]))[column],
+        part=np.concatenate((part, np.full(len(sums.keys), -1)))[column],
+        regions=regions,
+        ends=ends,
+        made=made,
+        reads=reads,
+        added=np.array(sums.added, np.int64).reshape(-1, 4).T,
     )
 
 
-def _chunks(graph: TaskGraph) -> tuple[list[TaskKey], list[int], list[int], list[int]]:
-    """Keys, makers and sizes of chunks, and the first chunk of each call."""
-    keys = list(graph.inputs)
-    maker, sizes = [-1] * len(keys), [graph.input_bytes[key] for key in keys]
-    results: list[int] = []
-    for place, call in enumerate(graph.calls):
-        results.append(len(keys))
-        if isinstance(call, PickCall):
-            continue
-        made = made_of(call)
-        if len(made) == 1:
-            keys.append(call.key)
-        else:
-            values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
-            keys += [result_key(call.key, value, len(values)) for value in values]
-        maker += [place] * len(made)
-        sizes += [one.nbytes for one in made]
-    return keys, maker, sizes, [*results, len(keys)]
+def _objects(units: Sequence[UnitCall]) -> tuple[list[Read], Ints, Ints]:
+    """All reads of units, each object once; which of these each read is; and where each is the last time."""
+    reads = list(chain.from_iterable([unit.reads for unit in units]))
+    last = dict(zip(reads, range(len(reads)), strict=True))
+    number = dict(zip(last, range(len(last)), strict=True))
+    of_units = np.fromiter(map(number.__getitem__, reads), np.int64, len(reads))
+    return list(last), of_units, np.fromiter(last.values(), np.int64, len(last))
 
 
-class _Reads(NamedTuple):
-    """The arguments of distinct reads: of each read those of the first unit that has it."""
+def _arguments_of(
+    reads: Reads, units: Sequence[UnitCall], last: Ints, number: Mapping[TaskKey, int]
+) -> tuple[Ints, Ints, Ints]:
+    """For each read its first argument; for all of them the chunk, and the region that is read of it.
 
-    first: Ints
-    """For each read, and once more at the end: its first argument."""
-    source: Ints
-    """For each argument the chunk that it is."""
-    nbytes: Ints
-    """Bytes that are read of it."""
-    part: Ints
-    """The place in ``regions`` of what is read of it."""
-    regions: list[Region]
-
-
-def _reads(calls: Sequence[Call], number: Mapping[TaskKey, int]) -> tuple[Ints, _Reads]:
-    """For all reads of units, in order, which of the distinct ones they are, and these.
-
-    Units share most of their reads, and reads most of their parts, so little is looked at one by one.
+    Arguments of a read are those of the unit that has it ``last``, as all others have the same.
     """
-    units = [call for call in calls if isinstance(call, UnitCall)]
-    flat = [read for unit in units for read in unit.reads]
-    last = dict(zip(map(id, flat), range(len(flat)), strict=True))
-    places = np.fromiter(last.values(), np.int64, len(last))
-    ends = np.cumsum(np.fromiter((len(unit.reads) for unit in units), np.int64, len(units)))
-    reads = [flat[place] for place in places.tolist()]
-    known = {id(read.parts): read.parts for read in reads}
-    list_of = dict(zip(known, range(len(known)), strict=True))
-    lists = np.fromiter((list_of[id(read.parts)] for read in reads), np.int64, len(reads))
-    regions: dict[Region, int] = {}
-    part = [regions.setdefault(region, len(regions)) for parts in known.values() for region in parts]
-    elements = [one for parts in known.values() for one in parts.sizes()]
-    starts = starts_of(np.fromiter(map(len, known.values()), np.int64, len(known)))
-    counts = np.diff(starts)[lists]
-    item = np.fromiter((itemsize(read.dtype) for read in reads), np.int64, len(reads))
-    arguments = (
-        units[reader].arguments[read.first : read.first + count]
-        for reader, read, count in zip(
-            np.searchsorted(ends, places, "right").tolist(), reads, counts.tolist(), strict=True
-        )
+    begins, part = reads.of_parts.take(reads.parts_of)
+    counts = np.diff(begins)
+    reader = np.searchsorted(np.cumsum(counts_of([unit.reads for unit in units])), last, "right")
+    found = (
+        units[unit].arguments[read.first : read.first + count]
+        for unit, read, count in zip(reader.tolist(), reads.objects, counts.tolist(), strict=True)
     )
-    column = runs(starts[lists], counts)
-    source = map(number.__getitem__, chain.from_iterable(arguments))
-    found = _Reads(
-        first=starts_of(counts),
-        source=np.fromiter(source, np.int64, len(column)),
-        nbytes=np.array(elements, np.int64)[column] * np.repeat(item, counts),
-        part=np.array(part, np.int64)[column],
-        regions=list(regions),
-    )
-    place_of = dict(zip(last, range(len(last)), strict=True))
-    return np.fromiter(map(place_of.__getitem__, map(id, flat)), np.int64, len(flat)), found
+    source = np.fromiter(map(number.__getitem__, chain.from_iterable(found)), np.int64, int(begins[-1]))
+    return begins, source, part
 
 
-def _partial_sums(calls: Sequence[Call]) -> tuple[list[TaskKey], list[int], list[int]]:
-    """The arguments that are partial sums, their bytes, and their places among all arguments."""
-    keys: list[TaskKey] = []
-    sizes: list[int] = []
-    at: list[int] = []
-    first = 0
-    for call in calls:
-        if isinstance(call, PickCall):
-            continue
+def _made(call: UnitCall | CombineCall) -> list[Region]:
+    """The region of each result."""
+    if isinstance(call, UnitCall):
+        return [region for _, region in call.unit.makes]
+    return [call.region] * len(call.values)
+
+
+def _numbered(*lists: Sequence[Region]) -> tuple[list[Region], list[Ints]]:
+    """All different regions of some lists, in order, and for each list which of them it has."""
+    found = dict.fromkeys(chain.from_iterable(lists))
+    number = dict(zip(found, range(len(found)), strict=True)).__getitem__
+    return list(found), [np.fromiter(map(number, some), np.int64, len(some)) for some in lists]
+
+
+def ends_of(regions: Sequence[Region]) -> Ragged:
+    """Start and stop of the ranges of regions."""
+    counts = 2 * counts_of(regions)
+    values = chain.from_iterable(chain.from_iterable(regions))
+    return Ragged(starts_of(counts), np.fromiter(values, np.int64, int(counts.sum())))
+
+
+def _products(ends: Ragged) -> Ints:
+    """How many elements regions have, by the ends of their ranges."""
+    extents = np.append(ends.values[1::2] - ends.values[::2], 1)
+    found: Ints = np.multiply.reduceat(extents, ends.first[:-1] // 2)
+    found[np.diff(ends.first) == 0] = 1
+    return found
+
+
+def _itemsizes(dtypes: Sequence[str]) -> Ints:
+    return np.fromiter(map(itemsize, dtypes), np.int64, len(dtypes))
+
+
+class _Sums(NamedTuple):
+    """Arguments that are partial sums, call by call."""
+
+    keys: list[TaskKey]
+    alike: list[int]
+    """For each a chunk of its size."""
+    counts: list[int]
+    """How many each call has."""
+    added: list[tuple[int, int, int, int]]
+    """As ``FlatPass.added``."""
+
+
+def _sums(calls: Sequence[Call], results: Sequence[int]) -> _Sums:
+    found = _Sums([], [], [], [])
+    for place, (call, first) in enumerate(zip(calls, results, strict=False)):
+        before = len(found.keys)
         if isinstance(call, CombineCall):
-            keys += call.arguments
-            sizes += [nbytes for _, nbytes in parts_of(call)]
-            at += range(first, first + len(call.arguments))
-        elif any(call.partial_sums):
-            made = made_of(call)
-            for sum_, one in zip(call.partial_sums, made, strict=True):
-                if sum_ is not None:
-                    keys.append(call.arguments[sum_[0]])
-                    sizes.append(one.nbytes)
-                    at.append(first + sum_[0])
-        first += len(call.arguments)
-    return keys, sizes, at
-
-
-def runs(firsts: Ints, counts: Ints) -> Ints:
-    """Numbers that follow each other from each of ``firsts``, as many as ``counts`` says.
-
-    >>> runs(np.array([5, 2]), np.array([2, 3]))
-    array([5, 6, 2, 3, 4])
-    """
-    before: Ints = np.repeat(firsts - np.cumsum(counts) + counts, counts)
-    return before + np.arange(len(before))
-
-
-def starts_of(counts: Ints) -> Ints:
-    """Where lists of so many begin that follow each other, and the end of the last."""
-    return np.concatenate(([0], np.cumsum(counts)))
+            found.keys.extend(call.arguments)
+            found.alike.extend(first + one % len(call.values) for one in range(len(call.arguments)))
+        elif isinstance(call, UnitCall) and any(call.partial_sums):
+            for result, partial_sum in enumerate(call.partial_sums):
+                if partial_sum is not None:
+                    found.keys.append(call.arguments[partial_sum[0]])
+                    found.alike.append(first + result)
+                    found.added.append((place, result, *partial_sum))
+        found.counts.append(len(found.keys) - before)
+    return found
 
 
 def first_of_each(codes: Ints) -> tuple[Ints, Ints]:

@@ -16,7 +16,8 @@ from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.assignment import assigned
 from oocdl.planning.hosts.copies import Copies, copies
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints, first_of_each, flatten
+from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
+from oocdl.planning.hosts.ragged import Ints
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 

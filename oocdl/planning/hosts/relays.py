@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.planning.hosts.flat_pass import Ints, first_of_each
+from oocdl.planning.hosts.flat_pass import first_of_each
+from oocdl.planning.hosts.ragged import Ints
 
 FAN = 4
 """So many workers hear of something, or tell it, directly; with more, others are behind these."""

@@ -6,17 +6,45 @@ about one graph, however many members there are.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall
+from oocdl.planning.hosts.call_columns import columns_of
 from oocdl.planning.hosts.exchange import Bundle, Exchange
-from oocdl.planning.hosts.flat_pass import Ints, runs, starts_of
 from oocdl.planning.hosts.placement import Strip, strip_key, with_strips
+from oocdl.planning.hosts.ragged import Ints, runs, small, starts_of
 from oocdl.planning.task_key import TaskKey, TaskKind
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Numbered(Protocol[T_co]):
+    """Something by its number in the pass."""
+
+    def __getitem__(self, number: int, /) -> T_co: ...
+
+
+class Facts(Protocol):
+    """A pass, or what a member knows of it."""
+
+    @property
+    def keys(self) -> Numbered[TaskKey]:
+        """Of chunks."""
+
+    @property
+    def regions(self) -> Numbered[Region]:
+        """Those that are read."""
+
+    @property
+    def calls(self) -> Numbered[Call]:
+        """The calls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +64,14 @@ class SomeCalls:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Share:
-    """One member's part of a pass, in numbers where that is shorter."""
+    """One member's part of a pass, in numbers; ``facts`` tell what they stand for."""
 
     member: int
-    calls: SomeCalls
+    facts: Facts
+    numbers: Ints
+    """Of the calls that it runs."""
+    count: int
+    """How many calls the pass has."""
     group_of: Ints
     """The group of each of its calls."""
     groups: int
@@ -51,9 +83,9 @@ class Share:
     """As ``Placed`` has them."""
     cut: Ints
     """Numbers of the strips that it cuts."""
-    sources: Sequence[TaskKey]
-    """What each of them is cut from."""
-    regions: Sequence[Region]
+    sources: Ints
+    """The chunk that each of them is cut from."""
+    regions: Ints
     bundle_numbers: Ints
     """Of what it sends and receives."""
     columns: Ints
@@ -62,15 +94,22 @@ class Share:
     """For each of these bundles, and once more at the end: its first item in ``items``."""
     items: Ints
     """A chunk, or the number of all chunks and that of a strip."""
-    keys: Mapping[int, TaskKey]
-    """Of the chunks among them."""
-    layer_of: Ints
-    """For each item the place of its layer in ``layers``."""
-    layers: Sequence[str]
+    chunk_of: Ints
+    """For each item the chunk that it is, or is a strip of."""
     chunks: int
     """How many the pass has."""
-    stored: tuple[TaskKey, ...]
+    stored_chunks: Ints
     """Stored pieces that are with it between passes, and that the pass starts from."""
+
+    @cached_property
+    def calls(self) -> SomeCalls:
+        """Its calls."""
+        return SomeCalls({number: self.facts.calls[number] for number in self.numbers.tolist()}, self.count)
+
+    @property
+    def stored(self) -> tuple[TaskKey, ...]:
+        """Keys of the stored pieces."""
+        return tuple(self.facts.keys[chunk] for chunk in self.stored_chunks.tolist())
 
     def own_calls(self) -> Iterator[tuple[int, Call, int]]:
         """(number, call, group) of each of its calls, reading strips where they do."""
@@ -82,24 +121,25 @@ class Share:
 
     def strips(self) -> Iterator[Strip]:
         """The strips that it cuts."""
-        for number, source, region in zip(self.cut.tolist(), self.sources, self.regions, strict=True):
-            yield Strip(strip_key(number, source), source, region)
+        columns = self.cut.tolist(), self.sources.tolist(), self.regions.tolist()
+        for number, chunk, region in zip(*columns, strict=True):
+            source = self.facts.keys[chunk]
+            yield Strip(strip_key(number, source), source, self.facts.regions[region])
 
     def bundles(self) -> Iterator[Bundle]:
         """What it sends and receives."""
-        first, items, layers = self.first_item.tolist(), self.items.tolist(), self.layer_of.tolist()
+        first, items, chunks = self.first_item.tolist(), self.items.tolist(), self.chunk_of.tolist()
         for place, (number, column) in enumerate(
             zip(self.bundle_numbers.tolist(), self.columns.T.tolist(), strict=True)
         ):
-            found = tuple(self._item(items[one], layers[one]) for one in range(*first[place : place + 2]))
+            found = tuple(self._item(items[one], chunks[one]) for one in range(*first[place : place + 2]))
             sender, receiver, nbytes, group, reader, position = column
             key = TaskKey(TaskKind.BUNDLE, found[0].layer, "", number)
             yield Bundle(key, sender, receiver, found, nbytes, group, reader, position)
 
-    def _item(self, item: int, layer: int) -> TaskKey:
-        if item < self.chunks:
-            return self.keys[item]
-        return TaskKey(TaskKind.STRIP, self.layers[layer], "", item - self.chunks)
+    def _item(self, item: int, chunk: int) -> TaskKey:
+        key = self.facts.keys[chunk]
+        return key if item == chunk else strip_key(item - self.chunks, key)
 
 
 def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
@@ -109,14 +149,9 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
     calls_of, strips_of = _by(placed.workers, count), _by(placed.strip_senders, count)
     copies_of = _by(placed.copies.workers, count)
     sent, received = _by(exchange.columns[0], count), _by(exchange.columns[1], count)
-    layers: dict[str, int] = {}
     chunks = len(flat.keys)
-    layer_of = np.fromiter((layers.setdefault(key.layer, len(layers)) for key in flat.keys), np.int64, chunks)
-    layer_of = np.concatenate((layer_of, layer_of[flat.source[placed.strip_reads]]))
-    stored: list[list[TaskKey]] = [[] for _ in range(count)]
-    for key in exchange.graph.inputs:
-        if exchange.homes[key] < count:
-            stored[exchange.homes[key]].append(key)
+    chunk_of = np.concatenate((np.arange(chunks), flat.source[placed.strip_reads]))
+    homes = np.array([exchange.homes[key] for key in exchange.graph.inputs], np.int64)
     group_of = np.array(exchange.group_of, np.int64)
     for member in members:
         copied = _with_picks(flat.graph.calls, placed.copies.calls[copies_of[member]])
@@ -129,27 +164,40 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
         reads = placed.strip_reads[cut]
         yield Share(
             member=member,
-            calls=SomeCalls(
-                {number: flat.graph.calls[number] for number in calls.tolist()}, len(placed.workers)
-            ),
+            facts=flat,
+            numbers=calls,
+            count=len(placed.workers),
             group_of=group_of[calls],
             groups=len(exchange.groups),
             first=starts_of(strips_each),
             strip_arguments=placed.strip_arguments[mine],
             strip_of=placed.strip_of[mine],
             cut=cut,
-            sources=[flat.keys[chunk] for chunk in flat.source[reads].tolist()],
-            regions=[flat.regions[part] for part in flat.part[reads].tolist()],
+            sources=flat.source[reads],
+            regions=flat.part[reads],
             bundle_numbers=bundles,
             columns=exchange.columns[:, bundles],
             first_item=starts_of(items_each),
             items=items,
-            keys={chunk: flat.keys[chunk] for chunk in np.unique(items[items < chunks]).tolist()},
-            layer_of=layer_of[items],
-            layers=list(layers),
+            chunk_of=chunk_of[items],
             chunks=chunks,
-            stored=tuple(stored[member]),
+            stored_chunks=np.flatnonzero(homes == member),
         )
+
+
+def packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes]:
+    """For each member the pickle of its shares by the names of the passes; each knows what it speaks of."""
+    columns = [columns_of(one.placed.flat) for one in exchanges.values()]
+    packed = []
+    for mine in zip(*(shares_of(one, range(members)) for one in exchanges.values()), strict=True):
+        travelling = {}
+        for name, share, known in zip(exchanges, mine, columns, strict=True):
+            chunks = np.concatenate((share.sources, share.chunk_of, share.stored_chunks))
+            facts = known.part(share.numbers, chunks, share.regions)
+            shorter = {key: small(one) for key, one in vars(share).items() if isinstance(one, np.ndarray)}
+            travelling[name] = replace(share, facts=facts, **shorter)
+        packed.append(pickle.dumps(travelling, pickle.HIGHEST_PROTOCOL))
+    return packed
 
 
 def _with_picks(calls: Sequence[Call], places: Ints) -> Ints:

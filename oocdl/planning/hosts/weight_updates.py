@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
-from oocdl.planning.hosts.flat_pass import FlatPass, Ints
+from oocdl.planning.hosts.flat_pass import FlatPass
+from oocdl.planning.hosts.ragged import Ints
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
 

@@ -18,7 +18,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.hosts.exchange import SMALL_BYTES, Exchange, reader_of
-from oocdl.planning.hosts.flat_pass import Ints
+from oocdl.planning.hosts.ragged import Ints
 from oocdl.planning.hosts.shown_groups import shown_groups
 from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster

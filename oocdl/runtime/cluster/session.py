@@ -29,7 +29,7 @@ from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.hosts.share import shares_of
+from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
@@ -154,7 +154,7 @@ class ClusterSession(Held):
                 name: steps_of(one, name, len(self.addresses), self.threads)
                 for name, one in exchanges.items()
             }
-            packed = _packed_shares(exchanges, len(self.addresses))
+            packed = packed_shares(exchanges, len(self.addresses))
         self.ends: dict[str, PassEnd] = {}
         layers = dict.fromkeys(layer for one in exchanges.values() for layer in one.groups)
         self.watch = Watch(self.client, self.addresses, self.say)
@@ -389,10 +389,3 @@ def _facts(compiled: CompiledPass, going: Exchange) -> PassSetup:
         pieces=compiled.pieces,
         scalars=scalar_keys(compiled),
     )
-
-
-def _packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes]:
-    """For each member the pickle of its shares, by plan id."""
-    shares = [shares_of(one, range(members)) for one in exchanges.values()]
-    each = (dict(zip(exchanges, mine, strict=True)) for mine in zip(*shares, strict=True))
-    return [dumps(mine) for mine in each]  # type: ignore[no-untyped-call]

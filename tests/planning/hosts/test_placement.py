@@ -12,7 +12,7 @@ from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_order, local_orders
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.hosts.share import Share, shares_of
+from oocdl.planning.hosts.share import Share, packed_shares, shares_of
 from tests.kit.plan_digest import placement_digest
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
@@ -67,18 +67,24 @@ def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: st
     assert len(set(regions.values())) == len(regions) > 1
 
 
-def test_what_travels_to_members_is_their_own_part(tmp_path: Path) -> None:
-    """However many they are: of each share a member makes what it does in a pass, and learns nothing else."""
-    compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 8)
+@pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("unet", "auto"), ("unet", "both")])
+def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str, cut: str) -> None:
+    """However many they are: of each share a member makes what it does in a pass, and learns nothing else.
+
+    Of the cut in space and batch some sums are combined by several.
+    """
+    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
+    compiled = cut_for(draft, 2, 8, **CUTS[cut])
     placed = place(compiled.graph, 8)
     made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 8)
-    packed = [pickle.dumps(share) for share in shares_of(made, range(8))]
-    shares: list[Share] = [pickle.loads(one) for one in packed]
+    packed = packed_shares({"main": made}, 8)
+    shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
     assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
+    assert all(len(share.facts.calls) == len(share.numbers) for share in shares)
     numbers = [number for share in shares for number in share.calls.by_number]
-    assert len(placed.copies.calls) == 0  # eight workers: one combines for all
-    assert sorted(numbers) == list(range(len(compiled.graph.calls)))
-    assert {len(share.calls) for share in shares} == {len(numbers)}
+    assert sorted({*numbers}) == list(range(len(compiled.graph.calls)))
+    assert (len(numbers) > len({*numbers})) == (len(placed.copies.calls) > 0) == (cut == "both")
+    assert {len(share.calls) for share in shares} == {len(compiled.graph.calls)}
     strips = sorted((strip for share in shares for strip in share.strips()), key=lambda one: one.key.number)
     assert tuple(strips) == placed.strips
     bundles = {bundle.key.number: bundle for share in shares for bundle in share.bundles()}
@@ -87,3 +93,22 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path) -> None:
         mine = local_order(shares[member])
         assert list(map(repr, mine.steps)) == list(map(repr, order.steps))
         assert (mine.stored, mine.arriving, mine.uses) == (order.stored, order.arriving, order.uses)
+
+
+def test_reads_of_a_unit_are_objects_that_others_have(tmp_path: Path) -> None:
+    """A member has as few as the pass: they are most of what it keeps."""
+    compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 2)
+    placed = place(compiled.graph, 2)
+    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 2)
+    for packed, share in zip(packed_shares({"main": made}, 2), shares_of(made, range(2)), strict=True):
+        known: Share = pickle.loads(packed)["main"]
+        of_each = []
+        for calls in (known.calls, share.calls):
+            units = [call for call in calls.by_number.values() if isinstance(call, UnitCall)]
+            regions = [region for call in units for _, region in (*call.unit.reads, *call.unit.makes)]
+            reads = [read for call in units for read in call.reads]
+            counted = [
+                {id(one) for one in some} for some in (reads, regions, [c.unit.program for c in units])
+            ]
+            of_each.append([len(ids) for ids in counted])
+        assert all(mine <= before for mine, before in zip(*of_each, strict=True)), of_each
