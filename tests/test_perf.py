@@ -51,6 +51,16 @@ def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
+def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
+    done = run(str(ROOT / "perf/placing.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["network"] for row in rows] == ["unet8", "gpt"]
+    for row in rows:
+        assert row["calls"] > row["units"] > 0 and all(seconds > 0 for seconds in row["seconds"].values())
+        assert row["all_bytes"] > row["share_bytes"] > 0
+
+
 def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
     words = "--toy", "--slots", "1,2,32", "--json", "rows.json"
     done = run(str(ROOT / "perf/slots.py"), *words, folder=tmp_path)
