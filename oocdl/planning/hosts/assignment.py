@@ -16,7 +16,7 @@ Bits never depend on any of this. Equal graphs are assigned equally, on every ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapreplace
 from typing import NamedTuple
 
@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.ops import RULES
-from oocdl.planning.calls import CombineCall, PickCall, UnitCall
+from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
-from oocdl.planning.hosts.ragged import Ints
+from oocdl.planning.hosts.ragged import Ints, runs
 from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
 from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.task_graph import TaskGraph
@@ -103,12 +103,9 @@ class _Assigner:
         """Worker -> bytes of weights and state that live there."""
         self.sending = [0.0] * workers
         """Worker -> seconds in which weights that live there go to those whose gradients have come."""
-        updates = updates_of(graph)
+        self.updates = updates_of(flat)
         """Call that makes a piece of weights or of state anew -> that piece, one of several."""
-        self.together = {
-            flat.number[key]: tuple(flat.number[one] for one in pieces)
-            for key, pieces in updated_together(graph, updates).items()
-        }
+        self.together = updated_together(flat, self.updates)
         self.lives_with_others = np.zeros(len(flat.keys), bool)
         self.lives_with_others[list(self.together)] = True
         regions = {(call.key[:3], call.region) for call in graph.calls if isinstance(call, CombineCall)}
@@ -118,36 +115,23 @@ class _Assigner:
         self.combiner: dict[str, int] = {}
         """Layer -> the worker that combines its sums that are not cut, so that they travel together."""
         self.share = sum(graph.input_bytes.values()) / workers
-        update_of = {**updates, **updates_that_read(graph, updates)}
-        numbers = flat.number
-        self.updates = self._by_place(updates, numbers)
-        self.update_of = self._by_place(update_of, numbers)
+        self.update_of = {**self.updates, **updates_that_read(flat, self.updates)}
         """The same, and for calls that combine the gradients of such a piece."""
         self.going = going(flat, self.update_of, self.together)
 
-    def _by_place(self, updates: Mapping[TaskKey, TaskKey], number: Mapping[TaskKey, int]) -> dict[int, int]:
-        return {
-            place: number[updates[call.key]] for place, call in enumerate(self.calls) if call.key in updates
-        }
-
     def run(self) -> Ints:
-        """Assign all calls."""
+        """Assign all calls; those that pick follow the calls of which they do."""
         layers: dict[tuple[str, ...], list[int]] = {}
-        for place, call in enumerate(self.calls):
-            if isinstance(call, UnitCall):
-                layers.setdefault(call.key[:3], []).append(place)
-        picks: dict[TaskKey, list[int]] = {}
-        for place, call in enumerate(self.calls):
-            if isinstance(call, PickCall):
-                picks.setdefault(call.source, []).append(place)
-            elif isinstance(call, CombineCall):
+        working = np.unique(self.flat.own).tolist()
+        for place in working:
+            if isinstance(self.calls[place], UnitCall):
+                layers.setdefault(self.calls[place].key[:3], []).append(place)
+        for place in working:
+            if isinstance(self.calls[place], CombineCall):
                 self.give(place)
             elif self.worker_of[place] < 0:
-                self.give_layer(layers[call.key[:3]])
-        for place, call in enumerate(self.calls):
-            if not isinstance(call, PickCall):
-                self.worker_of[picks.get(call.key, [])] = self.worker_of[place]
-        return self.worker_of
+                self.give_layer(layers[self.calls[place].key[:3]])
+        return self.worker_of[self.flat.own]
 
     def give_layer(self, units: Sequence[int]) -> None:
         """Assign all units of a layer."""
@@ -173,17 +157,19 @@ class _Assigner:
                 if self.end(units, alone) < NEAR_RATIO * self.end(units, chosen):
                     chosen = alone
         ready = max(self.needs(place).ready_seconds for place in (units[0], units[-1]))
-        for place, worker in zip(units, chosen, strict=True):
-            self.book(place, worker, ready)
+        ended = [self.book(place, worker, ready) for place, worker in zip(units, chosen, strict=True)]
+        self.worker_of[units] = chosen
+        firsts = self.flat.results[units]
+        counts = self.flat.results[np.array(units) + 1] - firsts
+        made = runs(firsts, counts)
+        self.where[made], self.done[made] = np.repeat(chosen, counts), np.repeat(ended, counts)
         self.settle(units)
 
-    def book(self, place: int, worker: int, ready: float) -> None:
-        """A worker does a call as soon as it is free and all is there that the call reads."""
-        self.worker_of[place] = worker
+    def book(self, place: int, worker: int, ready: float) -> float:
+        """A worker does a call as soon as it is free and all is there that the call reads; when it has."""
         ended = max(self.free[worker][0], ready) + self.seconds[place] + TASK_SECONDS
         heapreplace(self.free[worker], ended)
-        made = slice(self.results[place], self.results[place + 1])
-        self.where[made], self.done[made] = worker, ended
+        return ended
 
     def blocks(self, units: Sequence[int]) -> list[int]:
         """Contiguous blocks of shards: neighbours share a worker but at the seams."""
@@ -283,11 +269,12 @@ class _Assigner:
         comes = comes[once]
         coming = nbytes[comes] / NETWORK_BYTES_PER_SECOND + MESSAGE_SECONDS
         # Added in the order of what they read, so that plans are equal to the last bit.
-        found = np.bincount(reader[comes], coming, len(units)).tolist()
-        return [
-            seconds + float(self.seconds_for(self.going_bytes(place))[worker])
-            for seconds, place, worker in zip(found, units, chosen, strict=True)
-        ]
+        found: list[float] = np.bincount(reader[comes], coming, len(units)).tolist()
+        for number, (place, worker) in enumerate(zip(units, chosen, strict=True)):
+            if self.going.first[place] < self.going.first[place + 1]:
+                there = self.going_bytes(place)
+                found[number] += self.seconds_of(worker, there, there > 0)
+        return found
 
     def coming_seconds(self, need: _Needs) -> npt.NDArray[np.float64]:
         """For each worker what it takes until all that a call reads is there."""
@@ -308,6 +295,12 @@ class _Assigner:
         others = some.sum() - some
         nbytes = there.sum() - there
         return np.where(others > 0, nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS, 0.0)
+
+    def seconds_of(self, worker: int, there: Ints, some: npt.NDArray[np.bool_]) -> float:
+        """The same for one worker."""
+        others = int(some.sum()) - int(some[worker])
+        nbytes = int(there.sum()) - int(there[worker])
+        return nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS if others else 0.0
 
     def soonest(self, place: int, need: _Needs) -> int:
         """The worker on which a call is done the soonest, with room for the weights that it brings there."""
@@ -361,11 +354,14 @@ class _Assigner:
         worker = self.soonest(place, need)
         if self.combines[self.calls[place].key[:3]] == 1 < need.there.sum():
             self.combined[self.combiner.setdefault(self.calls[place].key.layer, worker)] += 1
-        self.book(place, worker, need.ready_seconds + float(self.coming_seconds(need)[worker]))
+        coming = self.seconds_of(worker, need.nbytes, need.there)
+        ended = self.book(place, worker, need.ready_seconds + coming)
+        made = slice(self.results[place], self.results[place + 1])
+        self.worker_of[place], self.where[made], self.done[made] = worker, worker, ended
         self.live(need.homeless, worker)
         if place in self.update_of:
             if isinstance(self.calls[place], CombineCall):
-                self.sending[worker] += float(self.coming_seconds(need)[worker])
+                self.sending[worker] += coming
             self.live(self.together[self.update_of[place]], worker)
 
     def live(self, pieces: Iterable[int], worker: int) -> None:
@@ -385,13 +381,13 @@ class _Assigner:
         new = np.flatnonzero((source < self.flat.inputs) & (self.where[source] < 0))
         new = new[self.lives_with_others[source[new]]]
         mine = self.worker_of[np.asarray(units)[reader[new]]]
-        readers: dict[int, set[int]] = {}
-        for chunk, worker in zip(source[new].tolist(), mine.tolist(), strict=True):
-            readers.setdefault(chunk, set()).add(worker)
+        pairs, first = np.unique(source[new] * self.workers + mine, return_index=True)
+        _, which, readers = np.unique(pairs // self.workers, return_index=True, return_counts=True)
+        single = which[readers == 1]
         alone: dict[int, set[int]] = {}
-        for chunk, workers in readers.items():
-            if len(workers) == 1:
-                alone.setdefault(min(workers), set()).update(self.together[chunk])
+        ordered = pairs[single[np.argsort(first[single])]].tolist()
+        for chunk, worker in (divmod(pair, self.workers) for pair in ordered):
+            alone.setdefault(worker, set()).update(self.together[chunk])
         for worker, chunks in alone.items():
             # Several units that run beside each other do not bring one worker more than its share.
             if len(units) == 1 or self.held[worker] + self.flat.sizes[list(chunks)].sum() <= self.share:

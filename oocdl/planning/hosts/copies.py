@@ -38,12 +38,13 @@ def copies(flat: FlatPass, workers: Ints) -> Copies:
     """Find what is combined on which other workers, if calls are run by these ``workers``."""
     size, count = int(workers.max(initial=0)) + 1, len(workers)
     combines = np.fromiter((isinstance(call, CombineCall) for call in flat.graph.calls), bool, count)
-    reader, maker = np.repeat(np.arange(count), np.diff(flat.first)), flat.maker[flat.source]
-    added = combines[reader]
-    read = (maker >= 0) & combines[maker]
-    adder, piece = reader[added], maker[added]
-    makes, reads = workers[piece], workers[reader[read]]
-    ends = np.unique(np.concatenate((adder * size + makes, maker[read] * size + reads)))
+    places = np.flatnonzero(combines)
+    added, adder = flat.arguments_of(places)
+    adder, piece = places[adder], flat.maker[flat.source[added]]
+    read = np.flatnonzero(((flat.maker >= 0) & combines[flat.maker])[flat.source])
+    total = flat.maker[flat.source[read]]
+    makes, reads = workers[piece], np.unique(total * size + workers[flat.readers(read)])
+    ends = np.unique(np.concatenate((adder * size + makes, reads)))
     fits = combines & (np.bincount(ends // size, minlength=count) <= MOST_WORKERS)
     fits &= np.bincount(adder, flat.nbytes[added], count) <= MOST_BYTES
     fits &= np.bincount(adder, makes != workers[adder], count) > 0
@@ -51,6 +52,6 @@ def copies(flat: FlatPass, workers: Ints) -> Copies:
     handed_out = flat.maker[[flat.number[key] for key in flat.graph.outputs]]
     fits[handed_out[handed_out >= 0]] = False
     fits[adder[(piece < 0) | fits[piece]]] = False  # a copy reads what is where it was made
-    call, worker = np.divmod(np.unique(maker[read] * size + reads), size)
+    call, worker = np.divmod(reads, size)
     there = fits[call] & (worker != workers[call])
     return Copies(call[there], worker[there])

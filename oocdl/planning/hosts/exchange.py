@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from oocdl.planning.calls import Call, PickCall
+from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.placement import Placed, strip_key
@@ -145,14 +145,14 @@ def homes_of(kinds: Mapping[str, CompiledPass], placed: Mapping[str, Placed]) ->
 
 def exchange(compiled: CompiledPass, placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
     """List the bundles of a placed pass."""
-    groups, group_of = _groups(compiled.graph.calls, max(MOST_GROUPS // workers, 1))
+    groups, group_of = _groups(placed.flat, max(MOST_GROUPS // workers, 1))
     replaced = renewed(compiled)
-    crossings = _crossings(placed, homes, replaced, np.array(group_of, np.int64))
+    crossings = _crossings(placed, homes, replaced, group_of)
     columns, first, items = _bundles(crossings)
     return Exchange(
         placed=placed,
         groups=groups,
-        group_of=group_of,
+        group_of=tuple(group_of.tolist()),
         homes=homes,
         renewed=replaced,
         columns=columns,
@@ -162,21 +162,15 @@ def exchange(compiled: CompiledPass, placed: Placed, homes: Mapping[TaskKey, int
     )
 
 
-def _groups(calls: Sequence[Call], most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
     """Names of the groups of layers, at most about so many, and the group of each call."""
-    runs: list[str] = []
-    run_of: list[int] = []
-    last = None
-    for call in calls:
-        # Pieces that are cut anew come at the end of a pass, whatever layer made them.
-        key = call.source if isinstance(call, PickCall) else call.key
-        one = key.kind is TaskKind.RECUT, key.layer
-        if one != last:
-            runs.append(key.layer)
-            last = one
-        run_of.append(len(runs) - 1)
+    # Pieces that are cut anew come at the end of a pass, whatever layer made them.
+    kinds: dict[tuple[bool, str], int] = {}
+    layers = [kinds.setdefault((kind is TaskKind.RECUT, layer), len(kinds)) for kind, layer in flat.tasks]
+    begins = np.diff(np.array(layers, np.int64)[flat.task_of], prepend=-1) != 0
+    runs = [flat.tasks[task][1] for task in flat.task_of[begins].tolist()]
     size = -(-len(runs) // most)
-    return tuple(runs[::size]), tuple(run // size for run in run_of)
+    return tuple(runs[::size]), (np.cumsum(begins) - 1) // size
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,43 +194,35 @@ def _crossings(
     where = np.empty(chunks, np.int64)
     where[: flat.inputs] = [homes[key] for key in flat.graph.inputs]
     where[flat.inputs :] = workers[flat.maker[flat.inputs :]]
-    reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
-    argument, to = _read_where(placed, reader)
-    crosses = where[flat.source[argument]] != to
-    crosses &= ~placed.copies.holds(flat.maker[flat.source[argument]], to)
+    crossing, to = _crossing(placed, where)
     group = np.where(flat.maker >= 0, group_of[flat.maker], -1)
-    item, nbytes = flat.source.copy(), flat.sizes[flat.source]
-    strips = flat.first[reader_of(placed)] + placed.strip_arguments
-    item[strips] = chunks + placed.strip_of
-    nbytes[strips] = flat.nbytes[strips]
-    positions = np.array([-1 if isinstance(call, PickCall) else call.position for call in flat.graph.calls])
+    item, nbytes = _items(placed, crossing)
     # What is made anew goes home at the end.
     made = np.array([flat.number[key] for key in replaced.values()], np.int64)
     home = np.array([homes[stored] for stored in replaced], np.int64)
     away = where[made] != home
     made, home = made[away], home[away]
-    crossing = argument[crosses]
-    calls = reader[crossing]
+    calls = flat.readers(crossing)
 
     def ended(columns: Ints, last: Ints | int) -> Ints:
         return np.concatenate((columns, np.broadcast_to(last, made.shape)))
 
-    items, receiver = ended(item[crossing], made), ended(to[crosses], home)
+    items, receiver = ended(item, made), ended(to, home)
     once, pair_of = first_of_each(items * (int(receiver.max(initial=0)) + 1) + receiver)
     source = ended(flat.source[crossing], made)[once]
     pairs = Pairs(
         items[once],
-        ended(nbytes[crossing], flat.sizes[made])[once],
+        ended(nbytes, flat.sizes[made])[once],
         group[source],
         where[source],
         receiver[once],
         ended(group_of[calls], group_of[-1])[once],
-        ended(positions[calls], positions.max(initial=0) + 1)[once],
+        ended(flat.positions[calls], flat.positions.max(initial=0) + 1)[once],
     )
     legs, crossed = routes(pairs, int(workers.max(initial=0)) + 1)
     often = np.zeros(len(flat.source), np.int64)
     np.maximum.at(often, crossing, crossed[pair_of[: len(crossing)]])
-    level = _levels(flat, often, reader)
+    level = _levels(flat, often)
     return _Crossings(
         items=pairs.item[legs.pair],
         nbytes=pairs.nbytes[legs.pair],
@@ -255,14 +241,34 @@ def _crossings(
     )
 
 
-def _read_where(placed: Placed, reader: Ints) -> tuple[Ints, Ints]:
-    """All arguments, of copied calls once more, in order of the calls; and the workers that read them."""
+def _crossing(placed: Placed, where: Ints) -> tuple[Ints, Ints]:
+    """Arguments that are not where they are read, in order of the calls; and the workers that read them.
+
+    Of copied calls once more.
+    """
     copied, flat = placed.copies, placed.flat
     more, which = flat.arguments_of(copied.calls)
-    argument = np.concatenate((np.arange(len(reader)), more))
-    to = np.concatenate((placed.workers[reader], copied.workers[which]))
-    order = np.argsort(reader[argument], kind="stable")
+    here: Ints = np.repeat(placed.workers, np.diff(flat.first))
+    own = np.flatnonzero(where[flat.source] != here)
+    argument = np.concatenate((own, more))
+    to = np.concatenate((here[own], copied.workers[which]))
+    source = flat.source[argument]
+    crosses = np.flatnonzero((where[source] != to) & ~copied.holds(flat.maker[source], to))
+    order = crosses[np.argsort(flat.readers(argument[crosses]), kind="stable")]
     return argument[order], to[order]
+
+
+def _items(placed: Placed, crossing: Ints) -> tuple[Ints, Ints]:
+    """For each of some arguments its item, and the bytes of that: a chunk, or a strip of one."""
+    flat = placed.flat
+    item = flat.source[crossing]
+    nbytes = flat.sizes[item]
+    strips = flat.first[reader_of(placed)] + placed.strip_arguments  # ascending
+    place = np.minimum(np.searchsorted(strips, crossing), max(len(strips) - 1, 0))
+    cut = np.flatnonzero(strips[place] == crossing) if len(strips) else place[:0]
+    item[cut] = len(flat.keys) + placed.strip_of[place[cut]]
+    nbytes[cut] = flat.nbytes[crossing[cut]]
+    return item, nbytes
 
 
 def reader_of(placed: Placed) -> Ints:
@@ -270,19 +276,20 @@ def reader_of(placed: Placed) -> Ints:
     return np.repeat(np.arange(len(placed.workers)), np.diff(placed.first))
 
 
-def _levels(flat: FlatPass, often: Ints, reader: Ints) -> Ints:
+def _levels(flat: FlatPass, often: Ints) -> Ints:
     """For each chunk how often what it is made of has crossed.
 
-    Of each argument ``often`` says how often it crosses to its ``reader``.
+    Of each argument ``often`` says how often it crosses to its reader.
 
     Layer by layer, all calls at once but for those that read of their own layer, as partial sums are.
     """
     level = np.zeros(len(flat.keys), np.int64)
-    calls, first, results = flat.graph.calls, flat.first.tolist(), flat.results.tolist()
-    bounds = [place for place, call in enumerate(calls) if _begins_layer(calls, place, call)]
-    for begin, end in zip(bounds, [*bounds[1:], len(calls)], strict=True):
+    first, results = flat.first.tolist(), flat.results.tolist()
+    bounds = np.flatnonzero(np.diff(flat.task_of, prepend=-1)).tolist()
+    for begin, end in zip(bounds, [*bounds[1:], len(flat.calls)], strict=True):
         arguments = slice(first[begin], first[end])
-        source, mine = flat.source[arguments], reader[arguments] - begin
+        source = flat.source[arguments]
+        mine = np.repeat(np.arange(end - begin), np.diff(flat.first[begin : end + 1]))
         inside = source >= results[begin]
         found = np.zeros(end - begin, np.int64)
         np.maximum.at(found, mine[~inside], (level[source] + often[arguments])[~inside])
@@ -294,15 +301,6 @@ def _levels(flat: FlatPass, often: Ints, reader: Ints) -> Ints:
             found[call] = at
             level[results[begin + call] : results[begin + call + 1]] = at
     return level
-
-
-def _begins_layer(calls: Sequence[Call], place: int, call: Call) -> bool:
-    """Whether a call is the first of its layer, or of those that combine its partial sums, or cut it anew."""
-    if isinstance(call, PickCall):
-        return not place
-    before = calls[place - 1]
-    key = before.source if isinstance(before, PickCall) else before.key
-    return not place or call.key[:2] != key[:2]
 
 
 def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
@@ -317,20 +315,16 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     order = np.argsort(rank, kind="stable")
     begins = np.flatnonzero(np.diff(rank[order], prepend=-1))
     nbytes = found.nbytes[order]
-    first = []
-    ends = [*begins[1:].tolist(), len(order)]
-    totals = np.add.reduceat(nbytes, begins)
-    for begin, end, total in zip(begins.tolist(), ends, totals.tolist(), strict=True):
-        first.append(begin)
-        if total < LARGEST_BUNDLE_BYTES:
-            continue
+    ends = np.append(begins[1:], len(order))
+    first = begins.tolist()
+    for large in np.flatnonzero(np.add.reduceat(nbytes, begins) >= LARGEST_BUNDLE_BYTES).tolist():
         size = 0
-        for place, one in enumerate(nbytes[begin : end - 1].tolist(), begin + 1):
+        for place, one in enumerate(nbytes[begins[large] : ends[large] - 1].tolist(), int(begins[large]) + 1):
             size += one
             if size >= LARGEST_BUNDLE_BYTES:
                 first.append(place)
                 size = 0
-    starts = np.array(first, np.int64)
+    starts = np.array(sorted(first), np.int64)
     heads = order[starts]
     columns = np.stack(
         [

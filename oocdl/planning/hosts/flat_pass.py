@@ -15,7 +15,7 @@ from oocdl.graph.ir.region_index import Parts
 from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.hosts.ragged import Ints, Ragged, counts_of, runs, starts_of
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey
+from oocdl.planning.task_key import TaskKey, TaskKind
 
 
 class Reads(NamedTuple):
@@ -43,6 +43,14 @@ class FlatPass:
     """
 
     graph: TaskGraph
+    own: Ints
+    """For each call its place, or that of the call of which it picks."""
+    tasks: Sequence[tuple[TaskKind, str]]
+    """Kinds and layers of calls' keys."""
+    task_of: Ints
+    """For each call, or for that of which it picks, which of these it has."""
+    positions: Ints
+    """Of calls in the plan's order; -1: it picks."""
     keys: Sequence[TaskKey]
     """Of the chunks."""
     number: dict[TaskKey, int]
@@ -76,6 +84,10 @@ class FlatPass:
         """The calls of the pass."""
         return self.graph.calls
 
+    def readers(self, arguments: Ints) -> Ints:
+        """For each of some arguments the place of its call."""
+        return np.searchsorted(self.first, arguments, "right") - 1
+
     @property
     def inputs(self) -> int:
         """How many chunks are there before."""
@@ -95,9 +107,15 @@ def flatten(graph: TaskGraph) -> FlatPass:
     working = [call for call in calls if not isinstance(call, PickCall)]
     makes = np.fromiter((0 if isinstance(call, PickCall) else len(call.dtypes) for call in calls), np.int64)
     results = len(graph.inputs) + starts_of(makes)
+    own = np.maximum.accumulate(np.where(makes > 0, np.arange(len(calls)), 0))
+    task_of, tasks = np.zeros(len(calls), np.int64), dict.fromkeys(call.key[:2] for call in working)
+    place_of_task = dict(zip(tasks, range(len(tasks)), strict=True))
+    task_of[makes > 0] = [place_of_task[call.key[:2]] for call in working]
+    positions = np.full(len(calls), -1)
+    positions[makes > 0] = [call.position for call in working]
     # One result is named as its call is; several as the calls are that pick them, which follow it.
-    own = (call.key for call, count in zip(calls, makes.tolist(), strict=True) if count < 2)
-    keys = [*graph.inputs, *own]
+    named = (call.key for call, count in zip(calls, makes.tolist(), strict=True) if count < 2)
+    keys = [*graph.inputs, *named]
     number = dict(zip(keys, range(len(keys)), strict=True))
     objects, of_units, last = _objects(units)
     known = {id(read.parts): read.parts for read in objects}
@@ -134,6 +152,10 @@ def flatten(graph: TaskGraph) -> FlatPass:
     arguments = (0 if isinstance(call, PickCall) else len(call.arguments) for call in calls)
     return FlatPass(
         graph=graph,
+        own=own,
+        tasks=list(tasks),
+        task_of=task_of[own],
+        positions=positions,
         keys=keys,
         number=number,
         maker=np.concatenate((np.full(len(before), -1), np.repeat(np.arange(len(calls)), makes))),
@@ -246,8 +268,16 @@ def first_of_each(codes: Ints) -> tuple[Ints, Ints]:
     >>> first_of_each(np.array([7, 3, 7, 5]))
     (array([0, 1, 3]), array([0, 1, 0, 2]))
     """
-    _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+    shift = len(codes).bit_length()
+    if int(codes.max(initial=0)).bit_length() + shift > 63:
+        codes = np.unique(codes, return_inverse=True)[1]
+    # Numbers that hold their places are sorted many times as fast as places by their numbers.
+    ordered = np.sort(codes << shift | np.arange(len(codes)))
+    places = ordered & ((1 << shift) - 1)
+    begins = np.diff(ordered >> shift, prepend=-1) > 0
+    first = places[begins]
     order = np.argsort(first)
-    rank = np.empty_like(order)
+    rank, which = np.empty_like(order), np.empty_like(places)
     rank[order] = np.arange(len(order))
-    return first[order], rank[which]
+    which[places] = rank[np.cumsum(begins) - 1]
+    return first[order], which

@@ -113,19 +113,16 @@ def place(graph: TaskGraph, workers: int, threads: int = 1) -> Placed:
 
 def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     """Cut strips at the seams of a pass whose calls are run by these ``workers``."""
-    maker = flat.maker[flat.source]
-    reader = np.repeat(np.arange(len(workers)), np.diff(flat.first))
     copied = copies(flat, workers)
-    cut = np.flatnonzero(
-        (flat.part >= 0)
-        & (maker >= 0)
-        & (workers[maker] != workers[reader])
-        & ~copied.holds(maker, workers[reader])
-        & (flat.nbytes != flat.sizes[flat.source])
-    )
+    where = np.where(flat.maker < 0, -1, workers[flat.maker]).astype(np.int32)[flat.source]
+    here = np.repeat(workers.astype(np.int32), np.diff(flat.first))
+    cut = np.flatnonzero((flat.part >= 0) & (where >= 0) & (where != here))
+    cut = cut[flat.nbytes[cut] != flat.sizes[flat.source[cut]]]
+    maker, calls = flat.maker[flat.source[cut]], flat.readers(cut)
+    alone = ~copied.holds(maker, workers[calls])
+    cut, maker, calls = cut[alone], maker[alone], calls[alone]
     part = flat.part[cut]
     first, strip_of = first_of_each(flat.source[cut] * (int(part.max(initial=0)) + 1) + part)
-    calls = reader[cut]
     return Placed(
         graph=flat.graph,
         flat=flat,
@@ -135,5 +132,5 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
         strip_arguments=cut - flat.first[calls],
         strip_of=strip_of,
         strip_reads=cut[first],
-        strip_senders=workers[maker[cut[first]]],
+        strip_senders=workers[maker[first]],
     )

@@ -54,8 +54,7 @@ def routes(pairs: Pairs, workers: int) -> tuple[Legs, Ints]:
     crossed = np.ones(len(pairs.item), np.int64)
     if workers <= FAN + 1:
         return _direct(pairs, np.arange(len(pairs.item))), crossed
-    _, which, readers = np.unique(pairs.item, return_inverse=True, return_counts=True)
-    readers = readers[which]
+    readers = np.bincount(pairs.item)[pairs.item]
     small = np.flatnonzero((readers == 1) & (pairs.nbytes <= COLLECTED_BYTES))
     collected, legs = _collect(pairs, small, crossed, workers)
     others = np.ones(len(pairs.item), bool)

@@ -1,4 +1,7 @@
-"""Weights and state of a pass: which pieces live together, which calls renew them, what these wait for."""
+"""Weights and state of a pass: which pieces live together, which calls renew them, what these wait for.
+
+Calls go by their places in the pass, pieces and other chunks by their numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.planning.calls import CombineCall, PickCall, UnitCall
+from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.hosts.flat_pass import FlatPass
 from oocdl.planning.hosts.ragged import Ints
-from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey
 
 
 class Going(NamedTuple):
@@ -33,9 +34,8 @@ def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, t
         return Going([0] * len(flat.results), *np.empty((2, 0), np.int64))
     arguments, reader = flat.arguments_of(list(update_of))
     piece = np.array([min(together[piece]) for piece in update_of.values()], np.int64)[reader]
-    adds = np.zeros(len(flat.graph.calls), bool)
-    for place, call in enumerate(flat.graph.calls):
-        adds[place] = isinstance(call, UnitCall) and any(sum_ is not None for sum_ in call.partial_sums)
+    adds = np.zeros(len(flat.calls), bool)
+    adds[flat.added[0]] = True
     source = flat.source[arguments]
     known = (flat.maker[source] >= 0) & ~adds[flat.maker[source]]
     columns = np.stack([source, piece, flat.part[arguments]])[:, known]
@@ -44,55 +44,59 @@ def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, t
     return Going(np.searchsorted(source, flat.results).tolist(), piece, nbytes)
 
 
-def _replaced(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
-    """What is there before the pass and made anew; sums of gradients are not there before the first."""
-    return {stored: made for stored, made in graph.replaced.items() if stored in graph.input_bytes}
+def _replaced(flat: FlatPass) -> dict[int, int]:
+    """Piece that is there before the pass and made anew -> the call that makes it; -1: no call does.
+
+    Sums of gradients are not there before the first pass.
+    """
+    number, replaced, before = flat.number, flat.graph.replaced, flat.graph.input_bytes
+    return {
+        number[stored]: int(flat.maker[number[made]]) for stored, made in replaced.items() if stored in before
+    }
 
 
-def updates_of(graph: TaskGraph) -> dict[TaskKey, TaskKey]:
+def updates_of(flat: FlatPass) -> dict[int, int]:
     """Call that makes a piece of a weight or of state anew -> that piece, one of several."""
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    return {source.get(made, made): stored for stored, made in _replaced(graph).items()}
+    return {call: stored for stored, call in _replaced(flat).items() if call >= 0}
 
 
-def updated_together(
-    graph: TaskGraph, updates: Mapping[TaskKey, TaskKey]
-) -> dict[TaskKey, tuple[TaskKey, ...]]:
+def _read_by(flat: FlatPass, call: int) -> list[int]:
+    """The chunks that a call reads, if it is a unit."""
+    unit = isinstance(flat.calls[call], UnitCall)
+    return flat.source[slice(*flat.first[call : call + 2])].tolist() if unit else []
+
+
+def updated_together(flat: FlatPass, updates: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
     """Piece of weights or state -> the pieces that live with it, itself among them.
 
     A weight's and its state's: those of equal size of which one is made anew from the other.
     """
-    root = {stored: stored for stored in _replaced(graph)}
+    replaced = _replaced(flat)
+    root = {stored: stored for stored in replaced}
 
-    def find(key: TaskKey) -> TaskKey:
-        while root[key] != key:
-            key = root[key] = root[root[key]]
-        return key
+    def find(chunk: int) -> int:
+        while root[chunk] != chunk:
+            chunk = root[chunk] = root[root[chunk]]
+        return chunk
 
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    for stored, made in _replaced(graph).items():
-        root[find(stored)] = find(updates[source.get(made, made)])
-    for call in graph.calls:
-        if call.key in updates and isinstance(call, UnitCall):
-            mine, nbytes = updates[call.key], graph.input_bytes[updates[call.key]]
-            for key in call.arguments:
-                if key in root and graph.input_bytes[key] == nbytes:
-                    root[find(key)] = find(mine)
-    groups: dict[TaskKey, list[TaskKey]] = {}
+    for stored, call in replaced.items():
+        root[find(stored)] = find(updates.get(call, stored))
+    for call, mine in sorted(updates.items()):
+        for chunk in _read_by(flat, call):
+            if chunk in root and flat.sizes[chunk] == flat.sizes[mine]:
+                root[find(chunk)] = find(mine)
+    groups: dict[int, list[int]] = {}
     for stored in root:
         groups.setdefault(find(stored), []).append(stored)
     return {stored: tuple(pieces) for pieces in groups.values() for stored in pieces}
 
 
-def updates_that_read(graph: TaskGraph, updates: Mapping[TaskKey, TaskKey]) -> dict[TaskKey, TaskKey]:
+def updates_that_read(flat: FlatPass, updates: Mapping[int, int]) -> dict[int, int]:
     """Call that combines partial sums -> a stored piece of the weight that is updated by its result."""
-    source = {call.key: call.source for call in graph.calls if isinstance(call, PickCall)}
-    combined = {call.key for call in graph.calls if isinstance(call, CombineCall)}
-    found: dict[TaskKey, TaskKey] = {}
-    for call in graph.calls:
-        if call.key in updates and isinstance(call, UnitCall):
-            for key in call.arguments:
-                made = source.get(key, key)
-                if made in combined:
-                    found.setdefault(made, updates[call.key])
+    found: dict[int, int] = {}
+    for call, mine in sorted(updates.items()):
+        for chunk in _read_by(flat, call):
+            maker = int(flat.maker[chunk])
+            if maker >= 0 and isinstance(flat.calls[maker], CombineCall):
+                found.setdefault(maker, mine)
     return found
