@@ -248,10 +248,10 @@ def _crossing(placed: Placed, where: Ints) -> tuple[Ints, Ints]:
     """
     copied, flat = placed.copies, placed.flat
     more, which = flat.arguments_of(copied.calls)
-    here: Ints = np.repeat(placed.workers, np.diff(flat.first))
-    own = np.flatnonzero(where[flat.source] != here)
+    here = np.repeat(placed.workers.astype(np.int32), np.diff(flat.first))
+    own = np.flatnonzero(where.astype(np.int32)[flat.source] != here)
     argument = np.concatenate((own, more))
-    to = np.concatenate((here[own], copied.workers[which]))
+    to = np.concatenate((placed.workers[flat.readers(own)], copied.workers[which]))
     source = flat.source[argument]
     crosses = np.flatnonzero((where[source] != to) & ~copied.holds(flat.maker[source], to))
     order = crosses[np.argsort(flat.readers(argument[crosses]), kind="stable")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region
@@ -105,14 +106,14 @@ def flatten(graph: TaskGraph) -> FlatPass:
     calls = graph.calls
     units = [call for call in calls if isinstance(call, UnitCall)]
     working = [call for call in calls if not isinstance(call, PickCall)]
-    makes = np.fromiter((0 if isinstance(call, PickCall) else len(call.dtypes) for call in calls), np.int64)
+    works = np.array([not isinstance(call, PickCall) for call in calls], bool)
+    makes = _spread(works, [call.dtypes for call in working])
     results = len(graph.inputs) + starts_of(makes)
     own = np.maximum.accumulate(np.where(makes > 0, np.arange(len(calls)), 0))
-    task_of, tasks = np.zeros(len(calls), np.int64), dict.fromkeys(call.key[:2] for call in working)
-    place_of_task = dict(zip(tasks, range(len(tasks)), strict=True))
-    task_of[makes > 0] = [place_of_task[call.key[:2]] for call in working]
-    positions = np.full(len(calls), -1)
-    positions[makes > 0] = [call.position for call in working]
+    tasks: dict[tuple[TaskKind, str], int] = {}
+    task_of, positions = np.zeros(len(calls), np.int64), np.full(len(calls), -1)
+    task_of[works] = [tasks.setdefault(call.key[:2], len(tasks)) for call in working]
+    positions[works] = [call.position for call in working]
     # One result is named as its call is; several as the calls are that pick them, which follow it.
     named = (call.key for call, count in zip(calls, makes.tolist(), strict=True) if count < 2)
     keys = [*graph.inputs, *named]
@@ -141,15 +142,14 @@ def flatten(graph: TaskGraph) -> FlatPass:
     begins, source, part = _arguments_of(reads, units, last, number)
     nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), np.diff(begins))
     # Of each call the arguments of its reads, one after the other, then its partial sums.
-    sums = _sums(calls, results.tolist())
-    sum_counts = np.array(sums.counts, np.int64)
+    sums = _sums(zip(np.flatnonzero(works).tolist(), working, results[:-1][works].tolist(), strict=True))
+    sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
     have = np.flatnonzero(sum_counts)
-    read_counts = (len(call.reads) if isinstance(call, UnitCall) else 0 for call in calls)
-    before_sums = np.cumsum(np.fromiter(read_counts, np.int64, len(calls)))[have]
+    read_counts = _spread(works, [call.reads if isinstance(call, UnitCall) else () for call in working])
+    before_sums = np.cumsum(read_counts)[have]
     first_sums = len(source) + starts_of(sum_counts[have])[:-1]
     counts = np.insert(np.diff(begins)[of_units], before_sums, sum_counts[have])
     column = runs(np.insert(begins[of_units], before_sums, first_sums), counts)
-    arguments = (0 if isinstance(call, PickCall) else len(call.arguments) for call in calls)
     return FlatPass(
         graph=graph,
         own=own,
@@ -161,7 +161,7 @@ def flatten(graph: TaskGraph) -> FlatPass:
         maker=np.concatenate((np.full(len(before), -1), np.repeat(np.arange(len(calls)), makes))),
         sizes=sizes,
         results=results,
-        first=starts_of(np.fromiter(arguments, np.int64, len(calls))),
+        first=starts_of(_spread(works, [call.arguments for call in working])),
         source=np.concatenate((source, np.array([number[key] for key in sums.keys], np.int64)))[column],
         nbytes=np.concatenate((nbytes, sizes[np.array(sums.alike, np.int64)]))[column],
         part=np.concatenate((part, np.full(len(sums.keys), -1)))[column],
@@ -239,27 +239,36 @@ class _Sums(NamedTuple):
     keys: list[TaskKey]
     alike: list[int]
     """For each a chunk of its size."""
-    counts: list[int]
-    """How many each call has."""
+    calls: list[int]
+    """Whose they are."""
     added: list[tuple[int, int, int, int]]
     """As ``FlatPass.added``."""
 
 
-def _sums(calls: Sequence[Call], results: Sequence[int]) -> _Sums:
+def _sums(calls: Iterable[tuple[int, UnitCall | CombineCall, int]]) -> _Sums:
+    """Of all calls, each with its place and the first chunk that it makes."""
     found = _Sums([], [], [], [])
-    for place, (call, first) in enumerate(zip(calls, results, strict=False)):
-        before = len(found.keys)
+    for place, call, first in calls:
         if isinstance(call, CombineCall):
+            count, size = len(call.arguments), len(call.values)
             found.keys.extend(call.arguments)
-            found.alike.extend(first + one % len(call.values) for one in range(len(call.arguments)))
-        elif isinstance(call, UnitCall) and any(call.partial_sums):
+            found.alike.extend([first + one % size for one in range(count)])
+            found.calls.extend([place] * count)
+        elif any(call.partial_sums):
             for result, partial_sum in enumerate(call.partial_sums):
                 if partial_sum is not None:
                     found.keys.append(call.arguments[partial_sum[0]])
                     found.alike.append(first + result)
+                    found.calls.append(place)
                     found.added.append((place, result, *partial_sum))
-        found.counts.append(len(found.keys) - before)
     return found
+
+
+def _spread(works: npt.NDArray[np.bool_], lists: Sequence[Sized]) -> Ints:
+    """The lengths of lists, one of each call that does not pick; 0 of those that do."""
+    counts = np.zeros(len(works), np.int64)
+    counts[works] = counts_of(lists)
+    return counts
 
 
 def first_of_each(codes: Ints) -> tuple[Ints, Ints]:
@@ -272,12 +281,17 @@ def first_of_each(codes: Ints) -> tuple[Ints, Ints]:
     if int(codes.max(initial=0)).bit_length() + shift > 63:
         codes = np.unique(codes, return_inverse=True)[1]
     # Numbers that hold their places are sorted many times as fast as places by their numbers.
-    ordered = np.sort(codes << shift | np.arange(len(codes)))
+    ordered = codes << shift
+    ordered |= np.arange(len(codes))
+    ordered.sort()
     places = ordered & ((1 << shift) - 1)
-    begins = np.diff(ordered >> shift, prepend=-1) > 0
+    ordered >>= shift
+    begins = np.diff(ordered, prepend=-1) > 0
     first = places[begins]
     order = np.argsort(first)
-    rank, which = np.empty_like(order), np.empty_like(places)
+    rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    which[places] = rank[np.cumsum(begins) - 1]
+    np.cumsum(begins, out=ordered)
+    which = np.empty_like(places)
+    which[places] = rank[ordered - 1]
     return first[order], which

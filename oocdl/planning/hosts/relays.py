@@ -61,9 +61,8 @@ def routes(pairs: Pairs, workers: int) -> tuple[Legs, Ints]:
     others[collected] = False
     direct = _direct(pairs, np.flatnonzero(others))
     _spread(pairs, np.flatnonzero(readers[others] > FAN), direct, crossed, workers)
-    found = Legs(*(np.concatenate(columns) for columns in zip(direct, *legs, strict=True)))
-    order = np.argsort(found.pair, kind="stable")
-    return Legs(*(column[order] for column in found)), crossed
+    order = np.argsort(np.concatenate([direct.pair, *(one.pair for one in legs)]), kind="stable")
+    return Legs(*(np.concatenate(columns)[order] for columns in zip(direct, *legs, strict=True))), crossed
 
 
 def _direct(pairs: Pairs, some: Ints) -> Legs:
