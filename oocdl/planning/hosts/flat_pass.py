@@ -141,15 +141,10 @@ def flatten(graph: TaskGraph) -> FlatPass:
     sizes = np.concatenate((before, elements[made] * itemsizes))
     begins, source, part = _arguments_of(reads, units, last, number)
     nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), np.diff(begins))
-    # Of each call the arguments of its reads, one after the other, then its partial sums.
     sums = _sums(zip(np.flatnonzero(works).tolist(), working, results[:-1][works].tolist(), strict=True))
-    sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
-    have = np.flatnonzero(sum_counts)
     read_counts = _spread(works, [call.reads if isinstance(call, UnitCall) else () for call in working])
-    before_sums = np.cumsum(read_counts)[have]
-    first_sums = len(source) + starts_of(sum_counts[have])[:-1]
-    counts = np.insert(np.diff(begins)[of_units], before_sums, sum_counts[have])
-    column = runs(np.insert(begins[of_units], before_sums, first_sums), counts)
+    sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
+    column = _in_order(begins, of_units, read_counts, sum_counts)
     return FlatPass(
         graph=graph,
         own=own,
@@ -198,6 +193,18 @@ def _arguments_of(
     )
     source = np.fromiter(map(number.__getitem__, chain.from_iterable(found)), np.int64, int(begins[-1]))
     return begins, source, part
+
+
+def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints) -> Ints:
+    """The place of each argument among those of all objects, of which each ``begins`` there, and sums.
+
+    A call has the arguments of its reads, one after the other, then its partial sums.
+    """
+    have = np.flatnonzero(sum_counts)
+    before_sums = np.cumsum(read_counts)[have]
+    counts = np.insert(np.diff(begins)[of_units], before_sums, sum_counts[have])
+    sums = begins[-1] + starts_of(sum_counts[have])[:-1]
+    return runs(np.insert(begins[of_units], before_sums, sums), counts)
 
 
 def _made(call: UnitCall | CombineCall) -> list[Region]:
