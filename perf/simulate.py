@@ -1,9 +1,8 @@
 """Steps on one and two workers as `oocdl.simulate` predicts them, beside what they take.
 
-A U-Net, cut in space and in batch, ResNets so cut, a perceptron and a GPT: in one process without a client,
-as one host is simulated, and on two workers of a Dask cluster, each process on a core of its own. Rates are
-measured with as many busy threads as there are workers: cores of one machine slow each other down. They come
-right before the steps, as virtual machines change their speed.
+A U-Net, cut in space and in batch, ResNets so cut, a perceptron and a GPT, on processes of a Dask cluster,
+each on a core of its own. Rates are measured with as many busy threads as there are workers: cores of one
+machine slow each other down. They come right before the steps, as virtual machines change their speed.
 
     python perf/simulate.py [--toy] [--cases rows,tokens] [--rounds 2] [--steps 8] [--json FILE]
 
@@ -81,7 +80,7 @@ def measured(
     for turn in range(args.rounds):
         for count in COUNTS:
             words = {
-                "workers": count if count > 1 else 0,
+                "workers": count,
                 "pinned": True,
                 "threads": 1,
                 "steps": WARM + args.steps,

@@ -14,6 +14,9 @@ SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
 """Told apart by colour-blind eyes, and by their dashes."""
 
 
+CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
+"""What was measured beside it (``perf/simulate.py``), in one line of a terminal."""
+
 COLUMNS = (
     Column("hosts", "hosts"),
     Column("working", "at work"),
@@ -74,10 +77,10 @@ class Scaling:
         return f"<Scaling of {html.shortened(self.title)}: {html.shortened(hosts)} hosts>"
 
     def _repr_html_(self) -> str:
-        return html.block("", html.table(self.table()))
+        return html.block("", html.table(self.table()), f"<p>{html.safe(CERTAINTY)}</p>")
 
     def __str__(self) -> str:
-        return text_of(self.table())
+        return f"{text_of(self.table()).rstrip()}\n{CERTAINTY}\n"
 
     def plot(self, path: str | Path) -> Path:
         """Draw the speed-up over the number of hosts beside the ideal, as PNG or SVG; returns the path.

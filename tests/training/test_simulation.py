@@ -13,6 +13,7 @@ import oocdl
 from oocdl.cli.app import run_command
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
+from oocdl.report.scaling import CERTAINTY
 from oocdl.training.simulation import parse_rate
 
 
@@ -71,7 +72,8 @@ def test_as_many_cores_count_as_one_as_there_are_too_many(
 
 def test_the_table_fits_a_terminal_and_the_picture_is_drawn(files: tuple[Path, Path], tmp_path: Path) -> None:
     found = scaling(files, hosts=[1, 2])
-    lines = str(found).splitlines()
+    *lines, said = str(found).splitlines()
+    assert said == CERTAINTY and len(said) <= 80
     assert max(map(len, lines)) <= 80
     assert all(row.limit in str(found) for row in found.rows)
     pytest.importorskip("matplotlib")
