@@ -32,6 +32,7 @@ def test_layers_are_shown_in_order_and_the_last_by_the_end(
     unet: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHOWN_SECONDS", 1e-3)
+    monkeypatch.setattr(module, "MOST_SHOWN", 100)
     for member, shown in enumerate(shown_groups(unet, 2, 1)):
         groups = [group for together in shown for group in together]
         works = worked_at(unet, member)
