@@ -18,7 +18,6 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from oocdl.config import Settings, plain
 from oocdl.errors import OocdlError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.host.code import code_digest
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
@@ -62,7 +62,7 @@ def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Ma
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
     names = [field.name for field in fields(Settings) if field.name not in OF_THE_RUN]
     facts = {
-        "code": _code_digest(),
+        "code": code_digest(),
         "model": model.fingerprint(),
         "operators": digests(model.nodes),
         "inputs": plain(binding.inputs),
@@ -208,16 +208,6 @@ def _remove_oldest(folder: Path) -> None:
 
 def _array_facts(array: DataArray) -> list[Any]:
     return [str(array.dtype), *map(int, array.shape)]
-
-
-@cache
-def _code_digest() -> str:
-    """A digest of the code of oocdl: plans of another version are searched for anew."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _check(body: Any) -> None:

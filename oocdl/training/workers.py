@@ -44,13 +44,16 @@ class Workers:
     def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
-        ``memory`` is what the user gives. Raises ResourceError if none comes in time.
+        ``memory`` is what the user gives. Raises ResourceError if none comes in time, and why one that is
+        there cannot take part.
         """
         crew, room = _lazy("runtime.cluster.crew"), _lazy("runtime.cluster.room")
         try:
-            recruits = crew.gather(self.client, self.wait_seconds, self.say, engine=engine)
+            recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=engine)
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
+        for error in refusals.values():
+            raise error
         budget_bytes = room.budget_bytes(recruits) if memory is None else parse_bytes(memory)
         recruits = room.check_limits(recruits, budget_bytes)
         self.mustered[:] = recruits

@@ -140,7 +140,7 @@ def test_another_model_other_rates_and_other_code(
     assert plan_cache.plan_key(replace(job.model, path=other), *facts) != key
     crews = [replace(job.machine, workers=8, sharing=there) for there in (1, 8)]  # each may have more units
     assert len({plan_cache.plan_key(job.model, *facts[:2], crew) for crew in crews}) == 2
-    monkeypatch.setattr(plan_cache, "_code_digest", lambda: "another version")
+    monkeypatch.setattr(plan_cache, "code_digest", lambda: "another version")
     planned(files)
     assert len(searched) > before
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,8 +21,9 @@ from distributed.comm.core import connect
 
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError, OocdlError, ResourceError
+from oocdl.host.code import code_digest
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
-from oocdl.host.limits import Limit, anonymous_bytes, available
+from oocdl.host.limits import Limit, anonymous_bytes, available, installed_version
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import members
@@ -34,7 +35,8 @@ SETTLE_SECONDS = 3.0
 """A run starts when so long no further worker has come, although more are expected."""
 POLL_SECONDS = 0.25
 FREE_SECONDS = 10.0
-"""A worker that had part in the run of a driver that is gone is free again within this time."""
+"""A worker that had part in the run of a driver that is gone is free again within this time; one whose
+connection breaks is gone, or silent."""
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 2.0
 """A scheduler that is there accepts a connection within this time."""
@@ -58,6 +60,8 @@ class Recruit:
     """Sessions in whose runs its process has part."""
 
 
+Refusals = Mapping[str, OocdlError]
+"""Address of a worker that cannot take part -> why, as an error that names it."""
 Tell = Callable[[str], None]
 
 
@@ -181,54 +185,73 @@ def expected(client: Client) -> int:
 
 def gather(
     client: Client, timeout_seconds: float, tell: Tell, owner: str = "", engine: str | None = None
-) -> list[Recruit]:
+) -> tuple[list[Recruit], Refusals]:
     """Wait until workers are there, all that are expected or none for a while, and ask them.
 
-    Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Raises
-    ResourceError if none has come in time, or if one has part in a run of another ``owner``; InputError if
-    one has no such engine; WorkersLost if the connection is broken.
+    Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Returns who
+    can take part, and who cannot, such as one that has part in a run of another ``owner``. Raises
+    ResourceError if none has come in time, WorkersLost if the connection is broken.
     """
     begun = monotonic()
     while True:
         left = timeout_seconds - (monotonic() - begun)
         there = _awaited(client, left, tell)
         try:
-            recruits = ask(client, there, tell, engine)
+            recruits, refusals = ask(client, there, tell, owner, engine)
         except WorkersLost:
-            _check_addresses(client, there)
             if client.status != "running" or monotonic() - begun > timeout_seconds:
                 raise
             sleep(POLL_SECONDS)
             continue
-        busy = [one.address for one in recruits if set(one.owners) - {owner}]
-        if not busy:
-            return one_a_process(recruits)
-        if monotonic() - begun > FREE_SECONDS:
-            raise ResourceError(
-                f"worker {busy[0]} has part in another run; a worker process takes part in one at a time: "
-                "wait until that is over, or start workers for this one"
-            )
+        may_pass = any(isinstance(error, NotNowError) for error in refusals.values())
+        if not may_pass or monotonic() - begun > FREE_SECONDS:
+            return one_a_process(recruits), refusals
         sleep(POLL_SECONDS)
 
 
-def ask(client: Client, workers: Sequence[str], tell: Tell, engine: str | None = None) -> list[Recruit]:
-    """What workers tell of themselves, once each has loaded ``engine``, if one is named.
+class NotNowError(ResourceError):
+    """A worker has part in another run, or cannot be reached: soon it may be free, or known to be gone."""
 
-    Raises WorkersLost if one of them is lost meanwhile, InputError if one has no such engine.
+
+def ask(
+    client: Client, workers: Sequence[str], tell: Tell, owner: str = "", engine: str | None = None
+) -> tuple[list[Recruit], Refusals]:
+    """Return what workers tell of themselves, and why others cannot take part.
+
+    Each loads ``engine`` first, if one is named. Raises WorkersLost if one of them is lost meanwhile.
     """
-    return list(Watch(client, workers, tell).ask(_present, engine).values())
+    watch = Watch(client, workers, tell)
+    found = watch.ask(_present, engine, code_digest(), refusal=Exception)
+    recruits: list[Recruit] = []
+    refusals: dict[str, OocdlError] = {}
+    for address, answer in found.items():
+        if isinstance(answer, OocdlError):
+            refusals[address] = answer
+        elif isinstance(answer, Exception):
+            refusals[address] = _unreachable(client, address, answer)
+        elif set(answer.owners) - {owner}:
+            refusals[address] = NotNowError(
+                f"worker {address} has part in another run; a worker process takes part in one at a time: "
+                "wait until that is over, or start workers for this one"
+            )
+        else:
+            recruits.append(answer)
+    return recruits, refusals
 
 
-def _check_addresses(client: Client, workers: Sequence[str]) -> None:
-    """Raise ResourceError if a worker that does not answer has told an address that only its host reaches."""
+def _unreachable(client: Client, address: str, error: Exception) -> NotNowError:
+    """Why a worker is there and does not answer."""
     assert client.scheduler is not None
-    alone = [address for address in workers if is_loopback(address)]
-    if alone and not is_loopback(str(client.scheduler.address)):
-        raise ResourceError(
-            f"worker {alone[0]} has told an address that only its own host can reach, as it found no other: "
+    if is_loopback(address) and not is_loopback(str(client.scheduler.address)):
+        return NotNowError(
+            f"worker {address} has told an address that only its own host can reach, as it found no other: "
             "name the network that hosts share, by interface= of oocdl.cluster, interface in the site file "
             "or dask worker --interface"
         )
+    return NotNowError(
+        f"worker {address} cannot be reached by the scheduler at {client.scheduler.address} "
+        f"({' '.join(str(error).split())}); look whether a firewall is between them"
+    )
 
 
 def is_loopback(address: str) -> bool:
@@ -276,8 +299,6 @@ async def _load(engine: str, dask_worker: Worker) -> None:
     pool = ThreadPoolExecutor(1)
     try:
         await asyncio.get_running_loop().run_in_executor(pool, get_engine, engine)
-    except OocdlError as error:
-        raise type(error)(f"worker {dask_worker.address}: {error}") from error
     finally:
         pool.shutdown(wait=False)
         if dask_worker.metrics.get(METRIC) is _loads:
@@ -288,10 +309,21 @@ def _loads(worker: Worker) -> list[Any]:
     return told(Report(1, (), 0, "loads its engine"))
 
 
-async def _present(engine: str | None, dask_worker: Worker) -> Recruit:
-    """What a worker tells of itself; runs there."""
-    if engine is not None and not members:
-        await _load(engine, dask_worker)
+async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recruit | OocdlError:
+    """What a worker tells of itself, or why it takes no part, as by an oocdl of other ``code``; runs there.
+
+    An error is a value: Dask fails at those whose traceback cannot be pickled, and tells nothing of them.
+    """
+    if code_digest() != code:
+        return InputError(
+            f"worker {dask_worker.address} has another version of oocdl ({installed_version('oocdl')}, in "
+            f"{Path(__file__).parents[2]}); install the one of this process there"
+        )
+    try:
+        if engine is not None and not members:
+            await _load(engine, dask_worker)
+    except OocdlError as error:
+        return type(error)(f"worker {dask_worker.address}: {error}")
     give_back_freed_memory()
     return Recruit(
         dask_worker.address,

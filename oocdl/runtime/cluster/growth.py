@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from math import ceil
 from time import monotonic
@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client, Future, Scheduler
 from distributed.scheduler import TaskPrefix
 
-from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, on_scheduler, open_client, roll
+from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, Seen, on_scheduler, open_client, roll
 
 GROW_SECONDS = 5.0
 """Workers that come while a run goes on join it when no further one has come for so long."""
@@ -57,7 +57,11 @@ def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
 
 def present(client: Client) -> set[str]:
     """Return the workers that are there, and not silent. Raises WorkersLost."""
-    return {address for address, seen in roll(client).items() if seen.silent < TELL_SECONDS}
+    return _well(roll(client))
+
+
+def _well(there: Mapping[str, Seen]) -> set[str]:
+    return {address for address, seen in there.items() if seen.silent < TELL_SECONDS}
 
 
 class Arrivals:
@@ -75,7 +79,9 @@ class Arrivals:
         if now - self._looked < LOOK_SECONDS:
             return []
         self._looked = now
-        new = present(client) - self._known
+        there = roll(client)
+        self._known &= there.keys()  # another may come to the address of one that is gone
+        new = _well(there) - self._known
         self._came = {address: self._came.get(address, now) for address in new}
         return sorted(new) if all(now - came > GROW_SECONDS for came in self._came.values()) else []
 

@@ -1,12 +1,13 @@
-"""Says which workers have room for their part of a run: the others are left out, and named."""
+"""Says which workers can take part in a run, and have room for it: the others are left out, and named."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from oocdl.errors import BudgetError
+from oocdl.errors import BudgetError, OocdlError
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE
 from oocdl.runtime.cluster.crew import Recruit, Tell
 
@@ -47,7 +48,7 @@ Place = tuple[str, str]
 
 @dataclass(eq=False)
 class Room:
-    """Who of a run's workers has room for it, by what each may use, and by how its set-up went.
+    """Who of a run's workers can take part: by what each tells and may use, and by how its set-up went.
 
     Workers that the run was planned for are taken at their word until a first crew stands: what
     they lack ends the run before its first step.
@@ -60,10 +61,13 @@ class Room:
     say: Tell
     members: frozenset[str] = frozenset()
     """Addresses of the last crew; empty until the first one stands."""
-    refused: dict[str, int] = field(default_factory=dict)
-    """Workers that had too little room among so many: with more of them, each has a smaller share to do."""
-    told: set[str] = field(default_factory=set)
-    """Of whom, and of how many, the user knows."""
+    refused: dict[str, float] = field(default_factory=dict)
+    """Workers that had too little room among so many: with more of them, each has a smaller share to do.
+    Those that refuse their set-up for another reason do so among any."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Who is left out, and why: of them the user knows."""
+    told_work: set[str] = field(default_factory=set)
+    """What the user knows of how many get work."""
     _among: int = 0
     """How many had room, by what each may use, when this was last looked at."""
 
@@ -82,8 +86,17 @@ class Room:
         self._among = len(found)
         return [one for one in found if self.refused.get(one.address, 0) < self._among]
 
-    def refuse(self, errors: Mapping[str, BudgetError]) -> None:
-        """Leave out workers, of those that were found to fit, that have no room after all as they are set up.
+    def refuse(self, errors: Mapping[str, OocdlError]) -> None:
+        """Leave out workers, of those that were found to fit, that cannot take part as they are set up.
+
+        The rest as ``leave_out``.
+        """
+        self.leave_out(errors)
+        for address, error in errors.items():
+            self.refused[address] = self._among if isinstance(error, BudgetError) else inf
+
+    def leave_out(self, errors: Mapping[str, OocdlError]) -> None:
+        """Leave out workers that cannot take part, and say why.
 
         Raises the error of a worker that the run was planned for, if no crew has stood yet.
         """
@@ -91,17 +104,28 @@ class Room:
         if first:
             raise errors[first[0]]
         for address, error in errors.items():
-            self.refused[address] = self._among
-            self._leave_out(address, str(error).removeprefix(f"worker {address}: "))
+            named, text = f"worker {address}", str(error)
+            self._leave_out(address, text.removeprefix(f"{named}: ").replace(f"{named} ", "it ", 1))
+
+    def welcome(self, addresses: Iterable[str]) -> None:
+        """Workers have come, which may have the addresses of others that are gone."""
+        for address in addresses:
+            self.refused.pop(address, None)
+            self.told.pop(address, None)
 
     def enlist(self, addresses: Iterable[str], hosts: int | None = None) -> None:
         """These are the crew now, of which at most ``hosts`` get work. Says so, once, if that is not all."""
         self.members = frozenset(addresses)
         if hosts is not None and hosts < len(self.members):
             told = f"work goes to {hosts} of {len(self.members)} workers"
-            if told not in self.told:
-                self.told.add(told)
+            if told not in self.told_work:
+                self.told_work.add(told)
                 self.say(f"{told}: on more a step would hardly be faster; parallel={{...}} cuts it for all")
+
+    def nobody(self, addresses: Sequence[str]) -> str:
+        """Say that all these workers are left out, and why one of them is."""
+        why = next((f" ({one}: {self.told[one]})" for one in addresses if one in self.told), "")
+        return f"none of the workers that are there ({len(addresses)}) can take part in the run{why}"
 
     @property
     def _needs(self) -> str:
@@ -131,7 +155,7 @@ class Room:
 
     def _leave_out(self, address: str, why: str) -> None:
         if address not in self.told:
-            self.told.add(address)
+            self.told[address] = why
             self.say(f"worker {address} is left out: {why}; the run goes on without it")
 
 

@@ -23,7 +23,7 @@ from distributed import Client, Future
 from distributed.protocol.pickle import dumps
 
 from oocdl.config import Settings
-from oocdl.errors import BudgetError, ResourceError
+from oocdl.errors import OocdlError, ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
@@ -103,8 +103,8 @@ class ClusterSession(Held):
     def gather(self) -> None:
         """Gather a crew of whoever is there, and set it up; waits ``wait_seconds`` for the first worker.
 
-        Who has too little room is left out. Raises ResourceError if nobody else comes, or those who come are
-        lost again and again, and what setting up raises on a member.
+        Who cannot take part, or has too little room, is left out. Raises ResourceError if nobody else comes,
+        or those who come are lost again and again; before the first crew, why a worker cannot take part.
         """
         deadline, told, losses = monotonic() + self.wait_seconds, "", 0
         while True:
@@ -134,15 +134,15 @@ class ClusterSession(Held):
                 raise
 
     def _gather(self, timeout_seconds: float) -> bool:
-        """Gather a crew and set it up; whether all of it has room."""
-        there = crew.gather(self.client, timeout_seconds, self.say, self.owner)
+        """Gather a crew and set it up; whether all of it can take part."""
+        there, refusals = crew.gather(self.client, timeout_seconds, self.say, self.owner)
+        self.room.leave_out(refusals)
         self.recruits = self.room.fitting(there)
         if not self.recruits:
-            none = f"none of the workers that are there ({len(there)}) has room for the run"
-            if len(there) >= crew.expected(self.client) > 0:
-                raise ResourceError(
-                    f"{none}, nor are more to come; it is committed: start it with larger ones"
-                )
+            everybody = [*(one.address for one in there), *refusals]
+            none = self.room.nobody(everybody)
+            if len(everybody) >= crew.expected(self.client) > 0:
+                raise ResourceError(f"{none}, nor are more to come; it is committed: start it with others")
             raise WorkersLost(none)
         self.addresses = [one.address for one in self.recruits]
         self.arrivals = Arrivals(present(self.client))
@@ -185,16 +185,16 @@ class ClusterSession(Held):
         self.homes = homes_of(kinds, placed)
         return {name: exchange(one, placed[name], self.homes, count_) for name, one in kinds.items()}
 
-    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> dict[str, BudgetError]:
-        """Set up all members; returns why those have no room that have none."""
+    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> crew.Refusals:
+        """Set up all members; returns why those cannot take part that cannot."""
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, self._registered(cleanup))])
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
-        sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=BudgetError)
-        refusals = {address: found for address, found in sees.items() if isinstance(found, BudgetError)}
+        sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=OocdlError)
+        refusals = {address: found for address, found in sees.items() if isinstance(found, OocdlError)}
         if refusals:
             return refusals
         self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
@@ -239,14 +239,16 @@ class ClusterSession(Held):
         return len(self.addresses)
 
     def newcomers(self) -> int:
-        """How many workers have come since the crew was gathered, have room, and are to join it now."""
+        """How many workers have come since the crew was gathered, can take part, and are to join it now."""
         new = self.arrivals.settled(self.client)
         if not new:
             return 0
         try:
-            recruits = crew.ask(self.client, new, self.say)
+            recruits, refusals = crew.ask(self.client, new, self.say, self.owner)
         except WorkersLost:  # of those who came: the crew is watched by itself
             return 0
+        self.room.welcome(new)
+        self.room.leave_out(refusals)
         fitting = self.room.fitting([*self.recruits, *recruits])
         joining = [one for one in fitting if one.address in new]
         if not joining:

@@ -123,25 +123,26 @@ class Watch:
         nanny: bool = False,
         only: Sequence[str] | None = None,
         nbytes: int = 0,
+        refusal: type[Exception] | tuple[()] = (),
     ) -> dict[str, Any]:
         """Call a function on all members, or ``only`` on some, or on their nannies; returns their answers.
 
-        ``nbytes``: of the arguments and answers, where these are large. Raises what the function raises on
-        one of them, WorkersLost if one is lost meanwhile.
+        ``nbytes``: of the arguments and answers, where these are large. An error of type ``refusal`` is an
+        answer. Raises what else the function raises on one of them, WorkersLost if one is lost meanwhile.
         """
         whom = list(only or self.members)
         asked = self.client._run(function, *arguments, workers=whom, nanny=nanny, on_error="return")
-        return self._answers([in_loop(self.client, asked)], nbytes)
+        return self._answers([in_loop(self.client, asked)], nbytes, refusal)
 
     def ask_each(
         self,
         function: Callable[..., Any],
         arguments: Mapping[str, Sequence[Any]],
-        refusal: type[OocdlError] | tuple[()] = (),
+        refusal: type[Exception] | tuple[()] = (),
     ) -> dict[str, Any]:
         """Call a function on members by address, each with arguments of its own; the rest as ``ask``.
 
-        The last argument of each is large: pickled bytes. An error of type ``refusal`` is an answer.
+        The last argument of each is large: pickled bytes.
         """
         calls = [
             self.client._run(function, *own, workers=[address], on_error="return")
@@ -154,7 +155,7 @@ class Watch:
         self,
         asked: Sequence[LocalFuture[Mapping[str, Any]]],
         nbytes: int,
-        refusal: type[OocdlError] | tuple[()] = (),
+        refusal: type[Exception] | tuple[()] = (),
     ) -> dict[str, Any]:
         """What members answer; raises what one of them has raised that is no ``refusal``."""
         self.wait(asked, nbytes)
@@ -166,14 +167,13 @@ class Watch:
                 found |= answer.result()
             except Exception as error:
                 self.raise_of(error)
-        for address, given in found.items():
-            if isinstance(given, ImportError):
-                raise ResourceError(
-                    f"worker {address} cannot import what it needs ({given}); install the same versions of "
-                    "oocdl and its extras there"
-                ) from given
-            if isinstance(given, BaseException) and not isinstance(given, refusal):
-                self.raise_of(given)
+        errors = {address: given for address, given in found.items() if isinstance(given, BaseException)}
+        if refusal and not all(isinstance(error, OocdlError) for error in errors.values()):
+            self._look_twice()
+        for address, given in errors.items():
+            found[address] = _told(address, given, refuses=bool(refusal))
+            if isinstance(given, Superseded) or not isinstance(found[address], refusal):
+                self.raise_of(found[address])
         return found
 
     def raise_of(self, error: BaseException) -> NoReturn:
@@ -184,10 +184,39 @@ class Watch:
             self.look(now=True)  # which names who is lost
             raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
         if not isinstance(error, OocdlError):
-            for _ in range(LOOKS):  # who is lost leaves errors of many kinds, and is known a moment later
-                self.look(now=True)
-                sleep(LOOK_SECONDS / LOOKS)
+            self._look_twice()
         raise error
+
+    def _look_twice(self) -> None:
+        """Look for a while: who is lost leaves errors of many kinds, and is known a moment later."""
+        for _ in range(LOOKS):
+            self.look(now=True)
+            sleep(LOOK_SECONDS / LOOKS)
+
+
+def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
+    """An error of a member as a user is told it, who cannot see which.
+
+    ``refuses``: one that is not ours means that this worker cannot do it.
+    """
+    told: BaseException = error
+    # Dask sends the text of one that cannot be pickled.
+    words = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError) or words.startswith(("ImportError", "ModuleNotFoundError")):
+        told = ResourceError(
+            f"worker {address} cannot import what it needs ({words}); install the same versions of oocdl and "
+            "its extras there"
+        )
+    elif isinstance(error, OSError) and error.errno in OF_FILES:
+        told = ResourceError(f"worker {address} cannot use its files: {error}")
+    elif refuses and isinstance(error, Exception) and not isinstance(error, OocdlError | OSError):
+        told = ResourceError(
+            f"worker {address} fails ({words}); look in its log, and whether it has "
+            "the same versions of oocdl and its extras"
+        )
+    if told is not error:
+        told.__cause__ = error
+    return told
 
 
 def failed(future: Future[Any] | LocalFuture[Any]) -> bool:

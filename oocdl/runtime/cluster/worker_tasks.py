@@ -71,8 +71,8 @@ class MemberPlugin(WorkerPlugin):
             del worker.metrics[METRIC]
 
 
-async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool:
-    """Make this worker a member; returns whether it sees the run directory.
+async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | OocdlError:
+    """Make this worker a member; returns whether it sees the run directory, or why it cannot be one.
 
     ``packed``: what all members are told, pickled. ``shares``: its own part, as ``Member.open`` takes it.
     It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before.
@@ -95,10 +95,12 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool:
     try:
         await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
         await _in_pool(member, lambda: member.open(shares))
-    except BaseException as error:
+    except OocdlError as error:
         await dask_worker.plugin_remove(plugin.name)
-        if isinstance(error, OocdlError):
-            raise type(error)(f"worker {dask_worker.address}: {error}") from error
+        # As a value: Dask fails at errors whose traceback cannot be pickled, and tells nothing of them.
+        return type(error)(f"worker {dask_worker.address}: {error}")
+    except BaseException:
+        await dask_worker.plugin_remove(plugin.name)
         raise
     return member.sees_run
 

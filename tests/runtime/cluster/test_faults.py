@@ -462,16 +462,21 @@ def test_the_scheduler_starts_anew(
 def test_a_worker_that_only_its_host_reaches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no network leads anywhere, Dask's workers tell the loopback address: nobody can reach them."""
 
-    class Lost:
+    addresses = ["tls://10.1.0.3:4000", "tls://127.0.0.1:4321"]
+    asked: list[float] = []
+
+    class Unreachable:
         def __init__(self, *_: Any) -> None: ...
 
-        def ask(self, *_: Any) -> None:
-            raise WorkersLost("nobody answers")
+        def ask(self, *_: Any, **__: Any) -> dict[str, Exception]:
+            asked.append(time.monotonic())
+            return {address: OSError("timed out") for address in addresses}
 
     far = SimpleNamespace(scheduler=SimpleNamespace(address="tls://10.1.0.2:8786"), status="running")
-    monkeypatch.setattr(crew, "_awaited", lambda *_: ["tls://10.1.0.3:4000", "tls://127.0.0.1:4321"])
-    monkeypatch.setattr(crew, "Watch", Lost)
-    with pytest.raises(
-        ResourceError, match="tls://127.0.0.1:4321 has told an address that only its own host"
-    ):
-        crew.gather(far, 5.0, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(crew, "_awaited", lambda *_: addresses)
+    monkeypatch.setattr(crew, "Watch", Unreachable)
+    monkeypatch.setattr(crew, "FREE_SECONDS", 0.6)  # and is asked again meanwhile
+    recruits, refusals = crew.gather(far, 5.0, print)  # type: ignore[arg-type]
+    assert not recruits and [*refusals] == addresses and len(asked) > 2
+    assert "has told an address that only its own host can reach" in str(refusals[addresses[1]])
+    assert "the scheduler at tls://10.1.0.2:8786 (timed out)" in str(refusals[addresses[0]])

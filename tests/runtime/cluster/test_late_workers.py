@@ -1,4 +1,4 @@
-"""Workers that come while a run goes on join it; those that have too little room are left out, and named."""
+"""Workers that come while a run goes on join it; those that cannot, or lack room, are left out, and named."""
 
 from __future__ import annotations
 
@@ -40,6 +40,28 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
 
 
+PRELOADED = {
+    "large": f"import numpy\nballast = numpy.ones({500 * MIB}, 'u1')",
+    "without": """
+import sys
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "oocdl":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Nobody())
+""",
+    "older": "import oocdl.host.code as code\ncode.code_digest = lambda: 'of another version'",
+    "oldest": "import oocdl.runtime.cluster.crew as crew\nvars(crew).pop('_present', None)",
+    "blind": """
+from dataclasses import replace
+import oocdl.storage.dataset.dataset as dataset
+real = dataset.real = getattr(dataset, "real", dataset.open_dataset)
+dataset.open_dataset = lambda spec: real(replace(spec, source="/elsewhere/data.zarr"))
+""",
+}
+"""What makes a worker of this name what it is: it runs there first, or twice."""
+
+
 class Late:
     """Workers that come after the second step, by name; the one that was there before leaves, if asked."""
 
@@ -65,11 +87,12 @@ class Late:
 
     def come(self) -> None:
         """Start them; they are there, and as they are to be, when this returns."""
-        (self.folder / "ballast.py").write_text(f"import numpy\nballast = numpy.ones({500 * MIB}, 'u1')\n")
         here = ["--nthreads", "1", "--no-dashboard", "--no-nanny", "--host", "127.0.0.1"]
         for name, limit in self.limits.items():
             own = ["--name", name, "--memory-limit", limit, "--local-directory", str(self.folder / name)]
-            own += ["--preload", str(self.folder / "ballast.py")] if name == "large" else []
+            if name in PRELOADED:
+                (self.folder / f"{name}.py").write_text(PRELOADED[name])
+                own += ["--preload", str(self.folder / f"{name}.py")]
             command = [*processes.DASK_WORKER, self.client.scheduler.address, *here, *own]  # type: ignore[union-attr]
             self.started.append(processes.Kept(command, self.folder / f"{name}.log"))
             self.started[-1].tend()
@@ -129,6 +152,31 @@ def test_late_workers_without_room_are_left_out(
         assert all(word in text for word in words), text
 
 
+def test_late_workers_that_cannot_take_part_are_left_out(
+    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """For a reason of its own each: the run goes on with those it has, and with one that can."""
+    words = {
+        "without": ("it cannot import what it needs", "install the same versions"),
+        "older": ("it has another version of oocdl", "install the one of this process"),
+        "oldest": ("it fails (", "AttributeError", "whether it has the same versions"),
+        "blind": ("/elsewhere/data.zarr", "the run goes on without it"),
+    }
+    late = Late(tmp_path, there.address, dict.fromkeys([*words, "roomy"], "2GiB"))
+    try:
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, callbacks=[late], **QUICK)
+    finally:
+        late.end()
+    assert [row["step"] for row in run.history] == list(range(1, 17))
+    assert [(one.reason, one.members) for one in late.changed] == [("workers have come", 2)]
+    told = [text for text in late.texts if "is left out" in text]
+    assert len(told) == len(words) and not any("\n" in text for text in told)
+    for name, parts in words.items():
+        (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} is left out: "))
+        assert all(part in text for part in parts), text
+        assert text.count(late.addresses[name]) == 1, text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("expected", "wait_seconds"), [(0, 3.0), (2, 1000.0)])
 def test_a_run_ends_where_only_workers_without_room_are_left(
@@ -143,7 +191,9 @@ def test_a_run_ends_where_only_workers_without_room_are_left(
     monkeypatch.setattr(crew, "expected", lambda client: expected)
     late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
     try:
-        with pytest.raises(ResourceError, match=r"there \(2\) has room.*committed.*start it"):
+        with pytest.raises(
+            ResourceError, match=r"there \(2\) can take part .* needs 600 MiB\).*committed.*start it"
+        ):
             oocdl.fit(
                 *job,
                 workdir=tmp_path / "run",
