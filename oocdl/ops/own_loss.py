@@ -22,7 +22,8 @@ class OwnLoss:
 
 Formula = Callable[[Builder, str, str], str]
 """(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
-_FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
+FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
+"""What was registered, by name."""
 
 
 def total_of(build: Builder, value: str) -> str:
@@ -54,13 +55,13 @@ def aligned(build: Builder, logits: str, target: str) -> str:
 def known_as(name: str, formula: Formula) -> OwnLoss:
     """Keep a formula under a name, in the place of one that was registered before."""
     spec = OwnLoss(name, digest_of(formula))
-    _FORMULAS[name] = spec, formula
+    FORMULAS[name] = spec, formula
     return spec
 
 
 def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
     """Append a loss of the user's; InputError if it is not registered, is another, or gives no number."""
-    known, formula = _FORMULAS.get(spec.name, (None, None))
+    known, formula = FORMULAS.get(spec.name, (None, None))
     if known != spec or formula is None:
         how = "is not known here" if known is None else "is another than the run's"
         raise InputError(

@@ -25,7 +25,8 @@ class Known:
     """Kind of state -> the number that all its elements start as."""
 
 
-_KNOWN: dict[str, Known] = {}
+KNOWN: dict[str, Known] = {}
+"""What was registered, by name."""
 
 
 def keep(name: str, update: Update, state: Mapping[str, float]) -> None:
@@ -34,17 +35,17 @@ def keep(name: str, update: Update, state: Mapping[str, float]) -> None:
         if not kind.isidentifier():
             raise InputError(f"the optimizer '{name}' has a state '{kind}'; name it as a variable of Python")
     starts = tuple((kind, float(number)) for kind, number in sorted(state.items()))
-    _KNOWN[name] = Known(update, digest_of(update), starts)
+    KNOWN[name] = Known(update, digest_of(update), starts)
 
 
 def known(name: str) -> Known:
     """Return what was registered under a name; InputError if nothing was."""
-    if name not in _KNOWN:
+    if name not in KNOWN:
         raise InputError(
             f"the optimizer '{name}' is not known here: import what registers it with "
             "oocdl.optim.register first"
         )
-    return _KNOWN[name]
+    return KNOWN[name]
 
 
 def own_updates(

@@ -153,9 +153,8 @@ def search(
     Parameters
     ----------
     model
-        As in ``fit``. With a client, all its workers have to see its file and ``workdir``. Workers make the
-        plans of their trials: losses, operators and optimizers of your own have to be registered there, too,
-        as by ``client.run(register)``.
+        As in ``fit``. With a client, all its workers have to see its file and ``workdir``. Losses, operators
+        and optimizers of your own that are registered here are sent to them.
     dataset
         As in ``fit``. With a client, all its workers have to see it.
     space

@@ -31,6 +31,7 @@ from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.lost import WorkersLost
 from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
+from oocdl.tuning.own_parts import packed, take
 from oocdl.tuning.record import read_result, write_result
 from oocdl.tuning.trial import Task, Unwanted, run_trial
 
@@ -60,8 +61,9 @@ class Facts:
     """A path that it does not see; empty if it sees all."""
 
 
-def _facts(paths: Sequence[str], dask_worker: Worker) -> Facts:
-    """Runs on the worker."""
+def _facts(paths: Sequence[str], parts: bytes, dask_worker: Worker) -> Facts:
+    """Runs on the worker, which can take what is registered."""
+    take(parts)
     own, share = (
         dask_worker.memory_manager.memory_limit,
         dask.config.get("distributed.worker.memory.terminate"),
@@ -78,15 +80,27 @@ def _facts(paths: Sequence[str], dask_worker: Worker) -> Facts:
     )
 
 
+def _why(error: Exception) -> str:
+    """Why a worker takes no trial that fails when it is asked. Dask sends the text of some errors."""
+    words = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+    return (
+        f"fails ({' '.join(words.split())}); install the same versions there, and modules that your own need"
+    )
+
+
 async def _hire(dask_worker: Worker) -> None:
     """Runs on the worker. Never twice: the scheduler would forget which trials the worker runs."""
     if RESOURCE not in dask_worker.state.total_resources:
         await dask_worker.set_resources(**{RESOURCE: 1})
 
 
-def run_on_worker(task: Task, key: str) -> Result:
-    """Run a trial on this worker, until nobody waits for it or the worker has to go."""
+def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
+    """Run a trial on this worker, until nobody waits for it or the worker has to go.
+
+    ``parts``: what the user has registered; another search may have others of these names.
+    """
     worker = get_worker()
+    take(parts)
 
     def check() -> None:
         known = worker.state.tasks.get(key)
@@ -135,6 +149,8 @@ class Workers:
     more: Wanted = field(init=False)
     """Workers of a cluster that adapts: a trial that waits here is no task of Dask's."""
     search_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    parts: bytes = field(default_factory=packed)
+    """What the user has registered, for the workers."""
 
     def __post_init__(self) -> None:
         self.more = Wanted(self.client)
@@ -155,7 +171,8 @@ class Workers:
         self._wait_for(lambda: bool(self.hired or self.refused))
         if not self.hired:
             address, why = min(self.refused.items())
-            kind = StoreError if self.known[address].missing else BudgetError
+            known = self.known.get(address)
+            kind = ResourceError if known is None else StoreError if known.missing else BudgetError
             raise kind(f"worker {address} {why}")
 
     @contextmanager
@@ -180,8 +197,10 @@ class Workers:
         """Look who is there, and hire who is new; returns whether somebody was hired."""
         self.looked_at = time.monotonic()
         there = set(self.client.scheduler_info(n_workers=-1)["workers"])
-        new = sorted(there - self.known.keys())
-        found = self._ask(new, _facts, [str(path) for path in self.paths])
+        new = sorted(there - self.known.keys() - self.refused.keys())
+        found = self._ask(new, _facts, [str(path) for path in self.paths], self.parts)
+        for address in [address for address, answer in found.items() if isinstance(answer, Exception)]:
+            self._refuse(address, _why(found.pop(address)))
         self.known = {address: facts for address, facts in (self.known | found).items() if address in there}
         self.refused = {address: why for address, why in self.refused.items() if address in there}
         self.hired &= there
@@ -190,22 +209,24 @@ class Workers:
         return hired
 
     def _ask(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """What workers answer; one that has gone meanwhile does not."""
+        """What workers answer, maybe by an error; one that has gone meanwhile does not."""
         if not addresses:
             return {}
         found = self.client.run(function, *args, workers=list(addresses), on_error="return")
-        answers = {address: answer for address, answer in found.items() if not isinstance(answer, OSError)}
-        for answer in answers.values():
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return {address: answer for address, answer in found.items() if not isinstance(answer, OSError)}
+
+    def _refuse(self, address: str, why: str) -> None:
+        self.refused[address] = why
+        self.say(f"worker {address} {why}; it takes no trial")
 
     def _hire(self, address: str) -> bool:
         why = self._refusal(self.known[address])
+        answer = {} if why else self._ask([address], _hire)
+        if isinstance(answer.get(address), Exception):
+            why = _why(answer[address])
         if why:
-            self.refused[address] = why
-            self.say(f"worker {address} {why}; it takes no trial")
-        elif address in self._ask([address], _hire):
+            self._refuse(address, why)
+        elif address in answer:
             self.hired.add(address)
         return not why
 
@@ -254,7 +275,7 @@ class Workers:
         def submit(task: Task) -> None:
             key = f"{RESOURCE}-{self.search_id}-{next(self.numbers)}"
             future = self.client.submit(
-                run_on_worker, task, key, key=key, resources={RESOURCE: 1}, pure=False
+                run_on_worker, task, key, self.parts, key=key, resources={RESOURCE: 1}, pure=False
             )
             running[future] = task, committed_steps(task.run)
             future.add_done_callback(done.put)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from distributed import Client
 
 import oocdl
+from oocdl.errors import InputError
+from oocdl.space import LogUniform
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, workers_in, write_job
 
 SHORT = {**OPTIONS, "trials": 2}
-LOSS = "tests.half_squares"
+LOSS, OPTIMIZER = "tests.half_squares", "tests.plain"
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +34,55 @@ def half_squares(build: oocdl.losses.Builder, prediction: str, target: str) -> s
     return oocdl.losses.mean(build, build("Mul", error, build("Mul", error, build.like(0.5, error))))
 
 
-def register() -> None:
+def doubling(build: oocdl.ops.Builder, x: str) -> str:
+    """x + x."""
+    return build("Add", x, x)
+
+
+def plain(
+    build: oocdl.optim.Builder,
+    weight: str,
+    gradient: str,
+    state: Mapping[str, str],
+    scalars: Mapping[str, str],
+) -> tuple[str, Mapping[str, str]]:
+    """The weight less the gradient, times the learning rate."""
+    return build("Sub", weight, build("Mul", gradient, scalars["lr"])), {}
+
+
+@pytest.mark.usefixtures("own_operators")
+def test_what_is_registered_is_sent_to_workers(client: Client, tmp_path: Path) -> None:
+    """They make the plans of their trials, and know nothing of it by themselves, nor its module."""
     oocdl.losses.register(LOSS)(half_squares)
-
-
-def test_a_loss_of_the_users_has_to_be_registered_on_workers(client: Client, tmp_path: Path) -> None:
-    """They make the plans of their trials; without it trials end with an error that names the loss."""
-    register()
-    model, x = nets.write_mlp(tmp_path / "net.onnx"), nets.vectors(10)["x"]
+    oocdl.optim.register(OPTIMIZER)(plain)
+    oocdl.ops.register("tests::Doubling")(doubling)
+    text = """<ir_version: 8, opset_import: ["" : 18, "tests" : 1]>
+        g (float[N,6] x) => (float[N,3] y) <float[6,3] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9}>
+        { a = tests.Doubling(x)  y = MatMul(a, w) }"""
+    model, x = tmp_path / "net.onnx", nets.vectors(10)["x"]
+    onnx.save(onnx.parser.parse_model(text), str(model))
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": x[:, :3].copy()})
-    options = {**SHORT, "loss": LOSS}
-    without = oocdl.search(model, data, **options, client=client, workdir=tmp_path / "without")
-    assert all(f"InputError: there is no loss '{LOSS}'" in row["error"] for row in without.table)
-    client.run(register)
+    options = {**SHORT, "loss": LOSS, "optimizer": OPTIMIZER, "space": {"lr": LogUniform(1e-4, 1e-2)}}
     there = oocdl.search(model, data, **options, client=client, workdir=tmp_path / "there")
+    assert not any(client.run(lambda name: name in sys.modules, __name__).values())
     here = oocdl.search(model, data, **options, workdir=tmp_path / "here")
     assert [row["error"] for row in there.table] == [None, None] and made_of(there) == made_of(here)
+
+
+def test_what_cannot_be_sent_is_refused_before_the_first_trial(client: Client, tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(build: oocdl.losses.Builder, prediction: str, target: str) -> str:
+        with lock:
+            return half_squares(build, prediction, target)
+
+    oocdl.losses.register(LOSS)(locked)
+    try:
+        with pytest.raises(InputError, match=f"{LOSS}.* cannot be sent to workers .*lock"):
+            oocdl.search(*write_job(tmp_path), **SHORT, client=client, workdir=tmp_path / "s")
+    finally:
+        oocdl.losses.register(LOSS)(half_squares)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_module_is_the_model(client: Client, tmp_path: Path) -> None:

@@ -206,6 +206,18 @@ def test_a_worker_that_does_not_see_the_files_takes_no_trial(client: Client) -> 
     assert len(notes) == 2 and all("takes no trial" in note for note in notes)
 
 
+def test_a_worker_that_fails_when_it_is_asked_takes_no_trial(
+    client: Client, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As one that cannot import what a user's own loss needs; if it is all of them, the search ends."""
+    notes: list[str] = []
+    needs = b"cno_such_module\nname\n."  # the pickle of what stands there
+    crew = Workers(client, list(job), notes.append, 5.0, parts=needs)
+    with pytest.raises(ResourceError, match="No module named 'no_such_module'.*install"):
+        crew.check(1 << 20)
+    assert len(notes) == 2 and all("takes no trial" in note for note in notes)
+
+
 def test_workers_of_one_process_take_turns(
     job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
 ) -> None:
