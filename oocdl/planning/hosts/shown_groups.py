@@ -13,8 +13,8 @@ SHOWN_SECONDS = 0.05
 """A task shows layers that take at least about so long: tasks follow one another in 5 ms at best (measured),
 and a pass is not over before the last of them."""
 MOST_SHOWN, MOST_TASKS = 12, 4000
-"""Tasks of a pass that show layers, of one worker and of all together. Each takes 1 ms of a worker's core and 2 of
-the scheduler's: with 32, steps of a GPT and of a U-Net on two workers took 3 to 10 % longer."""
+"""Tasks of a pass that show layers, of one worker and of all together. Each takes 1 ms of a worker's core and
+2 of the scheduler's: with 32, steps of a GPT and of a U-Net on two workers took 3 to 10 % longer."""
 Groups = tuple[int, ...]
 
 
