@@ -14,6 +14,10 @@ from distributed import Client
 
 import oocdl
 from oocdl.errors import InputError
+from oocdl.ops.losses import LOSSES
+from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.ops.own_loss import FORMULAS
+from oocdl.ops.own_optimizer import KNOWN
 from oocdl.space import LogUniform
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, workers_in, write_job
@@ -26,6 +30,16 @@ LOSS, OPTIMIZER = "tests.half_squares", "tests.plain"
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with workers_in(tmp_path_factory.mktemp("workers")) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    held = [(known, dict(known)) for known in (LOSSES, FORMULAS, OPTIMIZERS, KNOWN)]
+    yield
+    for known, before in held:
+        known.clear()
+        known.update(before)
 
 
 def half_squares(build: oocdl.losses.Builder, prediction: str, target: str) -> str:
@@ -77,11 +91,8 @@ def test_what_cannot_be_sent_is_refused_before_the_first_trial(client: Client, t
             return half_squares(build, prediction, target)
 
     oocdl.losses.register(LOSS)(locked)
-    try:
-        with pytest.raises(InputError, match=f"{LOSS}.* cannot be sent to workers .*lock"):
-            oocdl.search(*write_job(tmp_path), **SHORT, client=client, workdir=tmp_path / "s")
-    finally:
-        oocdl.losses.register(LOSS)(half_squares)
+    with pytest.raises(InputError, match=f"{LOSS}.* cannot be sent to workers .*lock"):
+        oocdl.search(*write_job(tmp_path), **SHORT, client=client, workdir=tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
