@@ -109,6 +109,7 @@ def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[st
     return found
 
 
+@pytest.mark.slow
 def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     # The ways that no other bench here takes.
     only = "PyTorch + disk hooks,oocdl 1/4 (*,oocdl bf16 1/4"
@@ -130,6 +131,7 @@ def test_dashboard_tells_what_a_page_costs_the_run(tmp_path: Path) -> None:
 
 
 @CHROMIUM
+@pytest.mark.slow
 def test_dashboard_tells_what_a_page_costs_the_browser(tmp_path: Path) -> None:
     printed, (found,) = bench(tmp_path, "dashboard", "--only", "large")
     assert found["large"]["tabs"]["Overview"]["updates"] > 0
@@ -145,6 +147,7 @@ def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, ot
     assert all(row["why"] == "" for row in rows.values())
 
 
+@pytest.mark.slow
 def test_recurrent_layers_have_the_losses_of_pytorch(tmp_path: Path) -> None:
     rows = rounds(tmp_path, "library", "oocdl 1", "--network", "lstm")
     assert list(rows) == ["PyTorch", "oocdl 1"] and all(row["why"] == "" for row in rows.values())
@@ -176,6 +179,7 @@ def test_overhead_tells_where_time_goes(tmp_path: Path) -> None:
     assert (tmp_path / "overhead.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_cluster_steps_look_at_all_processes(tmp_path: Path) -> None:
     printed, rows = bench(tmp_path, "cluster_steps", "--processes", "2")
     assert [row["processes"] for row in rows] == [2] and "ms/task above" in printed
@@ -195,6 +199,7 @@ def test_simulated_steps_stand_beside_measured_ones(tmp_path: Path) -> None:
     assert "off %" in printed
 
 
+@pytest.mark.slow
 def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/promise.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

@@ -151,7 +151,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("shares_disk", [True, False])
+@pytest.mark.parametrize("shares_disk", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_in_the_dashboard_of_dask(
     client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares_disk: bool
 ) -> None:

@@ -116,7 +116,7 @@ def where(run: Run) -> float:
     return float(run.history[-1]["loss"])
 
 
-@pytest.mark.parametrize("minimum", [0, 1])
+@pytest.mark.parametrize("minimum", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_cluster_that_adapts_grows_for_trials(job: tuple[Path, Path], tmp_path: Path, minimum: int) -> None:
     """Also where a worker is there already, and has threads that Dask would give a task each."""
     with workers_in(tmp_path, count=0, threads=2) as client:
