@@ -420,17 +420,19 @@ def test_kept_values_are_those_of_one_process(client: Client, job: tuple[Path, P
         assert there.kept[name][...].tobytes() == array[...].tobytes()
 
 
+@pytest.mark.parametrize("what", ["mark_of", "may_write"])
 def test_workers_that_do_not_see_the_run_are_served(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, what: str
 ) -> None:
-    """One of two sees another folder there; weights go to it, and come from it, through the driver."""
+    """One of two sees another folder there, or may not write; weights go to it and come from it through the
+    driver."""
     blind = sorted(client.scheduler_info(n_workers=-1)["workers"])[1]
 
-    def cover(run: str) -> None:
-        member.mark_of = lambda path: "another run"  # type: ignore[assignment]
+    def cover(found: str | bool) -> None:
+        setattr(member, what, lambda path: found)
 
     def uncover(real: Any) -> None:
-        member.mark_of = real  # type: ignore[assignment]
+        setattr(member, what, real)
 
     notices: list[str] = []
 
@@ -438,10 +440,10 @@ def test_workers_that_do_not_see_the_run_are_served(
         if isinstance(event, Notice):
             notices.append(event.text)
 
-    client.run(cover, "", workers=[blind])
+    client.run(cover, {"mark_of": "another run", "may_write": False}[what], workers=[blind])
     try:
         run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **QUICK)
     finally:
-        client.run(uncover, member.mark_of, workers=[blind])
+        client.run(uncover, getattr(member, what), workers=[blind])
     assert nets.files_of(run) == nets.files_of(local)
-    assert any(f"1 of 2 workers do not see {run.path}" in text for text in notices)
+    assert any(f"1 of 2 workers do not see {run.path}, or may not write there: " in text for text in notices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -195,8 +196,8 @@ class Member:
 
     @property
     def sees_run(self) -> bool:
-        """Whether the run directory is on a disk that this worker shares with the driver."""
-        return mark_of(self.setup.run) == self.setup.mark
+        """Whether this worker shares a disk with the driver on which the run is, and may write there."""
+        return mark_of(self.setup.run) == self.setup.mark and may_write(self.setup.run)
 
     def _deliver(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         """Keep what was made of a watched value until the driver asks for it."""
@@ -329,6 +330,11 @@ def mark_of(run: Path) -> str:
         return hashlib.sha256((run / "run.json").read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def may_write(run: Path) -> bool:
+    """Whether this process may write to a run directory: some clusters mount a home for reading only."""
+    return os.access(run, os.W_OK)
 
 
 members: dict[str, Member] = {}
