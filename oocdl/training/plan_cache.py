@@ -30,10 +30,10 @@ from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.machine import Machine
+from oocdl.planning.machine_facts import machine_facts
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import write_bytes
-from oocdl.training.resume import machine_facts
 from oocdl.training.stored_passes import versions
 
 COUNTS = ("slots", "workers", "hosts")

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, differences, plain
-from oocdl.engines.engine import model_of, runtime_of
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
-from oocdl.host.limits import installed_version, processor
 from oocdl.host.paths import path_of
 from oocdl.ops.schedules import Rate, rate
 from oocdl.planning.binding import Binding
@@ -128,11 +126,12 @@ def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
     return {"engine": engine, **{name: plain(getattr(settings, name)) for name in chosen}}
 
 
-def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_plan(store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, str]) -> dict[str, Any] | None:
     """Read what ``write_plan`` wrote; None if the run has not got so far.
 
     Raises StoreError if the plan is damaged, or lost after weights were committed; InputError if it was
-    made under other ``facts``. Warns if the run goes on with another processor, device or engine version.
+    made under other ``facts``. Warns if the run goes on with another processor, device or engine version: as
+    ``machine`` has them of all that compute.
     """
     path = store.path / "plan.json"
     try:
@@ -148,9 +147,8 @@ def read_plan(store: RunStore, facts: Mapping[str, Any]) -> dict[str, Any] | Non
         differences(body["facts"], dict(facts)),
         "pass replan=True to change that (which changes rounding), or resume='restart'",
     )
-    here = machine_facts(str(facts["engine"]))
-    if body["machine"] != here:
-        changed = "; ".join(differences(body["machine"], here))
+    if body["machine"] != machine:
+        changed = "; ".join(differences(body["machine"], dict(machine)))
         warnings.warn(
             f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}",
             stacklevel=2,
@@ -178,10 +176,11 @@ def check_plan(given: Mapping[str, Any] | None, found: Mapping[str, Any], way_ou
         raise InputError(f"the run was planned otherwise than plan= gives; {way_out}")
 
 
-def write_plan(store: RunStore, facts: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
+def write_plan(
+    store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, str], plans: Mapping[str, Any]
+) -> None:
     """Write a plan durably: ``plans`` holds what is needed to make it again, by plan id."""
-    body = {"facts": dict(facts), "machine": machine_facts(str(facts["engine"])), **plans}
-    store.write_sealed("plan.json", body)
+    store.write_sealed("plan.json", {"facts": dict(facts), "machine": dict(machine), **plans})
 
 
 def freeze(kinds: Mapping[str, CompiledPass]) -> dict[str, Any]:
@@ -197,10 +196,3 @@ def freeze(kinds: Mapping[str, CompiledPass]) -> dict[str, Any]:
 def numerics_of(kinds: Mapping[str, CompiledPass]) -> dict[str, str]:
     """The digest of the numerics of each plan, by plan id."""
     return {name: compiled.plan.numerics() for name, compiled in own_plans(kinds).items()}
-
-
-def machine_facts(engine: str) -> dict[str, str]:
-    """Return what bits depend on beyond the plan: kinds of processor and device, the engine's version."""
-    model = model_of(engine)
-    version = installed_version(runtime_of(engine))
-    return {"processor": processor(), engine: version, **({"device": model} if model else {})}

@@ -18,6 +18,7 @@ from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.planning.machine import Crew
+from oocdl.planning.machine_facts import as_one, machine_facts
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
@@ -270,7 +271,8 @@ def train(
     folder = Path(workdir) if workdir is not None else job.model.path.with_suffix(".run")
     with ExitStack() as stack:
         say = _notices(callbacks) if workers is None else None
-        store, made = _open_store(stack, folder, job, resume, replan, given, say)
+        machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
+        store, made = _open_store(stack, folder, job, resume, replan, given, say, machine)
         if progress:
             callbacks = [*callbacks, stack.enter_context(progress_here(job.settings.memory_bytes))]
         elif not any(isinstance(listener, Progress) for listener in callbacks):
@@ -300,12 +302,13 @@ def _open_store(
     replan: bool,
     given: Mapping[str, Any] | None,
     say: Callable[[str], None] | None,
+    machine: Mapping[str, str],
 ) -> tuple[RunStore, Plan]:
     """Lock the run directory, a new one or one that this job may go on with; returns it and its plan.
 
     A new run is planned first: a refused one leaves nothing behind, and an old run as it was. ``given`` is
     the plan to repeat, if there is one; ``say`` is called with lines for the user, and is None where workers
-    of a client compute and spill.
+    of a client compute and spill; ``machine`` is what results depend on of whoever computes.
     """
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
@@ -328,13 +331,13 @@ def _open_store(
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
         store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, lr))
-        frozen = None if replan else resuming.read_plan(store, facts)
+        frozen = None if replan else resuming.read_plan(store, facts, machine)
         if frozen is not None:
             resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
         made = job.plan(given if frozen is None else frozen)
         check_start(made, folder, say is not None)
     if frozen is None:
-        resuming.write_plan(store, facts, resuming.freeze(made.kinds))
+        resuming.write_plan(store, facts, machine, resuming.freeze(made.kinds))
     elif frozen["numerics"] != resuming.numerics_of(made.kinds):
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made

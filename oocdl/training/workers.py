@@ -62,6 +62,10 @@ class Workers:
         threads = min(recruit.threads for recruit in recruits)
         return Crew(threads, count, len(recruits), own_bytes), budget_bytes
 
+    def machines(self) -> list[Mapping[str, str]]:
+        """What results depend on of each machine that the run is planned for, as ``machine_facts`` has it."""
+        return [one.machine for one in self.mustered]
+
     def session(
         self,
         compiled: Mapping[str, CompiledPass],

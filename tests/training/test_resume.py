@@ -17,6 +17,7 @@ from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, Stor
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine, Then
+from oocdl.planning.machine_facts import machine_facts
 from oocdl.storage.cache import direct_io
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
@@ -253,12 +254,12 @@ def test_a_run_that_had_an_engine_for_each_layer(fit: Fit, tmp_path: Path) -> No
     """What ``engine="measured"`` of older versions has left."""
     run = fit(steps=1)
     with RunStore.open(run.path, writable=True) as store:
-        facts = plan_facts("onnxruntime", make_settings())
-        frozen = read_plan(store, facts)
+        facts, machine = plan_facts("onnxruntime", make_settings()), machine_facts("onnxruntime")
+        frozen = read_plan(store, facts, machine)
         assert frozen is not None
         engines = ["torch"] * len(frozen["main"]["grids"])
         plans = {"main": {**frozen["main"], "engines": engines}, "numerics": frozen["numerics"]}
-        write_plan(store, {**facts, "engine": "measured"}, plans)
+        write_plan(store, {**facts, "engine": "measured"}, machine, plans)
     rewrite_meta(run.path, lambda meta: {**meta, "settings": {**meta["settings"], "engine": "measured"}})
     refused(InputError, "there is no engine 'measured'; choose one of", lambda: fit(engine="measured"))
     refused(InputError, "engine was measured, is onnxruntime; pass replan=True", lambda: fit(steps=2))

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,6 +24,7 @@ from oocdl.errors import InputError, OocdlError, ResourceError
 from oocdl.host.code import code_digest
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import Limit, anonymous_bytes, available, installed_version
+from oocdl.planning.machine_facts import machine_facts
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import members
@@ -58,6 +59,8 @@ class Recruit:
     """What its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
     """Sessions in whose runs its process has part."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """As ``machine_facts`` has them of the engine that was asked for."""
 
 
 Refusals = Mapping[str, OocdlError]
@@ -334,6 +337,7 @@ async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recrui
         available(),
         anonymous_bytes(),
         tuple(one.setup.owner for one in members.values()),
+        machine_facts(engine) if engine is not None else {},
     )
 
 

@@ -9,6 +9,7 @@ from math import inf
 
 from oocdl.errors import BudgetError, OocdlError
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE
+from oocdl.planning.machine_facts import values_of
 from oocdl.runtime.cluster.crew import Recruit, Tell
 
 LIMIT_SHARE = 0.9
@@ -66,8 +67,8 @@ class Room:
     Those that refuse their set-up for another reason do so among any."""
     told: dict[str, str] = field(default_factory=dict)
     """Who is left out, and why: of them the user knows."""
-    told_work: set[str] = field(default_factory=set)
-    """What the user knows of how many get work."""
+    told_of_all: set[str] = field(default_factory=set)
+    """What the user knows of crews: how many get work, and that they are not alike."""
     _among: int = 0
     """How many had room, by what each may use, when this was last looked at."""
 
@@ -113,14 +114,29 @@ class Room:
             self.refused.pop(address, None)
             self.told.pop(address, None)
 
-    def enlist(self, addresses: Iterable[str], hosts: int | None = None) -> None:
-        """These are the crew now, of which at most ``hosts`` get work. Says so, once, if that is not all."""
-        self.members = frozenset(addresses)
+    def enlist(self, recruits: Sequence[Recruit], hosts: int | None = None) -> None:
+        """These are the crew now, of which at most ``hosts`` get work.
+
+        Says once if that is not all, and what results depend on that is not the same on all, or is another
+        than where the run was planned.
+        """
+        self.members = frozenset(one.address for one in recruits)
         if hosts is not None and hosts < len(self.members):
             told = f"work goes to {hosts} of {len(self.members)} workers"
-            if told not in self.told_work:
-                self.told_work.add(told)
-                self.say(f"{told}: on more a step would hardly be faster; parallel={{...}} cuts it for all")
+            self._tell(told, "on more a step would hardly be faster; parallel={...} cuts it for all")
+        known = [one.machine for one in (*self.planned, *recruits)]
+        unlike = [f"{name} {' or '.join(found)}" for name, found in values_of(known).items() if found[1:]]
+        if unlike:
+            self._tell(
+                f"workers are not of one kind ({'; '.join(unlike)})",
+                "results are close to those of workers of one kind, not equal; for equal ones ask for nodes "
+                "of one kind, with one version of all packages",
+            )
+
+    def _tell(self, what: str, why: str) -> None:
+        if what not in self.told_of_all:
+            self.told_of_all.add(what)
+            self.say(f"{what}: {why}")
 
     def nobody(self, addresses: Sequence[str]) -> str:
         """Say that all these workers are left out, and why one of them is."""

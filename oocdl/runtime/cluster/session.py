@@ -135,7 +135,9 @@ class ClusterSession(Held):
 
     def _gather(self, timeout_seconds: float) -> bool:
         """Gather a crew and set it up; whether all of it can take part."""
-        there, refusals = crew.gather(self.client, timeout_seconds, self.say, self.owner)
+        there, refusals = crew.gather(
+            self.client, timeout_seconds, self.say, self.owner, self.settings.engine
+        )
         self.room.leave_out(refusals)
         self.recruits = self.room.fitting(there)
         if not self.recruits:
@@ -175,7 +177,7 @@ class ClusterSession(Held):
         if refusals:
             self.room.refuse(refusals)
         else:
-            self.room.enlist(self.addresses, next(iter(kinds.values())).plan.hosts)
+            self.room.enlist(self.recruits, next(iter(kinds.values())).plan.hosts)
         return not refusals
 
     def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:
@@ -208,8 +210,8 @@ class ClusterSession(Held):
         )
         if apart:
             self.say(
-                f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}: their weights "
-                "are read and committed through this process"
+                f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}, or may not "
+                "write there: their weights are read and committed through this process"
             )
         with open_client():
             self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
@@ -244,7 +246,7 @@ class ClusterSession(Held):
         if not new:
             return 0
         try:
-            recruits, refusals = crew.ask(self.client, new, self.say, self.owner)
+            recruits, refusals = crew.ask(self.client, new, self.say, self.owner, self.settings.engine)
         except WorkersLost:  # of those who came: the crew is watched by itself
             return 0
         self.room.welcome(new)

@@ -34,7 +34,7 @@ from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.training import resume
+from oocdl.planning.machine_facts import machine_facts
 from tests.kit.jobs import EVEN, OPTIMIZERS, Job, check, losses_of, prepare, train, unet
 from tests.kit.kernel_cases import noise
 from tests.kit.kernels import CASES, block, error
@@ -404,7 +404,7 @@ def test_rates_and_plans_name_the_device(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert calibrate.load_rates("torch:cpu") == NOMINAL and calibrate.load_rates("torch") is None
     monkeypatch.setattr(get_engine("torch:cpu"), "device", Tiny(0))
     assert calibrate._facts("torch:cpu")["device"] == "Tiny 1"
-    assert resume.machine_facts("torch:cpu")["device"] == "Tiny 1"
+    assert machine_facts("torch:cpu")["device"] == "Tiny 1"
     with pytest.warns(UserWarning, match="outdated"):
         assert calibrate.load_rates("torch:cpu") is None
 

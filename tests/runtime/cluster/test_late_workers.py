@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from distributed import Client
 import oocdl
 from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
-from oocdl.host.limits import Limit
+from oocdl.host.limits import Limit, processor
 from oocdl.runtime.cluster import crew
 from oocdl.runtime.cluster.crew import Recruit
 from oocdl.runtime.cluster.room import Room
@@ -58,6 +59,7 @@ import oocdl.storage.dataset.dataset as dataset
 real = dataset.real = getattr(dataset, "real", dataset.open_dataset)
 dataset.open_dataset = lambda spec: real(replace(spec, source="/elsewhere/data.zarr"))
 """,
+    "unlike": "import oocdl.planning.machine_facts as facts\nfacts.processor = lambda: 'Another 1'",
 }
 """What makes a worker of this name what it is: it runs there first, or twice."""
 
@@ -153,16 +155,21 @@ def test_late_workers_without_room_are_left_out(
 
 
 def test_late_workers_that_cannot_take_part_are_left_out(
-    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
+    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a reason of its own each: the run goes on with those it has, and with one that can."""
+    """For a reason of its own each: the run goes on with those it has, and with one that can.
+
+    That one has another processor: it is said that results are not equal now. This process computes nothing,
+    so what it runs on does not count.
+    """
+    monkeypatch.setattr("oocdl.planning.machine_facts.processor", lambda: "Login 1")
     words = {
         "without": ("it cannot import what it needs", "install the same versions"),
         "older": ("it has another version of oocdl", "install the one of this process"),
         "oldest": ("it fails (", "AttributeError", "whether it has the same versions"),
         "blind": ("/elsewhere/data.zarr", "the run goes on without it"),
     }
-    late = Late(tmp_path, there.address, dict.fromkeys([*words, "roomy"], "2GiB"))
+    late = Late(tmp_path, there.address, dict.fromkeys([*words, "unlike"], "2GiB"))
     try:
         run = oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, callbacks=[late], **QUICK)
     finally:
@@ -175,6 +182,13 @@ def test_late_workers_that_cannot_take_part_are_left_out(
         (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} is left out: "))
         assert all(part in text for part in parts), text
         assert text.count(late.addresses[name]) == 1, text
+    assert [text for text in late.texts if "not of one kind" in text] == [
+        f"workers are not of one kind (processor {' or '.join(sorted(['Another 1', processor()]))}): results "
+        "are close to those of workers of one kind, not equal; for equal ones ask for nodes of one kind, "
+        "with one version of all packages"
+    ]
+    with pytest.warns(UserWarning, match=f"not equal: processor was {re.escape(processor())}, is Login 1"):
+        oocdl.fit(*job, workdir=run.path, **{**QUICK, "memory": "3GiB"})
 
 
 @pytest.mark.slow
@@ -220,7 +234,7 @@ def test_workers_of_a_host_share_what_it_has() -> None:
     first = [worker("b"), worker("c"), worker("d", "other")]
     room = Room(400 * MIB, first, told.append)
     assert room.fitting(first) == first
-    room.enlist(one.address for one in first)
+    room.enlist(first)
     late = [worker("a"), *first, worker("e", "other"), worker("f", "other")]
     assert room.fitting(late) == [*first, worker("e", "other")]
     assert len(told) == 2 and room.fitting(late) == [*first, worker("e", "other")] and len(told) == 2
@@ -231,7 +245,7 @@ def test_workers_of_a_host_share_what_it_has() -> None:
     assert room.fitting(own) == own
 
     tight = Room(800 * MIB, first, told.append)  # two on a host of 1000 MiB, as the user has it
-    tight.enlist(one.address for one in first)
+    tight.enlist(first)
     assert tight.fitting([*first[1:], worker("x")]) == [*first[1:], worker("x")]
 
 
@@ -240,7 +254,7 @@ def test_who_had_no_room_is_tried_again_among_more() -> None:
     told: list[str] = []
     room = Room(100 * MIB, [worker("a")], told.append)
     assert room.fitting([worker("a")]) == [worker("a")]
-    room.enlist("a")
+    room.enlist([worker("a")])
     pair = [worker("a"), worker("b")]
     assert room.fitting(pair) == pair
     room.refuse({"b": BudgetError("worker b: 3 MiB are left")})
@@ -253,11 +267,12 @@ def test_who_had_no_room_is_tried_again_among_more() -> None:
 def test_it_is_said_once_that_workers_have_no_work() -> None:
     told: list[str] = []
     room = Room(100 * MIB, [worker("a")], told.append)
-    room.enlist("ab", 2)
-    room.enlist("abcd")
+    four = [worker(name) for name in "abcd"]
+    room.enlist(four[:2], 2)
+    room.enlist(four)
     assert told == []
-    room.enlist("abcd", 2)
-    room.enlist("abcd", 2)
+    room.enlist(four, 2)
+    room.enlist(four, 2)
     assert len(told) == 1 and told[0].startswith("work goes to 2 of 4 workers:")
 
 
