@@ -75,7 +75,8 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     """Make this worker a member; returns whether it sees the run directory, or why it cannot be one.
 
     ``packed``: what all members are told, pickled. ``shares``: its own part, as ``Member.open`` takes it.
-    It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before.
+    It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before, or
+    another run took it meanwhile.
     """
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
     for other in list(members.values()):
@@ -86,6 +87,8 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
         await asyncio.wait(set(_closing))
     if setup.run_id in _left:
         raise Superseded("the run has ended before this worker took part")
+    if members:  # it was set up while this waited
+        raise Superseded("another run was faster to take this worker")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.

@@ -69,6 +69,36 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
     assert "late" not in member.members and nanny not in dask_limits._held
 
 
+def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come while the member before lets go of its memory: two at once would take twice the budget."""
+    monkeypatch.setattr(worker_tasks, "members", {})
+    monkeypatch.setattr(worker_tasks, "_closing", set())
+    monkeypatch.setattr(worker_tasks, "Member", lambda setup, *_: SimpleNamespace(setup=setup, sees_run=True))
+    monkeypatch.setattr(worker_tasks, "MemberPlugin", lambda _: SimpleNamespace(name="x"))
+    monkeypatch.setattr(worker_tasks, "_in_pool", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr(worker_tasks, "loads", lambda setup: setup)
+
+    async def added(*_: Any, **__: Any) -> None: ...
+
+    worker: Any = SimpleNamespace(address="here", local_directory=".", plugin_add=added)
+
+    def setup(run_id: str, owner: str) -> Any:
+        settings = SimpleNamespace(spill_folder=lambda folder: folder)
+        return SimpleNamespace(run_id=run_id, owner=owner, settings=settings, threads=1, numbers={"here": 0})
+
+    async def both() -> list[Any]:
+        closing = asyncio.get_running_loop().create_future()
+        worker_tasks._closing.add(closing)
+        runs = [asyncio.create_task(worker_tasks.set_up(setup(one, one), b"", worker)) for one in "ab"]
+        await asyncio.sleep(0)
+        worker_tasks._closing.discard(closing)
+        closing.set_result(None)
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert first is True and isinstance(second, Superseded) and [*worker_tasks.members] == ["a"]
+
+
 def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is stopped goes on later than a connection waits; one that has left needs nothing."""
     monkeypatch.setattr("oocdl.runtime.cluster.cleanup.AGAIN_SECONDS", 0.0)
