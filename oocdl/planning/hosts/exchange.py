@@ -30,7 +30,7 @@ MOST_GROUPS = 1024
 GROUPS_AHEAD = 4
 """A bundle is asked for when its reader is so many groups of layers behind: earlier it would take room."""
 MOST_ASKED = 64
-"""Bundles that a member asks for at once; the first that it needs is always among them."""
+"""Bundles that a member asks for at once: in the order of ``LocalOrder.arriving``, one is enough."""
 SMALL_BYTES = 64 << 10
 """A bundle of at most so much comes as soon as it is made."""
 DIRECT_BYTES = MOST_ASKED * SMALL_BYTES
@@ -54,6 +54,8 @@ class Bundle:
     """The first group of layers that reads one of them on the receiver."""
     position: int
     """The plan position of that call."""
+    level: int
+    """How often what it is made of has crossed."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,7 +75,7 @@ class Exchange:
     renewed: Mapping[TaskKey, TaskKey]
     """Stored piece -> the chunk of this pass that replaces it."""
     columns: Ints
-    """Of each bundle sender, receiver, bytes, group, reader, position, as ``Bundle`` has them."""
+    """Of each bundle sender, receiver, bytes, group, reader, position, level, as ``Bundle`` has them."""
     first: Ints
     """For each bundle, and once more at the end: its first item in ``items``."""
     items: Ints
@@ -101,9 +103,8 @@ class Exchange:
         items = tuple(
             self._item(item) for item in self.items[slice(*self.first[number : number + 2])].tolist()
         )
-        sender, receiver, nbytes, group, reader, position = self.columns[:, number].tolist()
-        key = TaskKey(TaskKind.BUNDLE, items[0].layer, "", number)
-        return Bundle(key, sender, receiver, items, nbytes, group, reader, position)
+        sender, receiver, *others = self.columns[:, number].tolist()
+        return Bundle(TaskKey(TaskKind.BUNDLE, items[0].layer, "", number), sender, receiver, items, *others)
 
     def _item(self, number: int) -> TaskKey:
         strip = number - len(self.keys)
@@ -306,7 +307,7 @@ def _levels(flat: FlatPass, often: Ints) -> Ints:
 def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     """Columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
     if not len(found.items):
-        return np.zeros((6, 0), np.int64), np.zeros(1, np.int64), found.items
+        return np.zeros((7, 0), np.int64), np.zeros(1, np.int64), found.items
     level, group, sender, receiver, reader, small = found.ends
     code = level
     for column in (group + 1, sender, receiver, reader, small):
@@ -334,6 +335,7 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
             group[heads],
             reader[heads],
             np.minimum.reduceat(found.position[order], starts),
+            level[heads],
         ]
     )
     return columns, np.append(starts, len(order)), found.items[order]

@@ -26,7 +26,9 @@ class LocalOrder:
     steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
     """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
     arriving: tuple[Bundle, ...]
-    """Bundles of other members, in the order in which this one reads them."""
+    """Bundles of other members, in the order in which this one asks for them. Whatever one is made of that
+    crosses, its sender has asked for sooner: groups of layers, and levels in each, only grow on the way. So
+    members never wait in a circle, however few bundles each asks for at once."""
     uses: Mapping[TaskKey, tuple[int, ...]]
     """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
     calls_of_group: tuple[int, ...]
@@ -90,7 +92,7 @@ def _finished(draft: _Draft, stored: list[TaskKey]) -> LocalOrder:
     return LocalOrder(
         stored=tuple(stored),
         steps=tuple(step for _, step in places),
-        arriving=tuple(sorted(draft.bundles, key=lambda one: (one.reader, one.position))),
+        arriving=tuple(sorted(draft.bundles, key=lambda one: (one.reader, one.level, one.position))),
         uses={key: tuple(draft.uses.get(key, ())) for key in [*stored, *draft.arriving]},
         calls_of_group=tuple(draft.counts),
         group_of=draft.group_of,

@@ -133,9 +133,10 @@ class Share:
             zip(self.bundle_numbers.tolist(), self.columns.T.tolist(), strict=True)
         ):
             found = tuple(self._item(items[one], chunks[one]) for one in range(*first[place : place + 2]))
-            sender, receiver, nbytes, group, reader, position = column
-            key = TaskKey(TaskKind.BUNDLE, found[0].layer, "", number)
-            yield Bundle(key, sender, receiver, found, nbytes, group, reader, position)
+            sender, receiver, *others = column
+            yield Bundle(
+                TaskKey(TaskKind.BUNDLE, found[0].layer, "", number), sender, receiver, found, *others
+            )
 
     def _item(self, item: int, chunk: int) -> TaskKey:
         key = self.facts.keys[chunk]

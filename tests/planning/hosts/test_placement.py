@@ -18,11 +18,11 @@ from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
 MLP = [256, 512, 256, 256]
 CASES = {
-    ("mlp", 3, "batch"): "75c0e842cbc1758e",
-    ("mlp", 4, "channels"): "6d9a601d8e74949c",
-    ("unet", 2, "space"): "fd710d01e0e12e11",
-    ("unet", 3, "both"): "b6cc433eb04ea9a0",
-    ("unet", 8, "auto"): "c307076bf579214e",
+    ("mlp", 3, "batch"): "b966cfefee8c92b5",
+    ("mlp", 4, "channels"): "14359dbe2155e002",
+    ("unet", 2, "space"): "62696af6794716de",
+    ("unet", 3, "both"): "153f364083cab8b5",
+    ("unet", 8, "auto"): "7c0a1b4c10fc8fda",
 }
 CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
 CUTS["both"] = {"batch": 2, "space": (2, 2)}
