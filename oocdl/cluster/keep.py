@@ -2,7 +2,8 @@
 
 dask-jobqueue does not do that. ``scale`` starts nothing anew, and ``adapt`` notices a lost job only after
 ``distributed.deploy.lost-worker-timeout``, when it cancels the job of a worker that its nanny may be
-starting again. Here a job counts as lost when its worker is gone and its nanny does not answer any more.
+starting again. Here a job counts as lost when its worker is gone and its nanny does not answer any more, or
+when it is over before its worker has come.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from distributed.core import Status
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.spec import ProcessInterface
 from distributed.diagnostics.plugin import SchedulerPlugin
+
+from oocdl.cluster.ended import Ended
 
 ANSWER_SECONDS = 5.0
 SHORT_LIFE_SECONDS = 60.0
@@ -71,9 +74,16 @@ class KeepJobs(Adaptive):
     cluster: Any
 
     def __init__(
-        self, *args: Any, watch: Watch, tell: Callable[[str], None], deadline_seconds: float, **kwargs: Any
+        self,
+        *args: Any,
+        watch: Watch,
+        ended: Ended,
+        tell: Callable[[str], None],
+        deadline_seconds: float,
+        **kwargs: Any,
     ) -> None:
-        self._watch, self._tell, self._deadline_seconds = watch, tell, deadline_seconds
+        self._watch, self._ended, self._tell = watch, ended, tell
+        self._deadline_seconds = deadline_seconds
         self._short_lives = 0
         self._paused_until = 0.0
         super().__init__(*args, **kwargs)
@@ -84,17 +94,20 @@ class KeepJobs(Adaptive):
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """Give up jobs that are lost, and tell how many there should be."""
+        gone = dict.fromkeys(await self._gone(), "is gone")
+        gone |= {
+            name: f"is over, and its worker never came{why}" for name, why in (await self._over()).items()
+        }
         late = self._watch.older(self._deadline_seconds) & set(self.cluster.requested)
-        gone = [*late, *(name for name in await self._gone() if name not in late)]
-        for name in gone:
+        gone |= dict.fromkeys(late, "comes to its walltime")
+        for name, how in gone.items():
             job = self.cluster.workers[name]
             if job.job_id is None:
                 forget_refused(job)
-            how = "comes to its walltime" if name in late else "is gone"
             self._tell(f"job {job.job_id or 'of ' + name} {how}; it is submitted again")
             self._pause(self._watch.forget(name))
         if gone:
-            await self.cluster.scale_down(gone)
+            await self.cluster.scale_down(list(gone))
         if time.monotonic() < self._paused_until:
             return {"status": "same"}
         found: dict[str, Any] = await super().recommendations(target)
@@ -108,6 +121,13 @@ class KeepJobs(Adaptive):
         lost = [name for name in missing if name in self._watch.nannies and name not in refused]
         answers = await asyncio.gather(*(_answers(self._watch.nannies[name]) for name in lost))
         return [*refused, *(name for name, answered in zip(lost, answers, strict=True) if not answered)]
+
+    async def _over(self) -> dict[str, str]:
+        """Names of workers that never came and whose jobs are over -> what is known of why."""
+        jobs = {name: self.cluster.workers[name].job_id for name in self.cluster.requested}
+        waiting = {name: number for name, number in jobs.items() if number and name not in self._watch.came}
+        over = await self._ended.among(waiting)
+        return {name: why for name, why in over.items() if name not in self._watch.came}
 
     def _pause(self, lived_seconds: float) -> None:
         self._short_lives = self._short_lives + 1 if lived_seconds < SHORT_LIFE_SECONDS else 0

@@ -15,6 +15,7 @@ from typing import Any
 import dask
 from distributed.utils import get_ip, get_ip_interface
 
+from oocdl.cluster.ended import Ended
 from oocdl.cluster.jobqueue import CLUSTERS
 from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refused
 from oocdl.cluster.keys import make_keys, security_of
@@ -82,7 +83,12 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         cluster.close()
         raise
     jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
-    kept = {"watch": watch, "tell": tell, "deadline_seconds": settings.deadline_seconds}
+    kept = {
+        "watch": watch,
+        "ended": Ended(settings.system, settings.shared / "logs"),
+        "tell": tell,
+        "deadline_seconds": settings.deadline_seconds,
+    }
     cluster.adapt(Adaptive=KeepJobs, interval="1s", **kept, **jobs)
     return cluster
 

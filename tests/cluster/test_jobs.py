@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 import oocdl.cluster
+from oocdl.cluster import ended
 from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
 from oocdl.cluster.launch import memory_bytes
 from oocdl.cluster.options import JobSettings, job_settings
@@ -273,6 +275,34 @@ def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_
         wait_for_another(client, before)
         assert len(here.scripts()) == 2 and "job 1 is gone; it is submitted again" in caplog.text
     assert here.cancelled() == ["1", "2"]
+
+
+def test_a_job_that_is_over_before_its_worker_came_is_told_and_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a run waits for as long as jobs may be queued, and says nothing."""
+    here = batch(tmp_path, monkeypatch, runs=True)
+    monkeypatch.setattr(ended, "LOOK_SECONDS", 0.5)
+    logs = tmp_path / "batch" / "state" / "oocdl" / "logs"
+    prologue = f"mkdir {tmp_path}/first && {{ echo no disk > {logs}/oocdl-1.err; exit 1; }}"
+    with (
+        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path), prologue=[prologue]) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        assert len(here.scripts()) == 2
+    told = f"job 1 is over, and its worker never came: 'no disk' ({logs}/oocdl-1.err); it is submitted again"
+    assert told in caplog.text and here.cancelled() == ["1", "2"]
+
+
+@pytest.mark.parametrize(("answer", "known"), [("echo ' 12.srv x'; echo no", {"12"}), ("exit 1", None)])
+def test_what_a_batch_system_tells_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, known: set[str] | None
+) -> None:
+    here = batch(tmp_path, monkeypatch)
+    (here.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{answer}\n")
+    (here.folder / "bin" / "squeue").chmod(0o755)
+    assert asyncio.run(ended.unfinished("slurm")) == known
 
 
 def test_a_worker_that_stays_until_its_walltime_does_not_meet_it(

@@ -35,6 +35,11 @@ echo "$@" >> {folder}/cancelled
 pid=$(cat {folder}/pid-${{1%%.*}} 2>/dev/null) && kill -9 -- -$pid
 true
 """
+LIST = """#!/bin/bash
+for pid in {folder}/pid-*; do kill -0 $(cat $pid) 2>/dev/null && echo "  ${{pid##*-}}"; done
+true
+"""
+"""Slurm's ``squeue``: a line for each job that is not over."""
 
 
 class Batch:
@@ -46,7 +51,10 @@ class Batch:
         commands.mkdir(parents=True)
         run = RUN.format(folder=folder) if runs else ""
         submit = SUBMIT.format(folder=folder, run=run, answer=ANSWERS[system])
-        for name, text in ((SUBMITS[system], submit), (CANCELS[system], CANCEL.format(folder=folder))):
+        texts = {SUBMITS[system]: submit, CANCELS[system]: CANCEL.format(folder=folder)}
+        if runs and system == "slurm":
+            texts["squeue"] = LIST.format(folder=folder)
+        for name, text in texts.items():
             (commands / name).write_text(text)
             (commands / name).chmod(0o755)
 

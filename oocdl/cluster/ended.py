@@ -1,0 +1,102 @@
+"""Finds out which jobs are over before a worker of theirs came, of which Dask knows nothing, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import re
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import Mapping
+from pathlib import Path
+
+LOOK_SECONDS = 20.0
+"""So often a batch system is asked, while a job has no worker yet; and so old a job is then at least."""
+ANSWER_SECONDS = 15.0
+LOG_BYTES = 4096
+"""Of the end of a log, of which the last line is told."""
+LISTS = {
+    "slurm": "squeue --noheader --user {user} --format %A",
+    "pbs": "qselect -u {user}",
+    "sge": "qstat -u {user}",
+    "lsf": "bjobs -noheader -o jobid",
+    "htcondor": "condor_q -autoformat ClusterId",
+}
+"""Commands that print a line for each job of a user that is not over, which begins with its number."""
+NONE_LEFT = "No unfinished job found"
+"""So LSF says that there is none, as an error."""
+
+
+class Ended:
+    """Jobs of a batch system that are over, of those that wait for their workers."""
+
+    def __init__(self, system: str, logs: Path) -> None:
+        self._system, self._logs = system, logs
+        self._waiting: dict[str, float] = {}
+        """Number of a job -> when it was first asked for."""
+        self._looked = 0.0
+
+    async def among(self, numbers: Mapping[str, str]) -> dict[str, str]:
+        """Return those names of workers, of the numbers of their jobs, whose jobs are over -> what is known.
+
+        Asks at most once in ``LOOK_SECONDS``; nobody, where the batch system does not tell.
+        """
+        now = time.monotonic()
+        self._waiting = {number: self._waiting.get(number, now) for number in numbers.values()}
+        old = {number for number, since in self._waiting.items() if now - since >= LOOK_SECONDS}
+        if not old or now - self._looked < LOOK_SECONDS:
+            return {}
+        self._looked = now
+        there = await unfinished(self._system)
+        if there is None:
+            return {}
+        return {
+            name: self._last_words(number)
+            for name, number in numbers.items()
+            if number in old and _plain(number) not in there
+        }
+
+    def _last_words(self, number: str) -> str:
+        """The last line of the logs of a job, and where it stands; empty if there is none."""
+        found = []
+        for path in self._logs.glob(f"*{_plain(number)}*"):
+            with path.open("rb") as file:
+                file.seek(max(path.stat().st_size - LOG_BYTES, 0))
+                lines = file.read().decode(errors="replace").split("\n")
+            found += [(path.stat().st_mtime, path, line.strip()) for line in lines if line.strip()][-1:]
+        return f": '{max(found)[2]}' ({max(found)[1]})" if found else ""
+
+
+async def unfinished(system: str) -> set[str] | None:
+    """Return the numbers of this user's jobs that are not over; None if the batch system does not tell."""
+    command = LISTS[system].format(user=_user()).split()
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    except OSError:
+        return None
+    try:
+        out, error = await asyncio.wait_for(process.communicate(), ANSWER_SECONDS)
+    except TimeoutError:
+        process.kill()
+        return None
+    if process.returncode and NONE_LEFT not in error.decode(errors="replace"):
+        return None
+    return {_plain(line) for line in out.decode(errors="replace").split("\n") if _plain(line)}
+
+
+def _plain(number: str) -> str:
+    """The digits that the number of a job begins with.
+
+    >>> _plain(" 12.server"), _plain("job-ID  prior")
+    ('12', '')
+    """
+    match = re.match(r"\s*(\d+)", number)
+    return match[1] if match else ""
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return str(os.getuid())
