@@ -115,6 +115,18 @@ class Job:
 
 def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
     """Open a model and a dataset, and measure what the process may take, or those of a crew."""
+    opened, data, settings, binding = _bound(model, dataset, options)
+    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
+
+
+def check_job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> None:
+    """Raise what ``job_of`` raises for a model, a dataset and options, whatever machine they are for."""
+    _bound(model, dataset, options)
+
+
+def _bound(
+    model: str | Path, dataset: Any, options: Mapping[str, Any]
+) -> tuple[OnnxModel, Dataset, Settings, Binding]:
     settings = make_settings(**options)
     use_one_heap()
     opened = inspect_onnx(path_of("model", model))
@@ -122,5 +134,4 @@ def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Cr
     binding = bind(opened, data, settings)
     total = Course(binding.samples, settings).total_steps
     optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
-    settings, data = replace(settings, optimizer=optimizer), data.only(binding.used)
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
+    return opened, data.only(binding.used), replace(settings, optimizer=optimizer), binding

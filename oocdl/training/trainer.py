@@ -26,9 +26,9 @@ from oocdl.report.progress import Progress
 from oocdl.runtime.trace import checked_path
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training import resume as resuming
-from oocdl.training.arguments import check_call
+from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, job_of
+from oocdl.training.job import Job, check_job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
@@ -212,17 +212,20 @@ def fit(
     options = {name: call[name] for name in OPTIONS}
     flags = {"replan": replan, "progress": progress, "dashboard": dashboard}
     place = check_call(workdir, scheduler, callbacks, resume=resume, **flags)
+    check_seconds("wait_seconds", wait_seconds)
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
     listeners = list(callbacks)
     with ExitStack() as stack:
         if progress:
             listeners.append(stack.enter_context(progress_here(0)))
+        path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
+        if client is not None:  # before workers are waited for, which may take a day
+            check_job(path, dataset, options)
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
         crew: Crew | None = None
         if workers is not None:
             crew, options["memory"] = workers.muster(memory, make_settings(engine=engine).engine)
-        path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
         job = job_of(path, dataset, options, crew)
         folder = Path(folder) if folder is not None else job.model.path.with_suffix(".run")
         listeners.append(stack.enter_context(LiveLog(folder)))

@@ -19,6 +19,7 @@ from distributed import Client, Status, Worker
 from distributed.comm.addressing import get_address_host
 from distributed.comm.core import connect
 
+from oocdl.config import shown
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError, OocdlError, ResourceError
 from oocdl.host.code import code_digest
@@ -74,30 +75,53 @@ def connected(given: Any) -> Iterator[Client]:
 
     One that was made here is closed. Raises InputError for anything else, ResourceError if nobody answers.
     """
+    if getattr(given, "asynchronous", False) is True:
+        raise InputError(
+            "this waits for workers, and cannot be called in the event loop of its client or cluster: "
+            "call it in a thread, as by asyncio.to_thread"
+        )
     if isinstance(given, Client):
+        if given.status in ("closing", "closed"):
+            raise InputError("the client is closed: give one that is connected, or its cluster")
         with _staying(given):
             yield given
         return
-    if hasattr(given, "scheduler_address"):
-        how: dict[str, Any] = {"address": given}
-    elif isinstance(given, str) and "://" in given:
-        how = {"address": given}
-    elif isinstance(given, str | os.PathLike) and Path(given).is_file():
-        how = {"scheduler_file": os.fspath(given)}
-    else:
-        raise InputError(
-            "client takes a distributed.Client, a Dask cluster, the address of a scheduler (tcp://..) or the "
-            f"path of a scheduler file, got {given!r}"
-        )
+    how = _scheduler_of(given)
     try:
         client = Client(**how, timeout=CONNECT_SECONDS, set_as_default=False)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        ImportError,
+    ) as error:  # TypeError: TLS without keys
         raise ResourceError(f"no scheduler answers at {given}: {error}") from error
     try:
         with _staying(client):
             yield client
     finally:
         client.close()  # type: ignore[no-untyped-call]
+
+
+def _scheduler_of(given: Any) -> dict[str, Any]:
+    """By which argument a client finds the scheduler that a user names. Raises InputError."""
+    if hasattr(given, "scheduler_address") or (isinstance(given, str) and "://" in given):
+        return {"address": given}
+    if isinstance(given, str | os.PathLike) and os.path.isfile(given):
+        try:
+            address = json.loads(Path(given).read_text())["address"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            address = error
+        if not isinstance(address, str):
+            raise InputError(
+                f"the scheduler file {given} names no scheduler ({shown(address)}); is it still starting?"
+            )
+        return {"scheduler_file": os.fspath(given)}
+    raise InputError(
+        "client takes a distributed.Client, a Dask cluster, the address of a scheduler (tcp://..) or the "
+        f"path of a scheduler file that is there, got {shown(given)}"
+    )
 
 
 @contextmanager

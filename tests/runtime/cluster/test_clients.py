@@ -1,0 +1,113 @@
+"""What a user gives as ``client``: what is none is told at once, in a line, before anything is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+import oocdl
+from oocdl.errors import DatasetError, InputError, OocdlError, ResourceError
+from oocdl.runtime.cluster import crew
+from tests.kit import nets
+from tests.kit.faults import OPTIONS
+
+ONE: dict[str, Any] = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("job")
+    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """A cluster without workers, which ``fit`` must not wait for."""
+
+    def gather(*_: Any, **__: Any) -> None:
+        raise AssertionError("it waits for workers")
+
+    monkeypatch.setattr(crew, "gather", gather)
+    with LocalCluster(**{**ONE, "n_workers": 0}) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"model": "no.onnx"}, InputError, r"no\.onnx"),
+        ({"dataset": "no.zarr"}, DatasetError, r"no\.zarr"),
+        ({"loss": "dise"}, InputError, "did you mean 'dice'"),
+        ({"batch_size": 0}, InputError, "batch_size"),
+        ({"targets": {"y": "z"}}, InputError, "'z'"),
+        ({"memory": "much"}, InputError, "'much'"),
+        ({"wait_seconds": "5"}, InputError, "wait_seconds must be a number of seconds"),
+        ({"wait_seconds": float("nan")}, InputError, "wait_seconds"),
+    ],
+)
+def test_what_is_wrong_is_told_before_workers_are_waited_for(
+    nobody: LocalCluster,
+    job: tuple[Path, Path],
+    tmp_path: Path,
+    options: dict[str, Any],
+    kind: type[OocdlError],
+    words: str,
+) -> None:
+    given = {"model": job[0], "dataset": job[1], **OPTIONS, "steps": 1, **options}
+    with pytest.raises(kind, match=words):
+        oocdl.fit(workdir=tmp_path / "run", client=nobody, **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{nope", "JSONDecodeError"), ("{}", "KeyError"), ("[1]", "TypeError"), ('{"address": 5}', "5")],
+)
+def test_a_scheduler_file_that_is_none(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "scheduler.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=f"{file} names no scheduler .*{words}"), crew.connected(file):
+        pass
+
+
+@pytest.mark.parametrize("given", ["no.json", "x" * 5000, "a\0b", b"tcp://a:1", 5])
+def test_what_is_no_client(given: Any) -> None:
+    with pytest.raises(InputError, match="client takes"), crew.connected(given):
+        pass
+
+
+def test_an_address_that_wants_keys() -> None:
+    with pytest.raises(ResourceError, match=r"tls://127.0.0.1:1: TLS"), crew.connected("tls://127.0.0.1:1"):
+        pass
+
+
+def test_what_is_closed() -> None:
+    with LocalCluster(**ONE) as cluster:
+        client = Client(cluster, set_as_default=False)
+        client.close()
+        with pytest.raises(InputError, match="the client is closed"), crew.connected(client):
+            pass
+    with pytest.raises(ResourceError, match="closed or closing Cluster"), crew.connected(cluster):
+        pass
+
+
+def test_in_the_event_loop_of_its_client_it_would_wait_for_itself() -> None:
+    def connect(given: Any) -> str:
+        with crew.connected(given):
+            return "connected"
+
+    async def main() -> None:
+        async with LocalCluster(asynchronous=True, **ONE) as cluster:
+            async with Client(cluster, asynchronous=True, set_as_default=False) as client:
+                for given in (client, cluster):
+                    with pytest.raises(InputError, match=re.escape("asyncio.to_thread")):
+                        connect(given)
+                    assert await asyncio.to_thread(connect, given) == "connected"
+
+    asyncio.run(main())
