@@ -89,13 +89,7 @@ def connected(given: Any) -> Iterator[Client]:
     how = _scheduler_of(given)
     try:
         client = Client(**how, timeout=CONNECT_SECONDS, set_as_default=False)  # type: ignore[no-untyped-call]
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        TypeError,
-        ImportError,
-    ) as error:  # TypeError: TLS without keys
+    except (OSError, ValueError, RuntimeError, ImportError, TypeError) as error:  # the last: TLS without keys
         raise ResourceError(f"no scheduler answers at {given}: {error}") from error
     try:
         with _staying(client):

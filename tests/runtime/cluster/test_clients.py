@@ -103,11 +103,13 @@ def test_in_the_event_loop_of_its_client_it_would_wait_for_itself() -> None:
             return "connected"
 
     async def main() -> None:
-        async with LocalCluster(asynchronous=True, **ONE) as cluster:
-            async with Client(cluster, asynchronous=True, set_as_default=False) as client:
-                for given in (client, cluster):
-                    with pytest.raises(InputError, match=re.escape("asyncio.to_thread")):
-                        connect(given)
-                    assert await asyncio.to_thread(connect, given) == "connected"
+        async with (
+            LocalCluster(asynchronous=True, **ONE) as cluster,
+            Client(cluster, asynchronous=True, set_as_default=False) as client,
+        ):
+            for given in (client, cluster):
+                with pytest.raises(InputError, match=re.escape("asyncio.to_thread")):
+                    connect(given)
+                assert await asyncio.to_thread(connect, given) == "connected"
 
     asyncio.run(main())
