@@ -1,0 +1,159 @@
+"""A crew of members in this process, whose messages come late, twice and in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oocdl.graph.ir.graph import Array
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.share import packed_shares
+from oocdl.planning.passes import MAIN, PassInfo
+from oocdl.planning.task_key import TaskKey
+from oocdl.runtime import weight_io
+from oocdl.runtime.cluster import session, worker_tasks
+from oocdl.runtime.cluster.local_pass import Superseded
+from oocdl.runtime.cluster.member import Member, Setup, members
+from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
+from oocdl.storage.cache.memory_tier import use
+from oocdl.storage.dataset.identity import identity
+from oocdl.training.job import Job
+
+MOST_TICKS = 6
+"""A message takes up to so many turns of the event loop."""
+REPEATED = 0.3
+"""The share of messages that come twice."""
+
+
+@dataclass(eq=False)
+class InProcess:
+    """Members that this process has all by itself, by number; each is a run of its own to it."""
+
+    members: list[Member]
+    random: random.Random
+    messages: int = 0
+    """How many were sent so far."""
+
+    async def run_pass(self, name: str, plan_id: str, info: PassInfo, starts: bool) -> dict[str, float]:
+        """One pass, which members begin at different times."""
+        fetching, scalars = [], {}
+        for member in self.random.sample(self.members, len(self.members)):
+            await self.later()
+            running = member.begin(name, plan_id, info, starts)
+            worker: Any = _Worker(self, member)
+            fetching.append(asyncio.create_task(fetch_all(worker, member, running)))
+        for member in self.members:
+            ended = await worker_tasks.end(member.setup.run_id, plan_id)
+            scalars.update(ended.scalars)
+        await asyncio.gather(*fetching)
+        return scalars
+
+    async def roll_back(self, number: int) -> bool:
+        """Have all go back to the beginning of the step of this first pass; whether they can."""
+        found = []
+        for member in self.random.sample(self.members, len(self.members)):
+            await self.later()
+            found.append(await worker_tasks.roll_back(member.setup.run_id, number))
+        return all(found)
+
+    async def later(self) -> None:
+        """Some turns of the event loop."""
+        for _ in range(self.random.randrange(MOST_TICKS)):
+            await asyncio.sleep(0)
+
+    def held(self) -> dict[TaskKey, Array]:
+        """All that members hold."""
+        return {key: chunk.copy() for member in self.members for key, chunk in member.held.items()}
+
+
+@dataclass(eq=False)
+class _Worker:
+    """What a member needs of Dask's worker: connections to others."""
+
+    crew: InProcess
+    member: Member
+
+    def rpc(self, address: str) -> Any:
+        return _Connection(self.crew, self.crew.members[int(address)], self.member)
+
+
+@dataclass(eq=False)
+class _Connection:
+    crew: InProcess
+    sender: Member
+    receiver: Member
+
+    def __getattr__(self, name: str) -> Any:
+        assert name == HANDLER
+        return self._ask
+
+    async def _ask(self, run_id: str, name: str, number: int, now: bool) -> Any:
+        self.crew.messages += 1
+        again = self.crew.random.random() < REPEATED
+        await self.crew.later()
+        asked = self.sender.setup.run_id, name, number, now
+        answer = await hand_out(*asked)
+        if again:
+            try:
+                await hand_out(*asked)
+            except Superseded:
+                assert now  # what is handed out is so once
+        if now:
+            packed = pickle.dumps(answer.data)
+            await self.crew.later()
+            use(self.receiver.tier)
+            answer = pickle.loads(packed)
+        return answer
+
+
+@contextmanager
+def crew(
+    folder: Path, job: Job, kinds: Mapping[str, CompiledPass], count: int, seed: int
+) -> Iterator[InProcess]:
+    """Members that hold the weights of the model file, set up as a driver does it."""
+    threads = job.machine.threads
+    kinds = {MAIN: kinds[MAIN], **kinds}
+    placed = {name: place(one.graph, count, threads) for name, one in kinds.items()}
+    homes = homes_of(kinds, placed)
+    exchanges = {name: exchange(one, placed[name], homes, count) for name, one in kinds.items()}
+    made = InProcess([], random.Random(seed))
+    with ExitStack() as stack:
+        for number, packed in enumerate(packed_shares(exchanges, count)):
+            setup = Setup(
+                run_id=f"{folder.name}-{seed}-{number}",
+                owner="test",
+                numbers={str(one): one for one in range(count)},
+                passes={name: session._facts(kinds[name], one) for name, one in exchanges.items()},
+                dataset=job.dataset.spec(),
+                identities={name: identity(array) for name, array in job.dataset.arrays.items()},
+                settings=job.settings,
+                watched=frozenset(),
+                run=folder,
+                mark="",
+                threads=threads,
+            )
+            pool = ThreadPoolExecutor(threads + 1)
+            member = Member(setup, number, folder / f"spill{number}", pool)
+            stack.callback(_leave, member)
+            members[setup.run_id] = member
+            member.open(packed)
+            mine = {key for key, home in homes.items() if home == number}
+            main = kinds[MAIN]
+            read = weight_io.initial(main)
+            member.hold(weight_io.load(main.pieces, main.plan.factored, read, member.tier, mine))
+            made.members.append(member)
+        yield made
+
+
+def _leave(member: Member) -> None:
+    members.pop(member.setup.run_id, None)
+    member.close()
