@@ -97,8 +97,9 @@ def load(module: Any, metadata: Metadata, shapes: Mapping[str, Shape], blocks: A
 
 def is_module(model: Any) -> bool:
     """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
+    # Another thread may be at importing it.
+    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    return kind is not None and isinstance(model, kind)
 
 
 def _inside(name: str) -> Any:

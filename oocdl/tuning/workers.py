@@ -28,6 +28,7 @@ from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
 from oocdl.runtime.cluster.growth import Wanted
+from oocdl.runtime.cluster.member import become_host, guests
 from oocdl.runtime.lost import WorkersLost
 from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
@@ -97,6 +98,7 @@ async def _hire(dask_worker: Worker) -> None:
 def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
     """Run a trial on this worker, until nobody waits for it or the worker has to go.
 
+    It waits while a run of ``fit`` has this process: two at once would share a memory tier.
     ``parts``: what the user has registered; another search may have others of these names.
     """
     worker = get_worker()
@@ -111,9 +113,14 @@ def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
     # A thread of its own, which shares the main heap; the worker's may have started before.
     with ThreadPoolExecutor(1, thread_name_prefix="oocdl") as pool:
         try:
+            while not become_host(key):
+                check()
+                time.sleep(LOOK_SECONDS)
             return pool.submit(run_trial, task, check).result()
         except Unwanted:
             raise Reschedule from None
+        finally:
+            guests.discard(key)
 
 
 def _result_of(future: Future[Result]) -> Result | None:

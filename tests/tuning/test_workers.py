@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import BudgetError, ResourceError, StoreError
-from oocdl.events import Notice, TrialDone
+from oocdl.events import Notice, StepDone, TrialDone
+from oocdl.runtime.cluster import crew
 from oocdl.training.run import Run
 from oocdl.tuning.record import read_record
 from oocdl.tuning.workers import RESOURCE, Workers
+from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, result_times, workers_in, write_job
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -80,6 +85,57 @@ def test_a_worker_trains_one_trial_at_a_time(job: tuple[Path, Path], tmp_path: P
     assert all(earlier[1] <= later[0] for earlier, later in zip(times, times[1:], strict=False))
     alone = oocdl.search(*job, **HALVED, metric=spans, workdir=tmp_path / "alone")
     assert made_of(found) == made_of(alone)
+
+
+def when_told(run: Run) -> float:
+    """Waits for a file."""
+    while not (run.path.parents[1] / "go").exists():
+        time.sleep(0.05)
+    return float(run.history[-1]["loss"])
+
+
+FIT = {name: held for name, held in OPTIONS.items() if name not in ("space", "trials", "steps")}
+
+
+def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
+    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit is refused while a trial trains, and a trial waits while a fit does: they would share a tier."""
+    monkeypatch.setattr(crew, "FREE_SECONDS", 0.5)
+    folder, search = tmp_path / "s", {**OPTIONS, "trials": 2, "metric": when_told}
+    begun, over, fits = threading.Event(), threading.Event(), list[Any]()
+
+    def stay(event: Any) -> None:
+        if isinstance(event, StepDone):
+            begun.set()
+            over.wait(60)
+
+    with workers_in(tmp_path, count=1) as client, ThreadPoolExecutor(2) as pool:
+        fit = partial(oocdl.fit, *job, **FIT, steps=2, client=client, workdir=tmp_path / "run")
+
+        def meddle(event: Any) -> None:
+            if isinstance(event, TrialDone) and not fits:  # no trial runs now
+                fits.append(pool.submit(fit, callbacks=[stay]))
+                assert begun.wait(60)
+                threading.Timer(2, over.set).start()
+
+        found = pool.submit(oocdl.search, *job, **search, client=client, workdir=folder, callbacks=[meddle])
+        while not list(folder.glob("trials/*/history/*")):  # the first trial has trained
+            assert not found.done()
+            time.sleep(0.05)
+        try:
+            with pytest.raises(
+                ResourceError, match=r"worker tcp://\S+ has part in another run.*: wait until"
+            ):
+                fit()
+        finally:
+            (folder / "go").touch()
+        table, run = made_of(found.result()), fits[0].result()
+        last = max(result_times(found.result()).values())
+    assert last > max(path.stat().st_mtime_ns for path in run.path.rglob("*"))
+    assert nets.files_of(run) == nets.files_of(oocdl.fit(*job, **FIT, steps=2, workdir=tmp_path / "alone"))
+    alone = {**search, "metric": "loss", "last_steps": 1, "workdir": tmp_path / "here"}
+    assert table == made_of(oocdl.search(*job, **alone))
 
 
 def test_a_search_moves_between_process_and_workers(

@@ -28,7 +28,7 @@ from oocdl.host.limits import Limit, anonymous_bytes, available, installed_versi
 from oocdl.planning.machine_facts import machine_facts
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.growth import Wanted
-from oocdl.runtime.cluster.member import members
+from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members
 from oocdl.runtime.cluster.progress import METRIC, Report, told
 from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, roll
 from oocdl.runtime.lost import WorkersLost
@@ -59,7 +59,7 @@ class Recruit:
     own_bytes: int
     """What its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
-    """Sessions in whose runs its process has part."""
+    """Sessions in whose runs its process has part, and trials of searches that it trains."""
     machine: Mapping[str, str] = field(default_factory=dict)
     """As ``machine_facts`` has them of the engine that was asked for."""
 
@@ -251,10 +251,7 @@ def ask(
         elif isinstance(answer, Exception):
             refusals[address] = _unreachable(client, address, answer)
         elif set(answer.owners) - {owner}:
-            refusals[address] = NotNowError(
-                f"worker {address} has part in another run; a worker process takes part in one at a time: "
-                "wait until that is over, or start workers for this one"
-            )
+            refusals[address] = NotNowError(f"worker {address} {IN_ANOTHER_RUN}")
         else:
             recruits.append(answer)
     return recruits, refusals
@@ -341,7 +338,7 @@ async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recrui
             f"{Path(__file__).parents[2]}); install the one of this process there"
         )
     try:
-        if engine is not None and not members:
+        if engine is not None and not members and not guests:
             await _load(engine, dask_worker)
     except OocdlError as error:
         return type(error)(f"worker {dask_worker.address}: {error}")
@@ -354,8 +351,8 @@ async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recrui
         dask_worker.memory_manager.memory_limit,
         available(),
         anonymous_bytes(),
-        tuple(one.setup.owner for one in members.values()),
-        machine_facts(engine) if engine is not None else {},
+        (*(one.setup.owner for one in members.values()), *guests),
+        machine_facts(engine) if engine is not None and not guests else {},
     )
 
 

@@ -19,6 +19,7 @@ from distributed.protocol.pickle import loads
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
+from oocdl.errors import ResourceError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.transforms.factorize import Factored
@@ -45,6 +46,10 @@ from oocdl.storage.dataset.identity import check_same
 from oocdl.storage.run.commit import Writer
 from oocdl.storage.run.run_store import RunStore
 
+IN_ANOTHER_RUN = (
+    "has part in another run; a worker process takes part in one at a time: wait until that is over, or "
+    "start workers for this one"
+)
 TRAVELLING = 3
 """Times the largest bundle: one arrives, and two at most are on their way to others."""
 
@@ -339,6 +344,25 @@ def may_write(run: Path) -> bool:
 
 members: dict[str, Member] = {}
 """Those of this process, by run; more than one only for a moment."""
+guests: set[str] = set()
+"""Trials of searches that this process trains; while there is one it is no member, and vice versa."""
+_taking = threading.Lock()
+
+
+def become_member(member: Member) -> None:
+    """Have this process take part in a run. Raises ResourceError while it trains a trial of a search."""
+    with _taking:
+        if guests:
+            raise ResourceError(f"this worker {IN_ANOTHER_RUN}")
+        members[member.setup.run_id] = member
+
+
+def become_host(trial: str) -> bool:
+    """Whether this process trains a trial from now on, until that leaves ``guests``; no member does."""
+    with _taking:
+        if not members:
+            guests.add(trial)
+        return not members
 
 
 def member_of(run_id: str) -> Member:

@@ -24,7 +24,15 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
 from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
-from oocdl.runtime.cluster.member import Member, PassEnd, Setup, member_of, members
+from oocdl.runtime.cluster.member import (
+    IN_ANOTHER_RUN,
+    Member,
+    PassEnd,
+    Setup,
+    become_member,
+    member_of,
+    members,
+)
 from oocdl.runtime.cluster.progress import METRIC, told
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out, result
 from oocdl.runtime.measured import Measured
@@ -81,7 +89,7 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
     for other in list(members.values()):
         if other.setup.owner != setup.owner:
-            raise ResourceError("a worker process takes part in one run at a time; this one has another")
+            raise ResourceError(f"worker {dask_worker.address} {IN_ANOTHER_RUN}")
         await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
     if _closing:  # two runs at once would take twice the memory
         await asyncio.wait(set(_closing))
@@ -93,7 +101,8 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
     pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
-    member = members[setup.run_id] = Member(setup, setup.numbers[dask_worker.address], folder, pool)
+    member = Member(setup, setup.numbers[dask_worker.address], folder, pool)
+    become_member(member)
     plugin = MemberPlugin(member)
     try:
         await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
