@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapreplace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -210,26 +211,23 @@ class _Assigner:
     def one_by_one(self, units: Sequence[int]) -> list[int]:
         """Each unit where it is done the soonest, the others before it done; what they read has come."""
         ends, found = np.array(self.backlog(units)), []
-        came: dict[tuple[int, int], set[int]] = {}
-        """(chunk, bytes that are read of it) -> workers to which it has come."""
-        for place in units:
-            arguments = slice(self.first[place], self.first[place + 1])
-            sources, sizes = self.flat.source[arguments].tolist(), self.flat.nbytes[arguments].tolist()
-            parts = list(zip(sources, sizes, strict=True))
-            saved = np.zeros(self.workers)
-            for part in parts:
-                if self.where[part[0]] >= 0:
-                    saved[[worker for worker in came.get(part, ()) if worker != self.where[part[0]]]] += part[
-                        1
-                    ]
+        arguments, reader = self.flat.arguments_of(units)
+        source, nbytes = self.flat.source[arguments], self.flat.nbytes[arguments]
+        sizes, alike = np.unique(nbytes, return_inverse=True)
+        parts, part = first_of_each(source * len(sizes) + alike)
+        home = self.where[source]
+        nbytes = np.where(home >= 0, nbytes, 0)
+        came = np.zeros((len(parts), self.workers), bool)
+        """For each part of a chunk that is read whether it has come to each of the workers."""
+        bounds = np.searchsorted(reader, np.arange(len(units) + 1)).tolist()
+        for place, mine in zip(units, (slice(*both) for both in pairwise(bounds)), strict=True):
             there = self.coming_seconds(self.needs(place)) + self.seconds_for(self.going_bytes(place))
-            there -= saved / NETWORK_BYTES_PER_SECOND
+            there -= nbytes[mine] @ came[part[mine]] / NETWORK_BYTES_PER_SECOND
             after = ends + there + (self.seconds[place] + TASK_SECONDS) / self.threads
             worker = int(after.argmin())
             found.append(worker)
             ends[worker] = after[worker]
-            for part in parts:
-                came.setdefault(part, set()).add(worker)
+            came[part[mine], worker] = home[mine] != worker
         return found
 
     def brings_weights(self, units: Sequence[int]) -> bool:
