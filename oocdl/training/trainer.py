@@ -220,11 +220,10 @@ def fit(
         if progress:
             listeners.append(stack.enter_context(progress_here(0)))
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
-        if client is not None:  # before workers are waited for, which may take a day
-            check_job(path, dataset, options)
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
         crew: Crew | None = None
         if workers is not None:
+            check_job(path, dataset, options)  # before they are waited for, which may take a day
             crew, options["memory"] = workers.muster(memory, make_settings(engine=engine).engine)
         job = job_of(path, dataset, options, crew)
         folder = Path(folder) if folder is not None else job.model.path.with_suffix(".run")

@@ -71,7 +71,8 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
 
 def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both come while the member before lets go of its memory: two at once would take twice the budget."""
-    monkeypatch.setattr(worker_tasks, "members", {})
+    monkeypatch.setattr(member, "members", {})
+    monkeypatch.setattr(worker_tasks, "members", member.members)
     monkeypatch.setattr(worker_tasks, "_closing", set())
     monkeypatch.setattr(worker_tasks, "Member", lambda setup, *_: SimpleNamespace(setup=setup, sees_run=True))
     monkeypatch.setattr(worker_tasks, "MemberPlugin", lambda _: SimpleNamespace(name="x"))
