@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from distributed import Status
 
 from oocdl.graph.ir.graph import Array
 from oocdl.planning.compiler import CompiledPass
@@ -100,8 +103,15 @@ class _Connection:
         self.crew.messages += 1
         again = self.crew.random.random() < REPEATED
         await self.crew.later()
-        asked = self.sender.setup.run_id, name, number, now
+        sent: list[Any] = []
+
+        async def write(answer: Any) -> None:
+            await self.crew.later()
+            sent.append(answer)
+
+        asked = SimpleNamespace(write=write), self.sender.setup.run_id, name, number, now
         answer = await hand_out(*asked)
+        answer = sent[0] if answer is Status.dont_reply else answer
         if again:
             try:
                 await hand_out(*asked)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,8 +51,10 @@ IN_ANOTHER_RUN = (
     "has part in another run; a worker process takes part in one at a time: wait until that is over, or "
     "start workers for this one"
 )
-TRAVELLING = 3
-"""Times the largest bundle: one arrives, and two at most are on their way to others."""
+SENDING = 2
+"""Large bundles that are on their way to others at once."""
+TRAVELLING = 1 + SENDING
+"""Times the largest bundle: one arrives, and the others leave."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,6 +144,8 @@ class Member:
     asked: dict[int, Bundle] = field(default_factory=dict)
     """Bundles that others were asked for and that have not come, by number."""
     work: Work = field(default_factory=Work)
+    sending: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, SENDING))
+    """What large bundles wait for that others have asked for."""
     received_bytes: int = 0
     """Total of the bundles that have come from other members."""
     begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Worker
+from distributed import Status, Worker
+from distributed.comm.core import CommClosedError
 from distributed.protocol.serialize import to_serialize
 
 from oocdl.planning.hosts.exchange import DIRECT_BYTES, GROUPS_AHEAD, MOST_ASKED, SMALL_BYTES, Bundle
@@ -30,10 +31,11 @@ class Parcel:
     chunks: tuple[Chunk, ...]
 
 
-async def hand_out(run_id: str, name: str, number: int, now: bool) -> Any:
+async def hand_out(comm: Any, run_id: str, name: str, number: int, now: bool) -> Any:
     """Answer another member, once a bundle is made: with the bundle (``now``), or that it is there.
 
-    ``name`` is that of the pass. Runs in the worker's event loop.
+    ``name`` is that of the pass. Runs in the worker's event loop. Of large bundles, only so many are on their
+    way as memory is kept free for: one that was asked for later waits until another has left this process.
     """
     member = member_of(run_id)
     running = await member.pass_named(name)
@@ -42,7 +44,22 @@ async def hand_out(run_id: str, name: str, number: int, now: bool) -> Any:
         return None
     running.handed_out(number)
     member.work.count()
-    return to_serialize(Parcel(chunks))  # type: ignore[no-untyped-call]
+    answer = to_serialize(Parcel(chunks))  # type: ignore[no-untyped-call]
+    if sum(chunk.nbytes for chunk in chunks) <= SMALL_BYTES:
+        return answer
+    async with member.sending:
+        await comm.write(answer)
+        await _left(comm)
+    return Status.dont_reply
+
+
+async def _left(comm: Any) -> None:
+    """Wait until all that was written to a connection has left this process; ``write`` does not."""
+    try:
+        if (stream := getattr(comm, "stream", None)) is not None:  # of TCP and TLS
+            await stream.write(b"")
+    except OSError as error:
+        raise CommClosedError(f"a member left before it got a bundle ({error})") from error
 
 
 async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
