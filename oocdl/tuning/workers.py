@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Future, KilledWorker, Reschedule, Status, Worker, get_worker
+from distributed import Future, KilledWorker, Reschedule, Scheduler, Status, Worker, get_worker
 from distributed.client import ClosedClientError
 
 from oocdl.errors import BudgetError, ResourceError, StoreError
@@ -29,6 +29,7 @@ from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import become_host, guests
+from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll
 from oocdl.runtime.lost import WorkersLost
 from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
@@ -93,6 +94,11 @@ async def _hire(dask_worker: Worker) -> None:
     """Runs on the worker. Never twice: the scheduler would forget which trials the worker runs."""
     if RESOURCE not in dask_worker.state.total_resources:
         await dask_worker.set_resources(**{RESOURCE: 1})
+
+
+def _placed(dask_scheduler: Scheduler) -> set[Any]:
+    """Keys of the tasks that workers have; runs on the scheduler."""
+    return {state.key for worker in dask_scheduler.workers.values() for state in worker.processing}
 
 
 def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
@@ -203,7 +209,7 @@ class Workers:
     def _look(self) -> bool:
         """Look who is there, and hire who is new; returns whether somebody was hired."""
         self.looked_at = time.monotonic()
-        there = set(self.client.scheduler_info(n_workers=-1)["workers"])
+        there = set(roll(self.client))
         new = sorted(there - self.known.keys() - self.refused.keys())
         found = self._ask(new, _facts, [str(path) for path in self.paths], self.parts)
         for address in [address for address, answer in found.items() if isinstance(answer, Exception)]:
@@ -217,9 +223,17 @@ class Workers:
 
     def _ask(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What workers answer, maybe by an error; one that has gone meanwhile does not."""
-        if not addresses:
-            return {}
-        found = self.client.run(function, *args, workers=list(addresses), on_error="return")
+        found: dict[str, Any] = {}
+        for address in addresses:
+            call = self.client._run(function, *args, workers=[address], on_error="return")
+            answer = in_loop(self.client, call)
+            try:
+                Watch(self.client, [address], self.say).wait([answer])
+                found |= answer.result()
+            except WorkersLost:
+                answer.cancel()
+                if address in roll(self.client):
+                    found[address] = ResourceError("it does not answer")
         return {address: answer for address, answer in found.items() if not isinstance(answer, OSError)}
 
     def _refuse(self, address: str, why: str) -> None:
@@ -315,7 +329,7 @@ class Workers:
 
     def _stuck(self, running: dict[Any, tuple[Task, int]]) -> list[Task]:
         """Take trials back that no worker has: Dask does not look for one when a worker gets a resource."""
-        placed = {key for keys in self.client.processing().values() for key in keys}
+        placed = on_scheduler(self.client, _placed)
         lost = [future for future in running if future.key not in placed and not future.done()]
         tasks = []
         for future in lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ from oocdl.runtime.cluster import crew
 from oocdl.training.run import Run
 from oocdl.tuning.record import read_record
 from oocdl.tuning.workers import RESOURCE, Workers
-from tests.kit import nets
+from tests.kit import nets, processes
 from tests.kit.searches import OPTIONS, made_of, result_times, workers_in, write_job
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -272,6 +273,46 @@ def test_a_worker_that_fails_when_it_is_asked_takes_no_trial(
     with pytest.raises(ResourceError, match="No module named 'no_such_module'.*install"):
         crew.check(1 << 20)
     assert len(notes) == 2 and all("takes no trial" in note for note in notes)
+
+
+async def never(*_: Any) -> None:
+    """What a worker does that was asked something and hangs."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_never_answers_takes_no_trial(
+    client: Client, job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends heartbeats: for Dask all is well with it."""
+    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 1.0)
+    monkeypatch.setattr("oocdl.tuning.workers._facts", never)
+    notes: list[str] = []
+    crew = Workers(client, list(job), notes.append, 5.0)
+    with pytest.raises(ResourceError, match="does not answer"):
+        crew.check(1 << 20)
+    assert len(notes) == 2 and all("takes no trial" in note for note in notes)
+
+
+@pytest.mark.timeout(120)
+def test_a_scheduler_that_is_stopped_ends_a_search_that_can_go_on(
+    job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections live on, and nothing comes of them."""
+    monkeypatch.setattr("oocdl.runtime.cluster.watch.ANSWER_SECONDS", 3.0)
+    with processes.cluster(tmp_path, [False]) as there:
+
+        def stop(event: Any) -> None:
+            if isinstance(event, TrialDone):
+                there.scheduler.send(signal.SIGSTOP)
+
+        with Client(there.address, timeout=60, set_as_default=False) as client:
+            try:
+                with pytest.raises(ResourceError, match="scheduler was lost.*has not answered"):
+                    oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s", callbacks=[stop])
+            finally:
+                there.scheduler.send(signal.SIGCONT)
+    assert made_of(oocdl.search(*job, **HALVED, workdir=tmp_path / "s")) == made_of(here)
 
 
 def test_workers_of_one_process_take_turns(
