@@ -63,6 +63,11 @@ class Recruit:
     machine: Mapping[str, str] = field(default_factory=dict)
     """As ``machine_facts`` has them of the engine that was asked for."""
 
+    @property
+    def process(self) -> tuple[str, int]:
+        """Which process it is in, as others may be."""
+        return self.host, self.pid
+
 
 Refusals = Mapping[str, OocdlError]
 """Address of a worker that cannot take part -> why, as an error that names it."""
@@ -360,7 +365,6 @@ def one_a_process(recruits: Sequence[Recruit]) -> list[Recruit]:
     """Return one worker of each process, with the threads of all of them."""
     found: dict[tuple[str, int], Recruit] = {}
     for recruit in sorted(recruits, key=lambda one: one.address):
-        place = recruit.host, recruit.pid
-        first = found.get(place)
-        found[place] = recruit if first is None else replace(first, threads=first.threads + recruit.threads)
+        first, threads = found.get(recruit.process), recruit.threads
+        found[recruit.process] = recruit if first is None else replace(first, threads=first.threads + threads)
     return list(found.values())

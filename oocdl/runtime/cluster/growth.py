@@ -55,17 +55,12 @@ def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
     return ceil(sum(worker.nthreads for worker in workers) / max(len(workers), 1)) or 1
 
 
-def present(client: Client) -> set[str]:
-    """Return the workers that are there, and not silent. Raises WorkersLost."""
-    return _well(roll(client))
-
-
 def _well(there: Mapping[str, Seen]) -> set[str]:
     return {address for address, seen in there.items() if seen.silent < TELL_SECONDS}
 
 
 class Arrivals:
-    """Workers that come after a crew was gathered."""
+    """Workers that come after those that were ``known`` when a crew was gathered."""
 
     def __init__(self, known: Iterable[str]) -> None:
         self._known, self._came, self._looked = set(known), dict[str, float](), monotonic()

@@ -35,7 +35,7 @@ from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
 from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
-from oocdl.runtime.cluster.growth import Arrivals, present
+from oocdl.runtime.cluster.growth import Arrivals
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import Step, end_key, steps_of, tasks_of, worker_of_key
 from oocdl.runtime.cluster.room import Room
@@ -147,7 +147,7 @@ class ClusterSession(Held):
                 raise ResourceError(f"{none}, nor are more to come; it is committed: start it with others")
             raise WorkersLost(none)
         self.addresses = [one.address for one in self.recruits]
-        self.arrivals = Arrivals(present(self.client))
+        self.arrivals = Arrivals([*(one.address for one in there), *refusals])
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         with uncollected():  # hundreds of thousands of objects, where units are as many
@@ -251,7 +251,9 @@ class ClusterSession(Held):
             return 0
         self.room.welcome(new)
         self.room.leave_out(refusals)
-        fitting = self.room.fitting([*self.recruits, *recruits])
+        processes = {one.process for one in self.recruits}
+        others = [one for one in recruits if one.process not in processes]
+        fitting = self.room.fitting([*self.recruits, *others])
         joining = [one for one in fitting if one.address in new]
         if not joining:
             self.arrivals.ignore(new)

@@ -6,7 +6,9 @@ import re
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ import oocdl
 from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
 from oocdl.host.limits import Limit, processor
-from oocdl.runtime.cluster import crew
+from oocdl.runtime.cluster import crew, growth
 from oocdl.runtime.cluster.crew import Recruit
 from oocdl.runtime.cluster.room import Room
+from oocdl.runtime.cluster.session import ClusterSession
+from oocdl.runtime.cluster.watch import Seen
 from tests.kit import nets, processes
 from tests.kit.faults import OPTIONS
 
@@ -262,6 +266,32 @@ def test_who_had_no_room_is_tried_again_among_more() -> None:
     more = [*pair, worker("c")]
     assert room.fitting(more) == more
     assert told == ["worker b is left out: 3 MiB are left; the run goes on without it"]
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+def test_who_comes_while_a_crew_is_gathered_joins_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    """After it was seen who is there, before all of these have answered; not one of a member's process."""
+    member, late = worker("a"), replace(worker("b"), pid=pid)
+    monkeypatch.setattr(growth, "roll", lambda _: {one: Seen(0.0, None) for one in "ab"})
+    monkeypatch.setattr(growth, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "GROW_SECONDS", -1.0)
+    monkeypatch.setattr(crew, "gather", lambda *_: ([member], {}))
+    monkeypatch.setattr(crew, "ask", lambda *_: ([late], {}))
+    monkeypatch.setattr(ClusterSession, "_exchanges", lambda *_: {})
+    monkeypatch.setattr(ClusterSession, "_set_up", lambda *_: {})
+    dataset = SimpleNamespace(spec=lambda: None, arrays={})
+    compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=None))}
+    session: Any = ClusterSession(
+        client=None, planned=[member], compiled=compiled, dataset=dataset, threads=1,
+        settings=SimpleNamespace(engine="torch"),
+        store=SimpleNamespace(path=tmp_path), wait_seconds=1.0, say=print,
+    )  # type: ignore[arg-type]  # fmt: skip
+    session.room = Room(1 * MIB, [member], print)
+    assert session._gather(1.0)
+    assert session.newcomers() == pid - 1
+    assert session.newcomers() == pid - 1
 
 
 def test_it_is_said_once_that_workers_have_no_work() -> None:
