@@ -61,7 +61,7 @@ class Unwanted(Exception):
 def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
     """Train, measure, and write the result; an error is a result, too.
 
-    ``check`` is called after each step, and stops the trial by what it raises.
+    ``check`` is called after each step, and before an error is told, and stops the trial by what it raises.
     """
     failed = Result(task.trial, task.rung, task.steps, None)
     said: dict[str, Any] = {}
@@ -90,6 +90,8 @@ def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
         Exception
     ) as error:  # a full disk, a refused budget, a metric of the user's: another try may succeed
         result = replace(failed, error=_text(error), final=False)
+    if result.error is not None:  # that another process has its run is no error of a trial that was given up
+        check()
     result = replace(result, **said)
     write_result(task.folder, result)
     return result

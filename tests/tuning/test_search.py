@@ -16,8 +16,8 @@ from oocdl.optim import SGD, Cosine, WarmUp
 from oocdl.space import LogUniform
 from oocdl.training.run import Run
 from oocdl.tuning import trial
-from oocdl.tuning.halving import survivors
-from oocdl.tuning.record import read_record, read_results
+from oocdl.tuning.halving import Result, survivors
+from oocdl.tuning.record import read_record, read_result, read_results, write_result
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, result_times, write_job
 
@@ -212,6 +212,27 @@ def test_what_is_not_the_trials_own_doing_is_tried_again(
     again = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
     changed = {name for name, when in result_times(again).items() if before[name] != when}
     assert changed == {"0001-rung0.json"} and all(row["metric"] for row in again.table)
+
+
+def test_a_trial_that_was_given_up_leaves_the_result_of_another_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has taken its run over, and has done it: that is no error of the trial."""
+
+    def taken_over(*_: Any, **__: Any) -> None:
+        raise StoreError("another process has taken over the run")
+
+    def check() -> None:
+        raise trial.Unwanted
+
+    done = Result(3, 0, 10, 0.5)
+    write_result(tmp_path, done)
+    monkeypatch.setattr(trial, "fit", taken_over)
+    measure = trial.Measure("loss", None, 1)
+    task = trial.Task(3, 0, 10, 0, tmp_path, tmp_path / "run", tmp_path / "net.onnx", None, {}, measure)
+    with pytest.raises(trial.Unwanted):
+        trial.run_trial(task, check)
+    assert read_result(tmp_path, 3, 0) == done
 
 
 def test_a_result_that_is_lost_is_not_taken_from_later_weights(
