@@ -193,14 +193,12 @@ async def stop_recording(run_id: str) -> Recording:
 
 
 async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
-    """The task that begins a pass."""
+    """The task that begins a pass, once, when the one before is over."""
     member = member_of(run_id)
     if member.given_up:
         raise Superseded("the run is about to end on this worker")
-    if member.running is not None:  # the one before was broken off
-        member.running.fail(Superseded("the pass was broken off"))
-        await asyncio.wait([asyncio.wrap_future(member.running.done)])
-        member = member_of(run_id)  # it may have been closed meanwhile
+    if member.running is not None or name in member.begun_before:
+        raise Superseded("the pass has begun on this worker, or another is not over")
     running = member.begin(name, plan_id, info, starts_step)
     worker = get_worker()
     worker._ongoing_background_tasks.call_soon(fetch_all, worker, member, running)

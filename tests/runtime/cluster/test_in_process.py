@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from oocdl.planning.hosts import exchange, relays
 from oocdl.planning.passes import MAIN
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import weight_io
-from oocdl.runtime.cluster import transfers
+from oocdl.runtime.cluster import transfers, worker_tasks
+from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.session import Session
 from oocdl.training.job import Job, job_of
 from tests.kit import crew, nets
@@ -71,6 +73,30 @@ def test_any_order_makes_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monke
             there = members.held()
         assert there.keys() == held.keys()
         assert all(np.array_equal(there[key], held[key]) for key in held), count
+
+
+def test_a_pass_that_begins_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time after its end: what the step began with is still what a member goes back to."""
+    tasks = SimpleNamespace(call_soon=lambda *_: None)
+    monkeypatch.setattr(worker_tasks, "get_worker", lambda: SimpleNamespace(_ongoing_background_tasks=tasks))
+    one = job(tmp_path, "unet")
+    kinds = one.plan().kinds
+    passes = one.course.passes_of(next(one.course.steps_from(0)))
+
+    async def late(members: crew.InProcess) -> bool:
+        for number, (plan_id, info) in enumerate(passes):
+            await members.run_pass(f"pass {info.number}", plan_id, info, not number)
+        plan_id, info = passes[0]
+        run_id = members.members[0].setup.run_id
+        with pytest.raises(Superseded):
+            await worker_tasks.begin(run_id, f"pass {info.number}", plan_id, info, True)
+        return await members.roll_back(info.number)
+
+    with crew.crew(tmp_path, one, kinds, 2, seed=1) as members:
+        before = members.held()
+        assert asyncio.run(late(members))
+        after = members.held()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0, 2.0])
