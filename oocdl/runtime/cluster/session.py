@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -360,7 +361,7 @@ class ClusterSession(Held):
         answer = in_loop(self.client, asked)
         try:
             found = answer.result(LOOK_TIMEOUT_SECONDS)
-        except (TimeoutError, OSError):  # who is lost is noticed by the watch
+        except (TimeoutError, OSError, CancelledError):  # who is lost is noticed by the watch
             answer.cancel()
             return ()
         return tuple(one for one in found.values() if isinstance(one, ProcessLook))

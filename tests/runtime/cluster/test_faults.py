@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,6 +301,17 @@ def test_after_the_last_commit_nobody_is_needed(
     options = {**QUICK, "commit_seconds": 1e9}  # an epoch is three steps
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
     assert run.finished and commits[-1] == 6 and nets.files_of(run) == expected
+
+
+def test_a_look_that_ends_with_its_client_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch then tells that the client was closed."""
+    cancelled: Future[Any] = Future()
+    cancelled.cancel()
+    monkeypatch.setattr("oocdl.runtime.cluster.session.in_loop", lambda *_: cancelled)
+    session: Any = SimpleNamespace(
+        watch=True, client=SimpleNamespace(_run=lambda *_, **__: None), run_id="run", addresses=[]
+    )
+    assert ClusterSession.looks(session) == ()
 
 
 def test_errors_tell_who_is_lost(client: Client) -> None:
