@@ -18,7 +18,7 @@ from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.placement import Placed, strip_key
-from oocdl.planning.hosts.ragged import Ints
+from oocdl.planning.hosts.ragged import Ints, runs, starts_of
 from oocdl.planning.hosts.relays import Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
@@ -167,11 +167,11 @@ def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
     """Names of the groups of layers, at most about so many, and the group of each call."""
     # Pieces that are cut anew come at the end of a pass, whatever layer made them.
     kinds: dict[tuple[bool, str], int] = {}
-    layers = [kinds.setdefault((kind is TaskKind.RECUT, layer), len(kinds)) for kind, layer in flat.tasks]
-    begins = np.diff(np.array(layers, np.int64)[flat.task_of], prepend=-1) != 0
-    runs = [flat.tasks[task][1] for task in flat.task_of[begins].tolist()]
-    size = -(-len(runs) // most)
-    return tuple(runs[::size]), (np.cumsum(begins) - 1) // size
+    number = [kinds.setdefault((kind is TaskKind.RECUT, layer), len(kinds)) for kind, layer in flat.tasks]
+    begins = np.diff(np.array(number, np.int64)[flat.task_of], prepend=-1) != 0
+    layers = [flat.tasks[task][1] for task in flat.task_of[begins].tolist()]
+    size = -(-len(layers) // most)
+    return tuple(layers[::size]), (np.cumsum(begins) - 1) // size
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,8 @@ def _crossings(
     where = np.empty(chunks, np.int64)
     where[: flat.inputs] = [homes[key] for key in flat.graph.inputs]
     where[flat.inputs :] = workers[flat.maker[flat.inputs :]]
-    crossing, to = _crossing(placed, where)
+    fresh, first_of = alike(placed)
+    crossing, to = _crossing(placed, where, fresh)
     group = np.where(flat.maker >= 0, group_of[flat.maker], -1)
     item, nbytes = _items(placed, crossing)
     # What is made anew goes home at the end.
@@ -223,7 +224,7 @@ def _crossings(
     legs, crossed = routes(pairs, int(workers.max(initial=0)) + 1)
     often = np.zeros(len(flat.source), np.int64)
     np.maximum.at(often, crossing, crossed[pair_of[: len(crossing)]])
-    level = _levels(flat, often)
+    level = _levels(flat, often[first_of])
     return _Crossings(
         items=pairs.item[legs.pair],
         nbytes=pairs.nbytes[legs.pair],
@@ -242,17 +243,27 @@ def _crossings(
     )
 
 
-def _crossing(placed: Placed, where: Ints) -> tuple[Ints, Ints]:
-    """Arguments that are not where they are read, in order of the calls; and the workers that read them.
+def alike(placed: Placed) -> tuple[Ints, Ints]:
+    """Arguments without those that units of the same worker have by the same read before; for all arguments
+    which of these they are."""
+    starts, counts = placed.flat.read_runs
+    begins = starts_of(counts)[:-1]
+    to = placed.workers[placed.flat.readers(begins)]
+    first, which = first_of_each(starts * (int(to.max(initial=0)) + 1) + to)
+    return runs(begins[first], counts[first]), runs(begins[first][which], counts)
 
-    Of copied calls once more.
+
+def _crossing(placed: Placed, where: Ints, own: Ints) -> tuple[Ints, Ints]:
+    """Of ``own`` arguments those that are not where they are read, in order; and the workers that read them.
+
+    Of copied calls all of them, once more.
     """
     copied, flat = placed.copies, placed.flat
     more, which = flat.arguments_of(copied.calls)
-    here = np.repeat(placed.workers.astype(np.int32), np.diff(flat.first))
-    own = np.flatnonzero(where.astype(np.int32)[flat.source] != here)
-    argument = np.concatenate((own, more))
-    to = np.concatenate((placed.workers[flat.readers(own)], copied.workers[which]))
+    here = placed.workers[flat.readers(own)]
+    away = where[flat.source[own]] != here
+    argument = np.concatenate((own[away], more))
+    to = np.concatenate((here[away], copied.workers[which]))
     source = flat.source[argument]
     crosses = np.flatnonzero((where[source] != to) & ~copied.holds(flat.maker[source], to))
     order = crosses[np.argsort(flat.readers(argument[crosses]), kind="stable")]

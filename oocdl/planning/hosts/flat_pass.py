@@ -70,6 +70,8 @@ class FlatPass:
     """For each argument how many bytes are read of it."""
     part: Ints
     """For each argument the place in ``regions`` of what is read of it; -1: all, it is a partial sum."""
+    cut: npt.NDArray[np.bool_]
+    """For each argument whether only a part of it is read."""
     regions: Sequence[Region]
     """All different ones: those that are read of chunks, and others that calls read or make."""
     ends: Ragged
@@ -77,6 +79,9 @@ class FlatPass:
     made: Ints
     """For each chunk that is made the place of its region."""
     reads: Reads
+    read_runs: tuple[Ints, Ints]
+    """For each read of each unit, and the sums of each call, in order: a number that those have in common that
+    have the same arguments, and how many these are; without those that have none."""
     added: Ints
     """For each partial sum that a unit adds to: the call, its result, its argument, elements so far."""
 
@@ -141,10 +146,12 @@ def flatten(graph: TaskGraph) -> FlatPass:
     sizes = np.concatenate((before, elements[made] * itemsizes))
     begins, source, part = _arguments_of(reads, units, last, number)
     nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), np.diff(begins))
+    cut = nbytes != sizes[source]
     sums = _sums(zip(np.flatnonzero(works).tolist(), working, results[:-1][works].tolist(), strict=True))
     read_counts = _spread(works, [call.reads if isinstance(call, UnitCall) else () for call in working])
     sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
-    column = _in_order(begins, of_units, read_counts, sum_counts)
+    read_runs = _in_order(begins, of_units, read_counts, sum_counts)
+    column = runs(*read_runs)
     return FlatPass(
         graph=graph,
         own=own,
@@ -160,10 +167,12 @@ def flatten(graph: TaskGraph) -> FlatPass:
         source=np.concatenate((source, np.array([number[key] for key in sums.keys], np.int64)))[column],
         nbytes=np.concatenate((nbytes, sizes[np.array(sums.alike, np.int64)]))[column],
         part=np.concatenate((part, np.full(len(sums.keys), -1)))[column],
+        cut=np.concatenate((cut, np.zeros(len(sums.keys), bool)))[column],
         regions=regions,
         ends=ends,
         made=made,
         reads=reads,
+        read_runs=read_runs,
         added=np.array(sums.added, np.int64).reshape(-1, 4).T,
     )
 
@@ -195,16 +204,18 @@ def _arguments_of(
     return begins, source, part
 
 
-def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints) -> Ints:
-    """The place of each argument among those of all objects, of which each ``begins`` there, and sums.
+def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints) -> tuple[Ints, Ints]:
+    """Where reads and sums begin among the arguments of all objects, and sums; and how many each of them is.
 
-    A call has the arguments of its reads, one after the other, then its partial sums.
+    In order of the calls: each has the arguments of its reads, one after the other, then its partial sums.
+    ``begins``: those of objects.
     """
     have = np.flatnonzero(sum_counts)
     before_sums = np.cumsum(read_counts)[have]
     counts = np.insert(np.diff(begins)[of_units], before_sums, sum_counts[have])
     sums = begins[-1] + starts_of(sum_counts[have])[:-1]
-    return runs(np.insert(begins[of_units], before_sums, sums), counts)
+    starts = np.insert(begins[of_units], before_sums, sums)
+    return starts[counts > 0], counts[counts > 0]
 
 
 def _made(call: UnitCall | CombineCall) -> list[Region]:

@@ -114,11 +114,10 @@ def place(graph: TaskGraph, workers: int, threads: int = 1) -> Placed:
 def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     """Cut strips at the seams of a pass whose calls are run by these ``workers``."""
     copied = copies(flat, workers)
-    where = np.where(flat.maker < 0, -1, workers[flat.maker]).astype(np.int32)[flat.source]
-    here = np.repeat(workers.astype(np.int32), np.diff(flat.first))
-    cut = np.flatnonzero((flat.part >= 0) & (where >= 0) & (where != here))
-    cut = cut[flat.nbytes[cut] != flat.sizes[flat.source[cut]]]
+    cut = np.flatnonzero(flat.cut)
     maker, calls = flat.maker[flat.source[cut]], flat.readers(cut)
+    away = (maker >= 0) & (workers[maker] != workers[calls])
+    cut, maker, calls = cut[away], maker[away], calls[away]
     alone = ~copied.holds(maker, workers[calls])
     cut, maker, calls = cut[alone], maker[alone], calls[alone]
     part = flat.part[cut]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oocdl.planning.calls import PickCall, UnitCall, parts_of
-from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts import exchange as module
+from oocdl.planning.hosts.exchange import alike, exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_order, local_orders
 from oocdl.planning.hosts.placement import place
@@ -65,6 +67,22 @@ def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: st
             assert (part < 0) == (one not in read)
             assert part < 0 or regions.setdefault(part, read[one]) == read[one]
     assert len(set(regions.values())) == len(regions) > 1
+
+
+@pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("unet", "both")])
+def test_equal_reads_of_a_worker_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, cut: str
+) -> None:
+    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
+    compiled = cut_for(draft, 2, 8, **CUTS[cut])
+    placed = place(compiled.graph, 3)
+    made, every = [], np.arange(len(placed.flat.source))
+    fresh, first = alike(placed)
+    assert len(fresh) < 0.9 * len(every) and set(first.tolist()) == set(fresh.tolist())
+    for known in (fresh, first), (every, every):
+        monkeypatch.setattr(module, "alike", lambda _, known=known: known)
+        made.append(exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 3))
+    assert placement_digest(made[0]) == placement_digest(made[1])
 
 
 @pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("unet", "auto"), ("unet", "both")])
