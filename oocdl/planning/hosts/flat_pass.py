@@ -80,8 +80,8 @@ class FlatPass:
     """For each chunk that is made the place of its region."""
     reads: Reads
     read_runs: tuple[Ints, Ints]
-    """For each read of each unit, and the sums of each call, in order: a number that those have in common that
-    have the same arguments, and how many these are; without those that have none."""
+    """For each read of each unit, and the sums of each call, in order: a number that those with the same
+    arguments have in common, and how many these are; without those that have none."""
     added: Ints
     """For each partial sum that a unit adds to: the call, its result, its argument, elements so far."""
 
