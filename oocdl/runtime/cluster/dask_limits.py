@@ -19,8 +19,6 @@ from distributed.core import Status
 
 from oocdl.runtime.cluster import dask_records
 
-LEAST_ARRIVING_BYTES = 1 << 20
-"""So much may arrive at a time in any case."""
 MOST_WAITING = 1 << 20
 """Tasks that a worker may run at once: they do nothing but wait for what our own threads do."""
 MONITOR = "memory_monitor"
@@ -45,31 +43,17 @@ class Limits:
     """What a worker had before."""
 
     threads: int
-    arriving_bytes: float
-    outgoing: int
     data_bytes: float | None
     """Of results in memory, beyond which Dask spills; None: it never does."""
     hush: logging.Filter
 
 
-def lift_limits(worker: Worker, run_id: str, arriving_bytes: int) -> Limits:
-    """Have a worker run any number of tasks, and leave memory alone.
-
-    Of bundles it fetches no more at a time than there is room for.
-    """
-    state = worker.state
+def lift_limits(worker: Worker, run_id: str) -> Limits:
+    """Have a worker run any number of tasks, and leave memory alone."""
     data: Any = worker.data  # a SpillBuffer where the worker has a limit, else a dict
-    before = Limits(
-        state.nthreads,
-        state.transfer_incoming_bytes_limit,
-        worker.transfer_outgoing_count_limit,
-        getattr(data, "n", None),
-        _Ours(run_id),
-    )
+    before = Limits(worker.state.nthreads, getattr(data, "n", None), _Ours(run_id))
     logging.getLogger("distributed.worker").addFilter(before.hush)
-    state.nthreads = MOST_WAITING
-    state.transfer_incoming_bytes_limit = max(arriving_bytes, LEAST_ARRIVING_BYTES)
-    worker.transfer_outgoing_count_limit = 1
+    worker.state.nthreads = MOST_WAITING
     if before.data_bytes is not None:
         data.n = math.inf
     _stop(worker)
@@ -83,8 +67,6 @@ def restore_limits(worker: Worker, before: Limits) -> None:
     """Undo ``lift_limits``."""
     logging.getLogger("distributed.worker").removeFilter(before.hush)
     worker.state.nthreads = before.threads
-    worker.state.transfer_incoming_bytes_limit = before.arriving_bytes
-    worker.transfer_outgoing_count_limit = before.outgoing
     data: Any = worker.data
     if before.data_bytes is not None:
         data.n = before.data_bytes

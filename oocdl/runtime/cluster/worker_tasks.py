@@ -57,7 +57,7 @@ class MemberPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         worker.handlers[HANDLER] = hand_out
         worker.metrics[METRIC] = self.report
-        self.limits = lift_limits(worker, self.member.setup.run_id, self.member.setup.crossing_bytes)
+        self.limits = lift_limits(worker, self.member.setup.run_id)
 
     def report(self, worker: Worker) -> list[Any]:
         """What this member does: a heartbeat tells it the scheduler."""
