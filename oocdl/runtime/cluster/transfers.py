@@ -63,9 +63,9 @@ async def _left(comm: Any) -> None:
 
 
 async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
-    """Fetch all bundles of a pass that this member reads, in the order in which it will read them.
+    """Fetch all bundles of a pass that this member reads, in the order of ``LocalOrder.arriving``.
 
-    If one cannot be had, the pass fails.
+    If one cannot be had, the pass fails. Once it has, no further one is asked for.
     """
     room, one_at_a_time = asyncio.Semaphore(MOST_ASKED), asyncio.Lock()
     direct = 0
@@ -103,8 +103,9 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
 
     asked = set()
     for bundle in member.orders[running.plan_id].arriving:
-        if bundle.reader >= GROUPS_AHEAD:
-            await result(running.groups[bundle.reader - GROUPS_AHEAD])
+        before = bundle.reader - GROUPS_AHEAD
+        if before >= 0 and await error_of(running.groups[before]) is not None:
+            break  # whoever waits for the end of the pass is told
         await room.acquire()
         member.asked[bundle.key.number] = bundle
         task = asyncio.create_task(fetch(bundle))
@@ -126,3 +127,10 @@ def _arrived(member: Member, running: LocalPass, keys: Sequence[Any], chunks: Se
 async def result(future: Any) -> Any:
     """The result of a future that others wait for as well."""
     return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def error_of(future: Any) -> BaseException | None:
+    """Wait for a future of threads; returns its error."""
+    waiting = asyncio.wrap_future(future)
+    await asyncio.wait([waiting])
+    return waiting.exception()

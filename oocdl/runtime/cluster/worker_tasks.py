@@ -34,7 +34,7 @@ from oocdl.runtime.cluster.member import (
     members,
 )
 from oocdl.runtime.cluster.progress import METRIC, told
-from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out, result
+from oocdl.runtime.cluster.transfers import HANDLER, error_of, fetch_all, hand_out, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
@@ -171,7 +171,7 @@ async def roll_back(run_id: str, number: int) -> bool:
     running, member.running = member.running, None  # its end, which may be about to run, finds it gone
     if running is not None:
         running.fail(Superseded("the step was broken off"))
-        await asyncio.wait([asyncio.wrap_future(running.done)])
+        await error_of(running.done)
     if member.began == number:
         member.held = member.before
     return len(member.held) >= member.pieces

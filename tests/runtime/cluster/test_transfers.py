@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from distributed.comm.core import connect
 from distributed.core import Server
 
+from oocdl.planning.hosts.exchange import GROUPS_AHEAD
 from oocdl.runtime.cluster import member
+from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.progress import Work
-from oocdl.runtime.cluster.transfers import HANDLER, hand_out
+from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
 from oocdl.storage.cache.chunk import Chunk, Plain, Slot
 
 COUNT = 5
@@ -64,3 +67,25 @@ def test_no_more_bundles_are_on_their_way_than_there_is_memory_for(monkeypatch: 
 
     asyncio.run(asyncio.wait_for(ask_for_all(), 60))
     assert len(packed) == COUNT and not made
+
+
+def test_of_a_pass_that_fails_nothing_more_is_asked_for() -> None:
+    """Nor is its error told but to who waits for its end: asyncio would log it for each member."""
+    failed: Future[None] = Future()
+    failed.set_exception(Superseded("the pass was given up"))
+    bundle = SimpleNamespace(reader=GROUPS_AHEAD)
+    one: Any = SimpleNamespace(
+        setup=SimpleNamespace(numbers={}, run_id="run"), orders={"main": SimpleNamespace(arriving=[bundle])},
+        asked={},
+    )  # fmt: skip
+    running: Any = SimpleNamespace(groups=[failed], plan_id="main", name="pass")
+    worker: Any = None
+    logged: list[Any] = []
+
+    async def fetch() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        await fetch_all(worker, one, running)
+        gc.collect()
+
+    asyncio.run(fetch())
+    assert not one.asked and not logged
