@@ -18,12 +18,12 @@ from oocdl.planning.calls import PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.hosts.assignment import assign
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
-from oocdl.planning.hosts.host_costs import host_costs
 from oocdl.planning.hosts.placement import Placed, place
 from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.tile_search import Layering, Limits
+from tests.kit.host_costs import host_costs
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 from tests.kit.random_graphs import Maker
 from tests.kit.random_layers import LAYERS

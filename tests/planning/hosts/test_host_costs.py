@@ -10,10 +10,10 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import PickCall
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.host_costs import HostCost, host_costs
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.tile_search import Limits
+from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.plans import cut_for, mlp_draft
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.host_costs import HostCost, host_costs
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
+from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.nets import write_conv_and_dense
 from tests.kit.plans import cut_for, drafted, mlp_draft, unet_draft
 
