@@ -248,7 +248,8 @@ class Trainer:
         return {"step": step, "steps": self.course.total_steps}
 
     def _commit_done(self, session: Held) -> None:
-        if self.rows and not session.spent:
+        # A second signal may have broken a commit off, which is then not tried again.
+        if self.rows and not session.spent and not self.store.is_writing:
             try:
                 self._commit(session, self.rows[-1]["step"])
             except WorkersLost as lost:

@@ -16,6 +16,7 @@ import pytest
 
 import oocdl
 from oocdl.events import Event, RunStopped, StepDone
+from oocdl.storage.run.commit import Commit
 from oocdl.training.signals import Signals
 from tests.kit import nets
 from tests.kit.settings import QUICK
@@ -84,6 +85,27 @@ def test_what_is_done_is_committed(
     assert run.steps == AT and [row["step"] for row in run.history] == [1, 2, 3]
     assert sender.events[-1] == RunStopped(number.name, str(run.path), AT)
     assert oocdl.verify(run.path).sound
+    assert nets.files_of(fit()) == nets.files_of(fit("whole"))
+
+
+def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is still open then, and is not written again."""
+    finish = Commit.finish
+
+    def finish_twice_interrupted(self: Commit, meta: Any) -> Any:
+        for _ in range(2 if meta["step"] == AT else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return finish(self, meta)
+
+    monkeypatch.setattr(Commit, "finish", finish_twice_interrupted)
+    events: list[Event] = []
+    with pytest.raises(KeyboardInterrupt):
+        fit(commit_seconds=0, callbacks=[events.append])
+    assert oocdl.open(tmp_path / "run").steps == AT - 1 and oocdl.verify(tmp_path / "run").sound
+    assert events[-1] == RunStopped("SIGINT", str(tmp_path / "run"), AT - 1)
+    monkeypatch.undo()
     assert nets.files_of(fit()) == nets.files_of(fit("whole"))
 
 

@@ -176,6 +176,11 @@ class RunStore:
         path = self.path / "CURRENT"
         return path.stat().st_mtime if path.is_file() else None
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a version was begun, and is neither finished nor aborted."""
+        return self._writing is not None
+
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 
