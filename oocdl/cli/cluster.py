@@ -17,8 +17,9 @@ from oocdl.cluster.site import SYSTEMS, site_path
 from oocdl.cluster.systems import dashboard_hint, job_script, start
 from oocdl.config import parse_bytes
 from oocdl.errors import BudgetError, InputError
+from oocdl.host.signals import unstoppable
 from oocdl.report.progress import counted
-from oocdl.training.signals import Signals
+from oocdl.training.signals import Signals, Stopped
 
 QUEUE_SECONDS = 86400.0
 """Jobs may stand in a queue for so long."""
@@ -94,9 +95,19 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
     options = _options(given)
     if given["memory"] is not None:
         _check_memory(parse_bytes(given["memory"]), job_settings(given["cluster"], options).memory_bytes)
-    with Signals() as signals, signals.allowed(), start(given["cluster"], options, _tell) as jobs:
-        _announce(jobs, given["cluster"], options)
-        yield jobs
+    with Signals() as signals:
+        with signals.allowed():
+            jobs = start(given["cluster"], options, _tell)
+        try:
+            with signals.allowed():
+                _announce(jobs, given["cluster"], options)
+                yield jobs
+        except (KeyboardInterrupt, Stopped):
+            _tell("cancelling jobs ..")
+            raise
+        finally:
+            with unstoppable():  # whoever is impatient would leave jobs and keys behind
+                jobs.close()
 
 
 def _check_memory(memory_bytes: int, job_bytes: int) -> None:
@@ -130,7 +141,7 @@ def _announce(jobs: Any, system: str, options: Mapping[str, Any]) -> None:
     say(
         f"submitted to {system}: {', '.join(numbers)} ({counted(settings.nodes, 'job')}, each of "
         f"{counted(settings.cores, 'core')}, {gigabytes:.3g} GB, {walltime})\n"
-        f"logs of jobs: {settings.shared / 'logs'}\n"
+        f"logs of jobs: {settings.logs}\n"
         f"dashboard: {command}\n"
         f"           and open {page}",
         aside=True,

@@ -108,6 +108,8 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     written.
     """
     target = path or _default_path()
+    if target.is_dir():
+        raise InputError(f"the site file cannot be written: {target} is a folder; name a file")
     if target.exists() and not force:
         raise InputError(f"there is a site file {target} already; --force writes another over it")
     found = find_site()

@@ -14,8 +14,10 @@ from pathlib import Path
 LOOK_SECONDS = 20.0
 """So often a batch system is asked, while a job has no worker yet; and so old a job is then at least."""
 ANSWER_SECONDS = 15.0
-LOG_BYTES = 4096
-"""Of the end of a log, of which the last line is told."""
+LOG_BYTES = 64 << 10
+"""Of the end of a log, of which a line is told."""
+ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception): .+")
+"""The line of a traceback that tells what is wrong; of several, the first is the cause of the others."""
 LISTS = {
     "slurm": "squeue --noheader --user {user} --format %A",
     "pbs": "qselect -u {user}",
@@ -52,20 +54,22 @@ class Ended:
         if there is None:
             return {}
         return {
-            name: self._last_words(number)
+            name: self._words(number)
             for name, number in numbers.items()
             if number in old and _plain(number) not in there
         }
 
-    def _last_words(self, number: str) -> str:
-        """The last line of the logs of a job, and where it stands; empty if there is none."""
+    def _words(self, number: str) -> str:
+        """What the logs of a job tell, and where: its first error, else its last line; empty without any."""
         found = []
         for path in self._logs.glob(f"*{_plain(number)}*"):
             with path.open("rb") as file:
                 file.seek(max(path.stat().st_size - LOG_BYTES, 0))
-                lines = file.read().decode(errors="replace").split("\n")
-            found += [(path.stat().st_mtime, path, line.strip()) for line in lines if line.strip()][-1:]
-        return f": '{max(found)[2]}' ({max(found)[1]})" if found else ""
+                lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+            lines = [line for line in lines if line]
+            errors = [line for line in lines if ERROR.fullmatch(line)]
+            found += [(bool(errors), path.stat().st_mtime, path, line) for line in (errors or lines[-1:])[:1]]
+        return f": '{max(found)[3]}' ({max(found)[2]})" if found else ""
 
 
 async def unfinished(system: str) -> set[str] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ def make_keys(shared: Path) -> tuple[Path, Security]:
             with os.fdopen(handle, "w") as file:
                 file.write(text)
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise InputError(
             f"keys cannot be written to {shared} ({error.strerror}); name a folder that all nodes see "
             "with shared="

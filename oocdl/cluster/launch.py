@@ -7,9 +7,11 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -21,6 +23,7 @@ from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refu
 from oocdl.cluster.keys import make_keys, security_of
 from oocdl.cluster.options import TUNNEL_PORT, JobSettings, walltime_text
 from oocdl.errors import InputError
+from oocdl.host.signals import unstoppable
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +68,7 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
         if settings.tls:
             folder, security = make_keys(settings.shared)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        undo.enter_context(
-            dask.config.set({"distributed.deploy.lost-worker-timeout": f"{LOST_WORKER_SECONDS}s"})
-        )
+        undo.enter_context(patient())
         host, port = _scheduler_host(settings, tell), free_port()
         with dask.config.set(dashboard_settings(port)):
             cluster = kind(
@@ -80,12 +81,13 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
     try:
         submit_all(cluster, settings.nodes)
     except BaseException:
-        cluster.close()
+        with unstoppable():
+            cluster.close()
         raise
     jobs = {"minimum_jobs": settings.nodes, "maximum_jobs": settings.nodes}
     kept = {
         "watch": watch,
-        "ended": Ended(settings.system, settings.shared / "logs"),
+        "ended": Ended(settings.system, settings.logs),
         "tell": tell,
         "deadline_seconds": settings.deadline_seconds,
     }
@@ -127,7 +129,7 @@ def job_arguments(settings: JobSettings, host: str) -> dict[str, Any]:
         "--lifetime-stagger": f"{settings.stagger_seconds}s",
         "--dashboard-address": f"{LOOPBACK}:0",
     }
-    if settings.interface is None:
+    if settings.interface is None and dask.config.get(f"jobqueue.{settings.system}.interface", None) is None:
         # Not in "$(..)": that is a macro to HTCondor, and empty.
         worker["--host"] = f'`{python} -c "{OWN_ADDRESS.format(host=host)}"`'
     common = {
@@ -144,9 +146,21 @@ def job_arguments(settings: JobSettings, host: str) -> dict[str, Any]:
         "worker_extra_args": [word for pair in worker.items() for word in pair],
         "job_script_prologue": list(settings.prologue) or None,
         "job_extra_directives": list(settings.directives) or None,
-        "log_directory": str(settings.shared / "logs"),
+        "log_directory": str(_made(settings.logs)),
     }
     return {name: value for name, value in {**common, **_own(settings)}.items() if value is not None}
+
+
+def _made(logs: Path) -> Path:
+    """Make the folder of logs, which dask-jobqueue would otherwise. Raises InputError."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"logs of jobs cannot be written to {logs} ({error.strerror}); name a folder that all nodes see "
+            "with shared="
+        ) from None
+    return logs
 
 
 def _own(settings: JobSettings) -> Mapping[str, Any]:
@@ -229,6 +243,30 @@ def dashboard_settings(port: int) -> dict[str, Any]:
         ],
         "distributed.scheduler.http.routes": routes,
     }
+
+
+_lock, _clusters, _changed = threading.Lock(), set[object](), ExitStack()
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Have Dask wait ``LOST_WORKER_SECONDS``, as long as a cluster needs it; they may end in any order.
+
+    Its configuration is that of the whole process.
+    """
+    one = object()
+    with _lock:
+        if not _clusters:
+            name = "distributed.deploy.lost-worker-timeout"
+            _changed.enter_context(dask.config.set({name: f"{LOST_WORKER_SECONDS}s"}))
+        _clusters.add(one)
+    try:
+        yield
+    finally:
+        with _lock:
+            _clusters.discard(one)
+            if not _clusters:
+                _changed.close()
 
 
 def free_port() -> int:

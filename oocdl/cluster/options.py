@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from oocdl.cluster.site import Site, read_site
+from oocdl.cluster.site import SYSTEMS, Site, read_site
 from oocdl.config import flag, parse_bytes
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of, state_folder
 
 LEAST_WALLTIME_SECONDS = 60
+LEAST_MEMORY_BYTES = 64 << 20
+"""A worker takes more before it holds anything: who gives less means another unit."""
 LEAST_MARGIN_SECONDS, MOST_MARGIN_SECONDS = 15, 300
 """A worker leaves so long before its job ends: in good order, with what it holds handed on."""
 STAGGER_SHARE = 0.03
@@ -109,6 +111,11 @@ class JobSettings:
     tls: bool
 
     @property
+    def logs(self) -> Path:
+        """Folder of the logs of jobs."""
+        return self.shared / "logs"
+
+    @property
     def stagger_seconds(self) -> int:
         """Workers leave at different times, by so much earlier or later."""
         return int(min(MOST_STAGGER_SECONDS, STAGGER_SHARE * self.walltime_seconds))
@@ -133,6 +140,8 @@ def job_settings(system: str, options: Mapping[str, Any]) -> JobSettings:
 
     An option that is None counts as not given. Raises InputError.
     """
+    if system not in SYSTEMS:
+        raise InputError(f"there is no batch system '{system}'; choose one of: {', '.join(SYSTEMS)}")
     known = tuple(JobOptions.__annotations__)
     for name in options:
         if name not in known:
@@ -167,9 +176,9 @@ def _checked(system: str, found: Mapping[str, Any]) -> JobSettings:
         system=system,
         nodes=_count("nodes", found.get("nodes", 1)),
         cores=_count("cores", found["cores"]),
-        memory_bytes=parse_bytes(found["memory"]),
+        memory_bytes=_size("memory", found["memory"], LEAST_MEMORY_BYTES),
         walltime_seconds=parse_walltime(found["walltime"]),
-        disk_bytes=None if found.get("disk") is None else parse_bytes(found["disk"]),
+        disk_bytes=None if found.get("disk") is None else _size("disk", found["disk"]),
         prologue=_lines("prologue", found.get("prologue", ())),
         directives=_lines("directives", found.get("directives", ())),
         parallel_environment=_line("parallel_environment", found.get("parallel_environment", "smp")),
@@ -223,6 +232,16 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
+def _size(name: str, value: Any, least_bytes: int = 1) -> int:
+    try:
+        size_bytes = parse_bytes(value)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if size_bytes < least_bytes:
+        raise InputError(f"{name} of a job is {size_bytes} bytes, which no worker can do with; write '60GB'")
+    return size_bytes
+
+
 def _line(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise InputError(f"{name} takes one line of text, got {value!r}")  # else it adds lines to the script
@@ -236,7 +255,10 @@ def _lines(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _shared(value: Any) -> Path:
-    folder = state_folder() if value is None else path_of("shared", value).expanduser().absolute()
+    try:
+        folder = state_folder() if value is None else path_of("shared", value).expanduser().absolute()
+    except RuntimeError as error:
+        raise InputError(f"shared: {error} Name the folder by its whole path") from None
     if any(char.isspace() or char in "'\"\\$`;&|<>()*?#" for char in str(folder)):
         raise InputError(f"the shared folder '{folder}' has a character that shells of jobs would not keep")
     return folder

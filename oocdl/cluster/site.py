@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.errors import InputError
+from oocdl.host.paths import home_folder, path_of
 
 SITE_VARIABLE = "OOCDL_SITE"
 SYSTEM_SITE = Path("/etc/oocdl/site.toml")
@@ -37,20 +38,21 @@ class Site:
 def user_site() -> Path:
     """Return a user's own site file; it need not exist."""
     root = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".config") / "oocdl" / "site.toml"
+    return (Path(root) if Path(root).is_absolute() else home_folder() / ".config") / "oocdl" / "site.toml"
 
 
 def site_path() -> Path | None:
     """Return the site file that holds: ``$OOCDL_SITE``, else the system's, else the user's; None without.
 
-    Raises InputError if ``$OOCDL_SITE`` names a file that is not there.
+    Raises InputError if ``$OOCDL_SITE`` names a file that is not there, and for one that may not be reached.
     """
     named = os.environ.get(SITE_VARIABLE)
     if named:
-        if not Path(named).is_file():
+        if not path_of(f"${SITE_VARIABLE}", named).is_file():
             raise InputError(f"${SITE_VARIABLE} names the site file '{named}', which is not there")
         return Path(named)
-    return next((path for path in (SYSTEM_SITE, user_site()) if path.is_file()), None)
+    there = (path_of("the site file", path) for path in (SYSTEM_SITE, user_site()))
+    return next((path for path in there if path.is_file()), None)
 
 
 def read_site(system: str, known: Iterable[str]) -> Site:

@@ -10,10 +10,10 @@ import getpass
 import importlib
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Unpack
 
-from oocdl.cluster.options import TUNNEL_PORT, JobOptions, JobSettings, job_settings
-from oocdl.cluster.site import SYSTEMS
+from oocdl.cluster.options import TUNNEL_PORT, JobOptions, job_settings
 from oocdl.errors import InputError
 
 EXTRA = ("dask_jobqueue", "cryptography")
@@ -72,7 +72,7 @@ def start(system: str, options: Mapping[str, Any], tell: Callable[[str], None] |
 
     ``tell`` is called with lines for the user, such as of a job that is gone; None: they are logged.
     """
-    settings = _settings(system, options)
+    settings = job_settings(system, options)
     return _launch().start(settings, tell)
 
 
@@ -81,7 +81,7 @@ def job_script(system: str, options: Mapping[str, Any]) -> str:
 
     The scheduler's address and the folder of the keys are not known before, and stand in angle brackets.
     """
-    settings = _settings(system, options)
+    settings = job_settings(system, options)
     text: str = _launch().script(settings)
     return text
 
@@ -99,13 +99,9 @@ def tunnel(here: int, port: int) -> str:
     """Return the command of ssh by which a user's port ``here`` leads to a loopback port of this machine."""
     full = socket.getfqdn()
     host = socket.gethostname() if full.startswith("localhost") else full
-    return f"ssh -L {here}:127.0.0.1:{port} {getpass.getuser()}@{host}"
-
-
-def _settings(system: str, options: Mapping[str, Any]) -> JobSettings:
-    if system not in SYSTEMS:
-        raise InputError(f"there is no batch system '{system}'; choose one of: {', '.join(SYSTEMS)}")
-    return job_settings(system, options)
+    with suppress(KeyError, OSError):  # in a container nobody may know the name
+        host = f"{getpass.getuser()}@{host}"
+    return f"ssh -L {here}:127.0.0.1:{port} {host}"
 
 
 def _launch() -> Any:

@@ -34,17 +34,25 @@ def path_of(name: str, value: Any) -> Path:
     return Path(text)
 
 
+def home_folder() -> Path:
+    """Return the user's home. Raises InputError where nobody knows it, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise InputError(f"nobody knows the home folder of user {os.getuid()}: set HOME") from None
+
+
 def cache_folder() -> Path:
     """Return oocdl's folder in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``); it need not exist."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     # A relative path there is to be ignored, as the standard says.
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "oocdl"
+    return (Path(root) if Path(root).is_absolute() else home_folder() / ".cache") / "oocdl"
 
 
 def state_folder() -> Path:
     """Return oocdl's folder for what outlives a process (``$XDG_STATE_HOME`` or ``~/.local/state``)."""
     root = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".local" / "state") / "oocdl"
+    return (Path(root) if Path(root).is_absolute() else home_folder() / ".local" / "state") / "oocdl"
 
 
 def _short(text: str) -> str:

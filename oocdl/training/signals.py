@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from oocdl.host.signals import STOPPING
 
 
 class Stopped(SystemExit):

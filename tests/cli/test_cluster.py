@@ -162,6 +162,21 @@ def test_jobs_are_cancelled_and_keys_deleted_however_it_ends(
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 
 
+def test_whoever_presses_ctrl_c_again_leaves_no_job_and_no_key(
+    here: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal sends it to the commands that cancel jobs, too."""
+    fit_is(monkeypatch, interrupt)
+    scancel = here.folder / "bin" / "scancel"
+    scancel.write_text(f"#!/bin/bash\nkill -INT $PPID $$; sleep 0.3\necho $1 >> {here.folder}/cancelled\n")
+    code, _, err = run(capsys, *FIT, "--cluster", "slurm", "--nodes", 2, *JOB)
+    assert code == 130 and here.keys() == [] and here.cancelled() == ["1", "2"]
+    assert err.splitlines()[-2:] == [
+        "cancelling jobs ..",
+        "oocdl: interrupted; no step was done, nothing was changed",
+    ]
+
+
 def test_a_job_that_is_refused_is_one_line(here: Batch, capsys: pytest.CaptureFixture[str]) -> None:
     here.refuse("sbatch: error: Batch job submission failed: Invalid account\n")
     code, out, err = run(capsys, *FIT, "--cluster", "slurm", *JOB)

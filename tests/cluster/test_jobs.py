@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import re
 import signal
@@ -24,11 +25,11 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 import oocdl.cluster
-from oocdl.cluster import ended
+from oocdl.cluster import ended, keys
 from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
 from oocdl.cluster.launch import memory_bytes
 from oocdl.cluster.options import JobSettings, job_settings
-from oocdl.cluster.systems import dashboard_hint, job_script
+from oocdl.cluster.systems import dashboard_hint, job_script, tunnel
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
 
@@ -151,6 +152,40 @@ def test_configuration_of_dask_is_as_before(tmp_path: Path, monkeypatch: pytest.
     assert [dask.config.get(name) for name in names] == before
 
 
+def test_clusters_may_close_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch(tmp_path, monkeypatch)
+    before = dask.config.get("distributed.deploy.lost-worker-timeout")
+    first, second = oocdl.cluster.slurm(**JOB), oocdl.cluster.slurm(**JOB)
+    for cluster in (first, second):
+        assert dask.config.get("distributed.deploy.lost-worker-timeout") == "600s"
+        cluster.close()
+    assert dask.config.get("distributed.deploy.lost-worker-timeout") == before
+
+
+def test_a_users_own_configuration_of_dask_jobqueue_may_name_the_interface() -> None:
+    """Dask's worker takes an interface or a host, and ends at once if it is told both."""
+    with dask.config.set({"jobqueue.slurm.interface": "ib0"}):
+        script = job_script("slurm", JOB)
+    assert "--interface ib0" in script and "--host" not in script
+
+
+def test_keys_that_cannot_all_be_written_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "KEY_FILE", "no/such/folder")
+    with pytest.raises(InputError, match="keys cannot be written"):
+        make_keys(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_way_to_the_dashboard_where_nobody_knows_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    assert re.fullmatch(r"ssh -L 8787:127.0.0.1:4321 [^@ ]+", tunnel(8787, 4321))
+
+
 def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = batch(tmp_path, monkeypatch)
     with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
@@ -221,7 +256,15 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("slurm", {"cores": 0}, "cores must be a whole number of at least 1, got 0"),
         ("slurm", {"nodes": True}, "nodes must be"),
-        ("slurm", {"memory": "much"}, "not a size"),
+        ("slurm", {"memory": "much"}, "memory: 'much' is not a size"),
+        ("slurm", {"memory": 4096}, "memory of a job is 4096 bytes, which no worker can do with"),
+        ("slurm", {"disk": "much"}, "disk: 'much' is not a size"),
+        ("slurm", {"shared": "~no.such.user/x"}, "shared: Could not determine home directory"),
+        (
+            "slurm",
+            {"shared": "/proc/none", "tls": False},
+            "logs of jobs cannot be written to /proc/none/logs (",
+        ),
         ("slurm", {"walltime": "8h"}, "HH:MM:SS"),
         ("slurm", {"walltime": "00:00:30"}, "too short"),
         ("slurm", {"walltime": None}, "needs walltime"),
@@ -233,7 +276,7 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
         ("lsf", {"disk": "1GiB"}, "disk goes with slurm and htcondor, not with lsf"),
         ("htcondor", {}, "has to ask for disk"),
         ("htcondor", {"disk": "1GiB", "queue": "long"}, "queue goes with"),
-        ("torque", {}, "no batch system 'torque'"),
+        ("torque", {"cores": None}, "no batch system 'torque'"),
     ],
 )
 def test_options_that_are_wrong(

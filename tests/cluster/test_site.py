@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 import shutil
 import tomllib
@@ -13,6 +14,7 @@ from oocdl.cluster import detect, site
 from oocdl.cluster.detect import find_site, interface_to, site_text, write_site
 from oocdl.cluster.options import JobOptions, job_settings
 from oocdl.errors import InputError
+from oocdl.host.paths import cache_folder, state_folder
 
 ALL = """
 [slurm]
@@ -97,6 +99,28 @@ def test_a_site_file_that_is_wrong(home: Path, text: str, words: str) -> None:
     write(home / "config" / "oocdl" / "site.toml", text)
     with pytest.raises(InputError, match=words):
         job_settings("slurm", {"memory": "1GiB", "walltime": "01:00:00"})
+
+
+def test_a_site_file_that_may_not_be_reached_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not taken for one that is not there."""
+    (home / "etc").symlink_to(home / "etc")
+    with pytest.raises(InputError, match=r"the site file '.* cannot be reached: "):
+        job_settings("slurm", {})
+    monkeypatch.setenv("OOCDL_SITE", str(home / "etc" / "mine.toml"))
+    with pytest.raises(InputError, match=r"\$OOCDL_SITE '.* cannot be reached: "):
+        job_settings("slurm", {})
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for folder in (site.user_site, cache_folder, state_folder):
+        with pytest.raises(InputError, match=r"nobody knows the home folder of user \d+: set HOME"):
+            folder()
 
 
 def test_slurm_is_found_with_its_default_partition(home: Path) -> None:
@@ -204,6 +228,8 @@ def test_it_is_written_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (home / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         write_site(home / "file" / "site.toml")
+    with pytest.raises(InputError, match=r"cannot be written: .* is a folder"):
+        write_site(home)
 
 
 def test_the_interface_that_leads_to_a_host(home: Path) -> None:
