@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from oocdl.config import OPTIONS, make_settings
+from oocdl.config import OPTIONS
 from oocdl.dashboard import launch
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
@@ -17,7 +17,6 @@ from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.planning.machine import Crew
 from oocdl.planning.machine_facts import as_one, machine_facts
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
@@ -220,11 +219,10 @@ def fit(
         if progress:
             listeners.append(stack.enter_context(progress_here(0)))
         path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
+        if client is not None:  # before workers are waited for, which may take a day
+            check_job(path, dataset, options)
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
-        crew: Crew | None = None
-        if workers is not None:
-            check_job(path, dataset, options)  # before they are waited for, which may take a day
-            crew, options["memory"] = workers.muster(memory, make_settings(engine=engine).engine)
+        crew, options["memory"] = (None, memory) if workers is None else workers.muster(memory, engine)
         job = job_of(path, dataset, options, crew)
         folder = Path(folder) if folder is not None else job.model.path.with_suffix(".run")
         listeners.append(stack.enter_context(LiveLog(folder)))

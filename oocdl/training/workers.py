@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, parse_bytes
+from oocdl.engines.engine import resolve
 from oocdl.errors import ResourceError
 from oocdl.events import Listener
 from oocdl.planning.compiler import CompiledPass
@@ -44,12 +45,12 @@ class Workers:
     def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
-        ``memory`` is what the user gives. Raises ResourceError if none comes in time, and why one that is
+        ``memory`` and ``engine`` are what the user gives. Raises ResourceError if none comes in time, and why one that is
         there cannot take part.
         """
         crew, room = _lazy("runtime.cluster.crew"), _lazy("runtime.cluster.room")
         try:
-            recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=engine)
+            recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=resolve(engine))
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
         for error in refusals.values():

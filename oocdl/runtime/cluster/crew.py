@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import socket
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -130,17 +132,27 @@ def _staying(client: Client) -> Iterator[None]:
         keep_workers(client)
     except WorkersLost as lost:
         raise ResourceError(f"no scheduler answers the client: {lost}") from lost
+    with _counting:
+        _calls[client.id] += 1
     try:
         yield
     finally:
-        with suppress(WorkersLost):  # it is gone with its scheduler, or with the client
-            on_scheduler(client, forget_plugin, Stay(client.id).name)
+        with _counting:
+            _calls[client.id] -= 1
+            last = not _calls[client.id]
+        if last:
+            with suppress(WorkersLost):  # it is gone with its scheduler, or with the client
+                on_scheduler(client, forget_plugin, Stay(client.id).name)
+
+
+_counting, _calls = threading.Lock(), Counter[str]()
+"""Calls that need the workers of a client, by its id: one may be refused while another trains."""
 
 
 def keep_workers(client: Client) -> None:
     """Have the scheduler take no workers away; a scheduler that has started anew has to be told again.
 
-    Raises WorkersLost if it does not answer.
+    Raises WorkersLost if it does not answer, ResourceError if it cannot.
     """
     stay = Stay(client.id)
     asked = client._register_scheduler_plugin(stay, stay.name, idempotent=True)
@@ -148,6 +160,13 @@ def keep_workers(client: Client) -> None:
         in_loop(client, asked).result(CONNECT_SECONDS)
     except (OSError, CancelledError) as error:
         raise WorkersLost(f"the scheduler does not answer ({error})") from error
+    except (ImportError, ValueError) as error:  # ValueError: it was told to unpickle nothing
+        assert client.scheduler is not None
+        why = f"{type(error).__name__}: {error}"
+        raise ResourceError(
+            f"the scheduler at {client.scheduler.address} cannot take part ({why}); start it with the oocdl "
+            "that this process and workers have"
+        ) from error
 
 
 class Connection:

@@ -113,3 +113,26 @@ def test_in_the_event_loop_of_its_client_it_would_wait_for_itself() -> None:
                 assert await asyncio.to_thread(connect, given) == "connected"
 
     asyncio.run(main())
+
+
+def test_a_call_that_is_over_leaves_the_workers_to_another_of_the_same_client() -> None:
+    def plugins(dask_scheduler: Any) -> list[str]:
+        return [name for name in dask_scheduler.plugins if name.startswith("oocdl-stay")]
+
+    with LocalCluster(**ONE) as cluster, Client(cluster, set_as_default=False) as client:
+        with crew.connected(client):
+            with crew.connected(client):
+                pass
+            assert len(client.run_on_scheduler(plugins)) == 1
+        assert client.run_on_scheduler(plugins) == []
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'oocdl'"), ValueError("pickle")])
+def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    with LocalCluster(**ONE) as cluster, Client(cluster, set_as_default=False) as client:
+        monkeypatch.setattr(client, "_register_scheduler_plugin", refuse)
+        with pytest.raises(ResourceError, match=f"scheduler at .* cannot take part .*{error}"):
+            crew.keep_workers(client)
