@@ -45,8 +45,8 @@ class Workers:
     def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
-        ``memory`` and ``engine`` are what the user gives. Raises ResourceError if none comes in time, and why one that is
-        there cannot take part.
+        ``memory`` and ``engine`` are what the user gives. Raises ResourceError if none comes in time, and
+        why one that is there cannot take part.
         """
         crew, room = _lazy("runtime.cluster.crew"), _lazy("runtime.cluster.room")
         try:

@@ -124,21 +124,16 @@ def flatten(graph: TaskGraph) -> FlatPass:
     keys = [*graph.inputs, *named]
     number = dict(zip(keys, range(len(keys)), strict=True))
     objects, of_units, last = _objects(units)
-    known = {id(read.parts): read.parts for read in objects}
-    place_of = dict(zip(known, range(len(known)), strict=True))
+    parts = [*{id(read.parts): read.parts for read in objects}.values()]
     regions, (in_parts, of_objects, made) = _numbered(
-        list(chain.from_iterable(known.values())),
+        list(chain.from_iterable(parts)),
         [read.region for read in objects],
         [region for call in working for region in _made(call)],
     )
-    reads = Reads(
-        objects=objects,
-        of_units=of_units,
-        region=of_objects,
-        parts=list(known.values()),
-        parts_of=np.fromiter((place_of[id(read.parts)] for read in objects), np.int64, len(objects)),
-        of_parts=Ragged(starts_of(counts_of([*known.values()])), in_parts),
-    )
+    place_of = {id(one): place for place, one in enumerate(parts)}
+    parts_of = np.fromiter((place_of[id(read.parts)] for read in objects), np.int64, len(objects))
+    of_parts = Ragged(starts_of(counts_of(parts)), in_parts)
+    reads = Reads(objects, of_units, of_objects, parts, parts_of, of_parts)
     ends = ends_of(regions)
     elements = _products(ends)
     before = np.fromiter((graph.input_bytes[key] for key in graph.inputs), np.int64, len(graph.inputs))
@@ -150,8 +145,7 @@ def flatten(graph: TaskGraph) -> FlatPass:
     sums = _sums(zip(np.flatnonzero(works).tolist(), working, results[:-1][works].tolist(), strict=True))
     read_counts = _spread(works, [call.reads if isinstance(call, UnitCall) else () for call in working])
     sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
-    read_runs = _in_order(begins, of_units, read_counts, sum_counts)
-    column = runs(*read_runs)
+    column = runs(*(read_runs := _in_order(begins, of_units, read_counts, sum_counts)))
     return FlatPass(
         graph=graph,
         own=own,
