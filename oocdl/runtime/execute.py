@@ -30,7 +30,7 @@ from oocdl.host.limits import anonymous_bytes
 from oocdl.planning.calls import CombineCall, HasCalls, PickCall, Read, UnitCall, acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey
+from oocdl.planning.task_key import TaskKey, result_key
 from oocdl.runtime.board import Board, Phase
 from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
@@ -52,8 +52,9 @@ class Context:
     heap: Heap
     """Where programs run."""
     deliver: Callable[[str, str, Region, Array, PassInfo], None] | None = None
-    """(plan id, value, region, array, step): called with every made value in ``watched``."""
-    watched: frozenset[str] = frozenset()
+    """(plan id, value, region, array, step): called with every result in ``watched``."""
+    watched: Mapping[str, frozenset[TaskKey]] = field(default_factory=dict)
+    """By plan id: whole pieces of values, and none of the partial sums that they are made of."""
     measured: Measured = field(default_factory=Measured)
     recorder: Recorder | None = None
     """What tasks tell their times, while a trace is wanted."""
@@ -157,10 +158,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
         del arrays, rooms, lent
         _add_partial_sums(held, call, results, chunks)
-        if context.deliver is not None:
-            for (name, region), array in zip(call.unit.makes, results, strict=True):
-                if name in context.watched:
-                    context.deliver(plan_id, name, region, array, info)
+        _deliver(context, plan_id, call, call.unit.makes, results, info)
         shapes = [context.sources[plan_id].factored.shapes[name] for name, _ in call.unit.makes]
         made = _put(held, call.unit.makes, results, call.uses, [*map(_cut_axis, call.unit.makes, shapes)])
     done, waited = perf_counter(), reserved - begun + computing - gathered
@@ -191,13 +189,10 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
             arrays = [_in_place_or_copied(held, chunk) for chunk in others]
             combine(call.combine, total, count, arrays, elements)
             count += elements
-        if context.deliver is not None:
-            for name, array in zip(call.values, total, strict=True):
-                if name in context.watched:
-                    context.deliver(plan_id, name, call.region, array, info)
+        makes = tuple((name, call.region) for name in call.values)
+        _deliver(context, plan_id, call, makes, total, info)
         del arrays
         combined = perf_counter()
-        makes = tuple((name, call.region) for name in call.values)
         made = _put(held, makes, total, call.uses, [0] * len(makes))
     done = perf_counter()
     context.measured.add(call.key.layer, Spent(0, reserved - begun, 0.0, done - reserved))
@@ -206,6 +201,23 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
         times, facts = (begun, reserved, combined, done), _facts(call, plan_id, info)
         recorder.task("combine", f"{call.key.layer}: combine", COMBINE_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
+
+
+def _deliver(
+    context: Context,
+    plan_id: str,
+    call: UnitCall | CombineCall,
+    makes: Sequence[tuple[str, Region]],
+    results: Sequence[Array],
+    info: PassInfo,
+) -> None:
+    """Hand on those results of a call that somebody wants."""
+    watched = context.watched.get(plan_id)
+    if context.deliver is None or not watched:
+        return
+    for (name, region), array in zip(makes, results, strict=True):
+        if result_key(call.key, name, len(makes)) in watched:
+            context.deliver(plan_id, name, region, array, info)
 
 
 def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[str, int | str]:

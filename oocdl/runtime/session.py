@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +156,7 @@ class Session(Held):
             self.tier,
             heap,
             self.deliver,
-            self.watched,
+            watched_results(self.compiled, self.watched),
         )
         execute.register(self.run_id, self.context)
         return self
@@ -330,3 +330,13 @@ def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:
 def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
     """The graph's outputs of shape (), as numbers."""
     return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
+
+
+def watched_results(
+    compiled: Mapping[str, CompiledPass], watched: Collection[str]
+) -> dict[str, frozenset[TaskKey]]:
+    """Return, by plan id, the keys of all pieces of these values, by their stored names."""
+    return {
+        name: frozenset(key for value in watched for _, key in one.graph.pieces.get(value, ()))
+        for name, one in compiled.items()
+    }

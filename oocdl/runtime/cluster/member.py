@@ -92,8 +92,8 @@ class Setup:
     identities: Mapping[str, Mapping[str, Any]]
     """What the driver has found the arrays of the dataset to be."""
     settings: Settings
-    watched: frozenset[str]
-    """Values of which the driver wants what is made."""
+    watched: Mapping[str, frozenset[TaskKey]]
+    """By plan id: results that the driver wants."""
     run: Path
     """The run directory, where the driver sees it."""
     mark: str

@@ -45,7 +45,7 @@ from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, op
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import Measured, merged
 from oocdl.runtime.moved import MEMORY, Moved
-from oocdl.runtime.session import Deliver, Held, scalar_keys
+from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.identity import identity
@@ -169,7 +169,7 @@ class ClusterSession(Held):
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.arrays.items()},
             settings=self.settings,
-            watched=self.watched,
+            watched=watched_results(self.compiled, self.watched),
             run=self.store.path,
             mark=member.mark_of(self.store.path),
             threads=self.threads,
