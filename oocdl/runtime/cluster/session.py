@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import count
-from math import prod
+from math import inf, prod
 from time import monotonic, sleep
 
 import numpy as np
@@ -178,7 +178,9 @@ class ClusterSession(Held):
         if refusals:
             self.room.refuse(refusals)
         else:
-            self.room.enlist(self.recruits, next(iter(kinds.values())).plan.hosts)
+            hosts = next(iter(kinds.values())).plan.hosts
+            self.most_hosts = inf if hosts is None else hosts
+            self.room.enlist(self.recruits, hosts)
         return not refusals
 
     def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:
@@ -243,7 +245,7 @@ class ClusterSession(Held):
 
     def newcomers(self) -> int:
         """How many workers have come since the crew was gathered, can take part, and are to join it now."""
-        new = self.arrivals.settled(self.client)
+        new = self.arrivals.settled(self.client) if len(self.recruits) < self.most_hosts else []
         if not new:
             return 0
         try:

@@ -268,11 +268,14 @@ def test_who_had_no_room_is_tried_again_among_more() -> None:
     assert told == ["worker b is left out: 3 MiB are left; the run goes on without it"]
 
 
-@pytest.mark.parametrize("pid", [1, 2])
+@pytest.mark.parametrize(("pid", "hosts", "joining"), [(2, None, 1), (2, 2, 1), (2, 1, 0), (1, None, 0)])
 def test_who_comes_while_a_crew_is_gathered_joins_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int, hosts: int | None, joining: int
 ) -> None:
-    """After it was seen who is there, before all of these have answered; not one of a member's process."""
+    """After it was seen who is there, before all of these have answered.
+
+    Not one of a member's process, nor one for which the plan has no work.
+    """
     member, late = worker("a"), replace(worker("b"), pid=pid)
     monkeypatch.setattr(growth, "roll", lambda _: {one: Seen(0.0, None) for one in "ab"})
     monkeypatch.setattr(growth, "LOOK_SECONDS", 0.0)
@@ -282,7 +285,7 @@ def test_who_comes_while_a_crew_is_gathered_joins_it_later(
     monkeypatch.setattr(ClusterSession, "_exchanges", lambda *_: {})
     monkeypatch.setattr(ClusterSession, "_set_up", lambda *_: {})
     dataset = SimpleNamespace(spec=lambda: None, arrays={})
-    compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=None))}
+    compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=hosts))}
     session: Any = ClusterSession(
         client=None, planned=[member], compiled=compiled, dataset=dataset, threads=1,
         settings=SimpleNamespace(engine="torch"),
@@ -290,8 +293,8 @@ def test_who_comes_while_a_crew_is_gathered_joins_it_later(
     )  # type: ignore[arg-type]  # fmt: skip
     session.room = Room(1 * MIB, [member], print)
     assert session._gather(1.0)
-    assert session.newcomers() == pid - 1
-    assert session.newcomers() == pid - 1
+    assert session.newcomers() == joining
+    assert session.newcomers() == joining
 
 
 def test_it_is_said_once_that_workers_have_no_work() -> None:
