@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from oocdl.config import Settings
 from oocdl.errors import BudgetError
@@ -22,7 +23,7 @@ from oocdl.planning.machine import (
     discards_old_weights,
 )
 from oocdl.planning.parallel.host_search import Candidate, fastest_over_hosts, on_hosts
-from oocdl.planning.simulate import simulate
+from oocdl.planning.simulate import simulate, stays
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
 
@@ -50,13 +51,18 @@ def predict_pass(
     ``keeps_old``: weights and state of before the pass stay until its end. ``timeline``: whether the result
     tells of each unit and moment.
     """
-    rates = known_rates(machine.engine)
-    # Those that get work are taken for one that has all of their memory.
+    rates, shared = known_rates(machine.engine), _as_one(graph, machine, room_bytes)
+    return simulate(graph, *shared, rates, RULES, keeps_old, timeline)
+
+
+def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, int, int]:
+    """Room, programs that run at once, and units under way, of all processes that get work.
+
+    They are taken for one that has all of their memory.
+    """
     processes = max(min(machine.workers, graph.hosts or machine.workers), 1)
     permits = machine.threads * processes
-    return simulate(
-        graph, room_bytes * processes, permits, permits + processes, rates, RULES, keeps_old, timeline
-    )
+    return room_bytes * processes, permits, permits + processes
 
 
 def compile_within(
@@ -100,7 +106,7 @@ def compile_within(
 def _best(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
     """The fastest way to cut on a number of workers; None if nothing fits."""
     found = _fastest_on_device(draft, settings, machine)
-    if found is not None and settings.spill_dtype is not None and found.simulated.moved_bytes:
+    if found is not None and settings.spill_dtype is not None and found.moved_bytes:
         names = may_be_bfloat16(
             found.compiled.plan.factored.graph,
             (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
@@ -148,7 +154,7 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
         if found and candidate.simulated.seconds > SMALLER_UNITS_TIME_RATIO * found.simulated.seconds:
             break
         found = candidate
-        if found.simulated.moved_bytes == 0:
+        if found.moved_bytes == 0:
             break  # all of it fits: smaller units would only read more halos
         if found.compiled.plan.tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
             break
@@ -159,14 +165,16 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
 
 
 def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Candidate | None:
-    """The pass in units of at most ``unit_bytes``, simulated; None if that cannot be."""
+    """The pass in units of at most ``unit_bytes``; None if that cannot be."""
     compiled = _cut(draft, settings, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts)
     keeps_old = not discards_old_weights(plan, machine)
-    return Candidate(compiled, predict_pass(compiled.graph, machine, room, keeps_old, timeline=False))
+    tier_bytes, _, workers = _as_one(compiled.graph, machine, room)
+    simulated = partial(predict_pass, compiled.graph, machine, room, keeps_old, timeline=False)
+    return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:

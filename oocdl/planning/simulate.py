@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.planning.calls import PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.simulation.claims import Chunk
 from oocdl.planning.simulation.cores import Clock
@@ -67,6 +69,23 @@ def simulate(
         tuple(process.units),
         tuple(process.transfers),
     )
+
+
+def stays(graph: TaskGraph, tier_bytes: int, workers: int) -> bool:
+    """Whether a simulated step surely moves nothing: all of it has room at once, however its tasks are run.
+
+    What it starts from, all that it makes, and ``workers`` times what the largest call reserves. False also
+    where it starts from what no step makes anew, which may be read part by part in every step.
+    """
+    if not graph.replaced.keys() >= set(graph.inputs):
+        return False
+    held, largest = sum(map(footprint, graph.input_bytes.values())), 0
+    for call in graph.calls:
+        if not isinstance(call, PickCall):
+            scratch = call.scratch_bytes if isinstance(call, UnitCall) else 0
+            largest = max(largest, call.buffer_bytes + scratch)
+            held += sum(footprint(made.nbytes) for made in made_of(call))
+    return held + workers * largest <= tier_bytes
 
 
 def after(step: Step, replaced: Mapping[TaskKey, TaskKey]) -> dict[TaskKey, Chunk]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,8 @@ import oocdl
 from oocdl.ops import RULES
 from oocdl.planning.calls import UnitCall, copied_bytes, parts_of
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.simulate import simulate
+from oocdl.planning.simulate import simulate, stays
+from oocdl.planning.task_graph import TaskGraph
 from tests.kit.models import GPT, UNet3d, export
 
 
@@ -60,6 +62,30 @@ def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
         for times in (1.2, 3.0, 1000.0)
     ]
     assert moved[0] > 0 and moved[0] >= 0.9 * moved[1] and moved[1] >= moved[2] == 0
+
+
+@pytest.mark.parametrize("keeps_old", [True, False])
+def test_what_surely_stays_moves_nothing(plan: oocdl.Plan, keeps_old: bool) -> None:
+    """The bound is no less than what a step takes; with room for it a simulation would say the same."""
+    graph = plan.compiled.graph
+    bound = least_that_stays(graph)
+    found = simulate(graph, bound, 2, 3, NOMINAL, RULES, keeps_old)
+    assert found.moved_bytes == 0 and found.peak_tier_bytes <= bound
+    assert simulate(graph, plan.compiled.plan.peak_unit_bytes, 2, 3, NOMINAL, RULES, keeps_old).moved_bytes
+
+
+def least_that_stays(graph: TaskGraph) -> int:
+    """The least room in which two programs at once, and three units under way, surely move nothing."""
+    found = bisect_left(range(1 << 40), True, key=lambda room: stays(graph, room, 3))
+    assert not stays(graph, found - 1, 3) and stays(graph, found, 3) and not stays(graph, found, 4)
+    return found
+
+
+def test_what_is_kept_as_it_is_may_be_read_in_each_step(plan: oocdl.Plan) -> None:
+    """Such as the weights of a network that only predicts: no bound is known for it."""
+    graph = plan.compiled.graph
+    assert stays(graph, 1 << 40, 3)
+    assert not stays(replace(graph, replaced=dict(list(graph.replaced.items())[1:])), 1 << 40, 3)
 
 
 def test_without_a_timeline_the_rest_is_the_same(plan: oocdl.Plan) -> None:

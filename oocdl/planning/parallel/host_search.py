@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from oocdl.ops import RULES
@@ -39,7 +40,19 @@ class Candidate:
     """One way to cut a pass, and how the pass is predicted to go."""
 
     compiled: CompiledPass
-    simulated: Simulated
+    stays: bool
+    """Whether nothing is spilled, by a bound: to simulate that takes long."""
+    simulate: Callable[[], Simulated]
+
+    @cached_property
+    def simulated(self) -> Simulated:
+        """A step of it."""
+        return self.simulate()
+
+    @property
+    def moved_bytes(self) -> int:
+        """From and to the spill in a step."""
+        return 0 if self.stays else self.simulated.moved_bytes
 
 
 def on_hosts(compiled: CompiledPass, hosts: int) -> CompiledPass:
@@ -74,7 +87,7 @@ def fastest_over_hosts(every: Candidate, machine: Machine, cut: Cut, layering: L
     best, hosts = _along_weights(best, machine, machine.workers, cut, layering), _half(machine.workers)
     while hosts and WORTH_RATIO * best.work_seconds < best.seconds * hosts * machine.threads:
         found = cut(machine.of(hosts), None)
-        if found is None or found.simulated.moved_bytes:
+        if found is None or found.moved_bytes:
             break
         fewer = _along_weights(_timed(found, machine, hosts), machine, hosts, cut, layering)
         if WORTH_RATIO * fewer.seconds > best.seconds:
@@ -105,7 +118,7 @@ def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layerin
     for side, cuts in enumerate(weight_cuts(layering)):
         travels = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
         made = cut(machine.of(hosts), side) if travels < WORTH_RATIO * best.seconds else None
-        if made is not None and (hosts == machine.workers or not made.simulated.moved_bytes):
+        if made is not None and (hosts == machine.workers or not made.moved_bytes):
             found.append(_timed(made, machine, hosts))
     return _better(best, min(found, key=lambda one: one.seconds)) if found else best
 
@@ -113,16 +126,19 @@ def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layerin
 def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     """A way to cut a pass for so many of a machine's workers, and what it takes."""
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
-    return _Timed(compiled, *_seconds(compiled, found.simulated, machine))
+    seconds, work = _seconds(compiled, machine)
+    if found.moved_bytes:
+        disk_seconds = found.simulated.read_bytes / NOMINAL.disk_read_bytes_per_second
+        disk_seconds += found.simulated.written_bytes / NOMINAL.disk_write_bytes_per_second
+        seconds += disk_seconds / machine.workers
+    return _Timed(compiled, seconds, work)
 
 
-def _seconds(compiled: CompiledPass, simulated: Simulated, machine: Machine) -> tuple[float, float]:
-    """About the seconds of a step on a machine's workers, and those of its work on one thread."""
+def _seconds(compiled: CompiledPass, machine: Machine) -> tuple[float, float]:
+    """About the seconds of a step on a machine's workers, without the disk, and of its work on one thread."""
     hosts = machine.workers
     placed = place(compiled.graph, hosts, machine.threads)
     going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), hosts)
     cluster = Cluster(hosts=hosts, bytes_per_second=NETWORK_BYTES_PER_SECOND)
-    disk_seconds = simulated.read_bytes / NOMINAL.disk_read_bytes_per_second
-    disk_seconds += simulated.written_bytes / NOMINAL.disk_write_bytes_per_second
-    seconds = estimated_seconds(going, cluster, machine.threads, NOMINAL, RULES) + disk_seconds / hosts
-    return seconds, sum(work_seconds(going, NOMINAL, RULES))
+    work = work_seconds(going, NOMINAL, RULES)
+    return estimated_seconds(going, cluster, machine.threads, work), sum(work)

@@ -8,7 +8,7 @@ takes no less than an interface, the event loop of a host, or the scheduler, is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapreplace
 
 import numpy as np
@@ -40,15 +40,18 @@ def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:
     return found
 
 
-def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, rates: Rates, rules: Rules) -> float:
-    """About the seconds of a pass over ``cluster.hosts`` hosts of so many threads each."""
-    return _Estimate(going, cluster, threads, work_seconds(going, rates, rules)).run()
+def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Sequence[float]) -> float:
+    """About the seconds of a pass over ``cluster.hosts`` hosts of so many threads each.
+
+    ``work``: its ``work_seconds``.
+    """
+    return _Estimate(going, cluster, threads, work).run()
 
 
 class _Estimate:
     """The calls so far, and a clock for each host. Calls go by place, chunks and bundles by number."""
 
-    def __init__(self, going: Exchange, cluster: Cluster, threads: int, seconds: list[float]) -> None:
+    def __init__(self, going: Exchange, cluster: Cluster, threads: int, seconds: Sequence[float]) -> None:
         self.going, self.cluster, self.seconds = going, cluster, seconds
         placed, hosts = going.placed, cluster.hosts
         self.flat, self.workers = placed.flat, placed.workers.tolist()

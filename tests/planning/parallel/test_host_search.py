@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from oocdl.ops import RULES
-from oocdl.planning.budget import compile_within
+from oocdl.planning import budget
+from oocdl.planning.budget import compile_within, predict_pass
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
@@ -17,7 +18,7 @@ from oocdl.planning.machine import Machine
 from oocdl.planning.parallel import host_search
 from oocdl.planning.parallel.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.simulation.estimate import estimated_seconds
+from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
 from tests.kit.plans import mlp_draft, unet_draft
@@ -112,6 +113,25 @@ def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft) -> None:
     assert set(fewer.workers.tolist()) <= {0, 1}
 
 
+@pytest.mark.parametrize("room", (105 << 20, 160 << 20, ROOM))
+def test_what_is_not_simulated_is_planned_as_if_it_were(
+    tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, machine = mlp_draft(tmp_path, [1024] * 9, 16), machine_of(2, room=room)
+    simulated: list[int] = []
+
+    def predict(*args: object, **options: object) -> object:
+        simulated.append(1)
+        return predict_pass(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(budget, "predict_pass", predict)
+    short, tried = found_for(draft, machine), len(simulated)
+    monkeypatch.setattr(budget, "stays", lambda *_: False)
+    every = found_for(draft, machine)
+    assert (short.plan.numerics(), short.plan.hosts) == (every.plan.numerics(), every.plan.hosts)
+    assert (tried < len(simulated) - tried) == (room > 105 << 20) and (tried > 0) == (room < ROOM)
+
+
 def test_the_plan_of_one_process_says_nothing_of_hosts(volume: Draft) -> None:
     found = found_for(volume, machine_of(0))
     assert found.plan.hosts is None and "hosts" not in frozen_cuts(found.plan)
@@ -128,7 +148,8 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: D
         draft, machine = mlp_draft(tmp_path, [2048] * 3, 2048), machine_of(workers)
     compiled = cut_for_all(draft, machine)
     going = over(compiled, machine)
-    found = estimated_seconds(going, cluster_of(machine), machine.threads, NOMINAL, RULES)
+    work = work_seconds(going, NOMINAL, RULES)
+    found = estimated_seconds(going, cluster_of(machine), machine.threads, work)
     assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
 
 
