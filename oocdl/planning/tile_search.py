@@ -150,6 +150,7 @@ class Layering:
         self._kinds = LayerKinds(factored, self.classes)
         self._samples: dict[Cut, tuple[int, int]] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
+        self._middle: dict[Cut, tuple[float, list[int]]] = {}
         self._scratch: dict[str, ProgramScratch] = {}
         self._flops: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
@@ -207,6 +208,15 @@ class Layering:
             if len(units) == len(shards):
                 self._largest[key] = memory
         return self._samples[key]
+
+    def middle_unit(self, cutter: LayerCutter) -> tuple[float, list[int]]:
+        """Predicted seconds of the unit in the middle, and the bytes that it makes of each partial value."""
+        key = self.cut_key(cutter)
+        if key not in self._middle:
+            unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
+            made = made_bytes(unit, self.factored)
+            self._middle[key] = self.seconds(unit.program), [made[name] for name in cutter.layer.partials]
+        return self._middle[key]
 
     def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:
         """The most bytes of arrays and of scratch of any unit of the layer."""

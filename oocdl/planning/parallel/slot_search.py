@@ -9,7 +9,7 @@ that keep slots waiting can be cut along. Each layer takes the grid by which it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -17,7 +17,6 @@ from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.planning.cost_model import TASK_SECONDS
 from oocdl.planning.tile_search import MAX_LAYER_SHARDS, SHARED_CLASSES, LayerCost, Layering
-from oocdl.planning.unit_cost import made_bytes
 
 FEW_SLOTS = 4
 """For so many slots one class is cut, and no layer is asked by which grid it is fastest."""
@@ -121,9 +120,9 @@ class SlotSearch:
         layering = self.layering
         key = self.slots, layering.cut_key(cutter)
         if key not in layering.slot_costs:
-            unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
-            seconds = layering.seconds(unit.program) + TASK_SECONDS
-            longest, together = self._combining(cutter, made_bytes(unit, layering.factored))
+            seconds, made = layering.middle_unit(cutter)
+            seconds += TASK_SECONDS
+            longest, together = self._combining(cutter, made)
             layering.slot_costs[key] = LayerCost(
                 units_seconds=ceil(cutter.count / self.slots) * seconds,
                 combining_seconds=max(longest, together / self.slots),
@@ -131,20 +130,20 @@ class SlotSearch:
             )
         return layering.slot_costs[key]
 
-    def _combining(self, cutter: LayerCutter, made: Mapping[str, int]) -> tuple[float, float]:
+    def _combining(self, cutter: LayerCutter, made: Sequence[int]) -> tuple[float, float]:
         """Seconds to combine the partial sums of the value that takes longest, and of all one after another.
 
-        ``made``: bytes that a unit makes of each value.
+        ``made``: bytes that a unit makes of each partial value.
         """
         layering, slots = self.layering, self.slots
         longest = together = 0.0
-        for name in cutter.layer.partials:
+        for name, nbytes in zip(cutter.layer.partials, made, strict=True):
             along = layering.classes.of_axes[name]
             regions = prod(count for cut, count in cutter.grid.items() if cut in along)
             sums = min(cutter.count // regions, -(-slots // regions))
             if sums > 1:
                 one_by_one = sums if sums <= COMBINED_AT_ONCE else 2 * sums**0.5
-                copied = COPIES_OF_SUM * made[name] / layering.rates.copy_bytes_per_second
+                copied = COPIES_OF_SUM * nbytes / layering.rates.copy_bytes_per_second
                 longest = max(longest, one_by_one * copied + TASK_SECONDS)
                 together += regions * (sums * copied + TASK_SECONDS)
         return longest, together
