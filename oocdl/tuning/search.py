@@ -325,7 +325,7 @@ def _crew(
     files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
     crew, workers = _dask("runtime.cluster.crew"), _dask("tuning.workers")
     with crew.connected(client) as found:
-        _, refusals = crew.gather(found, wait_seconds, say)
+        _, refusals = crew.gather(found, wait_seconds, say, _dask("runtime.cluster.member").SEARCH)
         for error in refusals.values():
             raise error
         yield workers.Workers(found, [data.model, folder, *files], say, wait_seconds)

@@ -101,7 +101,10 @@ FIT = {name: held for name, held in OPTIONS.items() if name not in ("space", "tr
 def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
     job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fit is refused while a trial trains, and a trial waits while a fit does: they would share a tier."""
+    """A fit is refused while a trial trains, and a trial waits while a fit does: they would share a tier.
+
+    Another search is not: it gets the worker in turn.
+    """
     monkeypatch.setattr(crew, "FREE_SECONDS", 0.5)
     folder, search = tmp_path / "s", {**OPTIONS, "trials": 2, "metric": when_told}
     begun, over, fits = threading.Event(), threading.Event(), list[Any]()
@@ -111,7 +114,7 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
             begun.set()
             over.wait(60)
 
-    with workers_in(tmp_path, count=1) as client, ThreadPoolExecutor(2) as pool:
+    with workers_in(tmp_path, count=1) as client, ThreadPoolExecutor(3) as pool:
         fit = partial(oocdl.fit, *job, **FIT, steps=2, client=client, workdir=tmp_path / "run")
 
         def meddle(event: Any) -> None:
@@ -129,8 +132,13 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
                 ResourceError, match=r"worker tcp://\S+ has part in another run.*: wait until"
             ):
                 fit()
+            short = {**OPTIONS, "trials": 1, "client": client, "workdir": tmp_path / "other"}
+            other = pool.submit(oocdl.search, *job, **short)
+            with pytest.raises(TimeoutError):
+                other.result(timeout=3)
         finally:
             (folder / "go").touch()
+        assert [row["error"] for row in other.result().table] == [None]
         table, run = made_of(found.result()), fits[0].result()
         last = max(result_times(found.result()).values())
     assert last > max(path.stat().st_mtime_ns for path in run.path.rglob("*"))

@@ -30,7 +30,7 @@ from oocdl.host.limits import Limit, anonymous_bytes, available, installed_versi
 from oocdl.planning.machine_facts import machine_facts
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.growth import Wanted
-from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members
+from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners
 from oocdl.runtime.cluster.progress import METRIC, Report, told
 from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, in_loop, on_scheduler, roll
 from oocdl.runtime.lost import WorkersLost
@@ -61,7 +61,7 @@ class Recruit:
     own_bytes: int
     """What its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
-    """Sessions in whose runs its process has part, and trials of searches that it trains."""
+    """Sessions in whose runs its process has part, or ``SEARCH`` where it trains trials."""
     machine: Mapping[str, str] = field(default_factory=dict)
     """As ``machine_facts`` has them of the engine that was asked for."""
 
@@ -375,7 +375,7 @@ async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recrui
         dask_worker.memory_manager.memory_limit,
         available(),
         anonymous_bytes(),
-        (*(one.setup.owner for one in members.values()), *guests),
+        owners(),
         machine_facts(engine) if engine is not None and not guests else {},
     )
 

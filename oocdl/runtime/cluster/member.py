@@ -351,6 +351,8 @@ members: dict[str, Member] = {}
 """Those of this process, by run; more than one only for a moment."""
 guests: set[str] = set()
 """Trials of searches that this process trains; while there is one it is no member, and vice versa."""
+SEARCH = "search"
+"""Stands for all searches where owners of a process are named: they share workers, a trial each at a time."""
 _taking = threading.Lock()
 
 
@@ -360,6 +362,11 @@ def become_member(member: Member) -> None:
         if guests:
             raise ResourceError(f"this worker {IN_ANOTHER_RUN}")
         members[member.setup.run_id] = member
+
+
+def owners() -> tuple[str, ...]:
+    """Who uses this process: sessions in whose runs it has part, or ``SEARCH``."""
+    return (*(one.setup.owner for one in members.values()), *([SEARCH] if guests else []))
 
 
 def become_host(trial: str) -> bool:
