@@ -146,7 +146,7 @@ def crew(
                 dataset=job.dataset.spec(),
                 identities={name: identity(array) for name, array in job.dataset.arrays.items()},
                 settings=job.settings,
-                watched=frozenset(),
+                watched={},
                 run=folder,
                 mark="",
                 threads=threads,
