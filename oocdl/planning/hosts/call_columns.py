@@ -8,8 +8,10 @@ are, what they read and who reads what they make, is numbers.
 from __future__ import annotations
 
 import pickle
+from collections import defaultdict
 from collections.abc import Hashable, Sequence, Sized
 from dataclasses import dataclass
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any
 
@@ -26,13 +28,11 @@ class _Table:
     """Things that are equal for many, each once: numbered as they come, and pickled for all who ask."""
 
     def __init__(self) -> None:
-        self.number: dict[Any, int] = {}
+        self.number: defaultdict[Any, int] = defaultdict(count().__next__)
         self._packed: list[bytes] = []
 
     def numbered(self, things: Sequence[Hashable]) -> Ints:
         """The number of each."""
-        for thing in dict.fromkeys(things):
-            self.number.setdefault(thing, len(self.number))
         return np.fromiter(map(self.number.__getitem__, things), np.int64, len(things))
 
     def packed(self, some: Ints) -> dict[int, bytes]:
@@ -192,21 +192,21 @@ def _kinds(calls: Sequence[UnitCall | CombineCall], programs: _Table) -> list[Un
 def _parts(flat: FlatPass, grids: _Table) -> tuple[Ints, Ragged, Ragged]:
     """For each ``Parts`` its grid, -1: it is a list; its regions or axes; and the ends of all of these."""
     parts, axes = flat.reads.parts, _Table()
+    is_grid = np.array([one.listed is None for one in parts], bool)
+    several = [one for one in parts if one.listed is None]
     places = np.full(len(parts), -1)
-    lists: list[list[int]] = []
-    first, values = flat.reads.of_parts
-    for place, (one, begin) in enumerate(zip(parts, first.tolist(), strict=False)):
-        if one.listed is not None:
-            lists.append(values[begin : begin + len(one.listed)].tolist())
-        else:
-            places[place] = grids.numbered([one.places])[0]
-            lists.append((len(flat.regions) + axes.numbered(one.axes)).tolist())
+    places[is_grid] = grids.numbered([one.places for one in several])
+    counts = np.diff(flat.reads.of_parts.first)
+    counts[is_grid] = counts_of([one.axes for one in several])
+    of_grid, values = np.repeat(is_grid, counts), np.empty(counts.sum(), np.int64)
+    values[of_grid] = len(flat.regions) + axes.numbered([*chain.from_iterable(one.axes for one in several)])
+    values[~of_grid] = flat.reads.of_parts.take(np.flatnonzero(~is_grid)).values
     more = ends_of(list(axes.number))
     ends = Ragged(
         np.concatenate((flat.ends.first, flat.ends.first[-1] + more.first[1:])),
         np.concatenate((flat.ends.values, more.values)),
     )
-    return places, ragged(lists), ends
+    return places, Ragged(starts_of(counts), values), ends
 
 
 def _key_columns(keys: Sequence[TaskKey], names: _Table) -> Ints:

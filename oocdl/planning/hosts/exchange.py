@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
@@ -182,7 +183,7 @@ class _Crossings:
     nbytes: Ints
     position: Ints
     """Of the call that reads the item."""
-    ends: Ints
+    ends: tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.bool_]]
     """For each item its level, the group that makes it, sender, receiver, the group that reads it, and
     whether it is small."""
 
@@ -229,16 +230,14 @@ def _crossings(
         items=pairs.item[legs.pair],
         nbytes=pairs.nbytes[legs.pair],
         position=legs.position,
-        ends=np.stack(
-            [
-                level[source][legs.pair] + legs.before,
-                pairs.group[legs.pair],
-                legs.sender,
-                legs.receiver,
-                legs.reader,
-                # What a normalization waits for does not wait for the gradients of weights beside it.
-                (pairs.nbytes[legs.pair] <= SMALL_ITEM_BYTES).astype(np.int64),
-            ]
+        ends=(
+            level[source][legs.pair] + legs.before,
+            pairs.group[legs.pair],
+            legs.sender,
+            legs.receiver,
+            legs.reader,
+            # What a normalization waits for does not wait for the gradients of weights beside it.
+            pairs.nbytes[legs.pair] <= SMALL_ITEM_BYTES,
         ),
     )
 

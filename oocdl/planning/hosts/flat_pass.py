@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -221,9 +222,9 @@ def _made(call: UnitCall | CombineCall) -> list[Region]:
 
 def _numbered(*lists: Sequence[Region]) -> tuple[list[Region], list[Ints]]:
     """All different regions of some lists, in order, and for each list which of them it has."""
-    found = dict.fromkeys(chain.from_iterable(lists))
-    number = dict(zip(found, range(len(found)), strict=True)).__getitem__
-    return list(found), [np.fromiter(map(number, some), np.int64, len(some)) for some in lists]
+    number: defaultdict[Region, int] = defaultdict(count().__next__)
+    found = [np.fromiter(map(number.__getitem__, some), np.int64, len(some)) for some in lists]
+    return list(number), found
 
 
 def ends_of(regions: Sequence[Region]) -> Ragged:
