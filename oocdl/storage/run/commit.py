@@ -1,7 +1,8 @@
 """Writes one version of a run: chunks first, then fsync for all of them, then the manifest and CURRENT.
 
 Nothing is updated in place. Every version has folders of its own with the epoch in the name (the number
-of writers that this run has had), so a late write of a writer that was given up harms nobody.
+of writers that this run has had; workers that are gathered anew count as another), so a late write of a
+writer that was given up harms nobody.
 """
 
 from __future__ import annotations

@@ -253,8 +253,14 @@ class RunStore:
         self._history.append(rows)
 
     def forget_uncommitted(self) -> None:
-        """Leave out the rows of steps that are not committed: these steps are done again."""
+        """Leave out the rows of steps that are not committed: these steps are done again, by other workers.
+
+        What those before still write of a version that was begun, however late, is refused. Raises StoreError
+        if another process has taken over the run.
+        """
         self._check_writable()
+        check_owner(self.path, self.epoch)
+        self.epoch = next_epoch(self.path)
         self._history = self._history_of(self._manifest)
         self._history.start()
 

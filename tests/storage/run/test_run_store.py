@@ -165,6 +165,23 @@ def test_workers_write_through_a_picklable_writer(path: Path) -> None:
         check(store, 3, (W,))
 
 
+def test_a_write_that_comes_after_its_crew_was_given_up_harms_no_version(path: Path) -> None:
+    """As of a worker that was cut off in a commit; on another processor its bits are close and not equal."""
+    with RunStore.open(path, writable=True) as store:
+        region = whole(W.shape)
+        given_up = store.begin(3, [W])
+        late = given_up.writer()
+        late.write(W.name, region, content(W, 3))
+        given_up.abort()
+        store.forget_uncommitted()
+        commit(store, 3).finish({"step": 30})
+        with pytest.raises(StoreError):
+            late.write(W.name, region, content(W, 4))
+        check(store, 3)
+    with RunStore.open(path, writable=True) as store:
+        check(store, 3)
+
+
 def test_a_chunk_at_the_end_is_written_without_a_copy_of_it(path: Path) -> None:
     """Nor is one that is no run of memory: what is written is counted, a copy of it would not be."""
     spec = TensorSpec("large", "weights", (1024, 1500), "float32", (512, 1024))
