@@ -114,5 +114,5 @@ def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> 
     if client is None:
         yield None
         return
-    with _lazy("runtime.cluster.crew").connected(client) as found:
+    with _lazy("runtime.cluster.connecting").connected(client) as found:
         yield Workers(found, wait_seconds, say)

@@ -324,7 +324,7 @@ def _crew(
     sources = [found.spec().source for found in (data.dataset, data.validation) if found is not None]
     files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
     crew, workers = _dask("runtime.cluster.crew"), _dask("tuning.workers")
-    with crew.connected(client) as found:
+    with _dask("runtime.cluster.connecting").connected(client) as found:
         _, refusals = crew.gather(found, wait_seconds, say, _dask("runtime.cluster.member").SEARCH)
         for error in refusals.values():
             raise error

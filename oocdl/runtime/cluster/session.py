@@ -34,7 +34,7 @@ from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
 from oocdl.runtime import weight_io
-from oocdl.runtime.cluster import crew, dask_limits, dask_records, member, shares, worker_tasks
+from oocdl.runtime.cluster import connecting, crew, dask_limits, dask_records, member, shares, worker_tasks
 from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
 from oocdl.runtime.cluster.growth import Arrivals
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
@@ -90,7 +90,7 @@ class ClusterSession(Held):
     def __enter__(self) -> ClusterSession:
         self.before_crew = Moved(0, 0, 0, 0, 0, 0)
         """What crews before this one have moved."""
-        self.connection = crew.Connection(self.client)
+        self.connection = connecting.Connection(self.client)
         self.room = Room(self.settings.memory_bytes, self.planned, self.say)
         self.gather()
         return self
@@ -111,7 +111,7 @@ class ClusterSession(Held):
         while True:
             try:
                 self.client = self.connection.renew()
-                crew.keep_workers(self.client)
+                connecting.keep_workers(self.client)
                 while not self._gather(max(deadline - monotonic(), 1.0)):
                     self.dissolve()
                 return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import DatasetError, InputError, OocdlError, ResourceError
-from oocdl.runtime.cluster import crew
+from oocdl.runtime.cluster import connecting, crew
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
 
@@ -72,34 +74,43 @@ def test_what_is_wrong_is_told_before_workers_are_waited_for(
 def test_a_scheduler_file_that_is_none(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "scheduler.json"
     file.write_text(text)
-    with pytest.raises(InputError, match=f"{file} names no scheduler .*{words}"), crew.connected(file):
+    with pytest.raises(InputError, match=f"{file} names no scheduler .*{words}"), connecting.connected(file):
         pass
 
 
 @pytest.mark.parametrize("given", ["no.json", "x" * 5000, "a\0b", b"tcp://a:1", 5])
 def test_what_is_no_client(given: Any) -> None:
-    with pytest.raises(InputError, match="client takes"), crew.connected(given):
+    with pytest.raises(InputError, match="client takes"), connecting.connected(given):
         pass
 
 
 def test_an_address_that_wants_keys() -> None:
-    with pytest.raises(ResourceError, match=r"tls://127.0.0.1:1: TLS"), crew.connected("tls://127.0.0.1:1"):
-        pass
+    """The process then ends at once: Dask would wait for a minute, and print a traceback."""
+    code = (
+        "from oocdl.runtime.cluster import connecting\n"
+        "try:\n    with connecting.connected('tls://127.0.0.1:1'): pass\n"
+        "except Exception as error:\n    print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout.startswith("ResourceError no scheduler answers at tls://127.0.0.1:1: TLS")
+    assert done.stderr == ""
 
 
 def test_what_is_closed() -> None:
     with LocalCluster(**ONE) as cluster:
         client = Client(cluster, set_as_default=False)
         client.close()
-        with pytest.raises(InputError, match="the client is closed"), crew.connected(client):
+        with pytest.raises(InputError, match="the client is closed"), connecting.connected(client):
             pass
-    with pytest.raises(ResourceError, match="closed or closing Cluster"), crew.connected(cluster):
+    with pytest.raises(ResourceError, match="closed or closing Cluster"), connecting.connected(cluster):
         pass
 
 
 def test_in_the_event_loop_of_its_client_it_would_wait_for_itself() -> None:
     def connect(given: Any) -> str:
-        with crew.connected(given):
+        with connecting.connected(given):
             return "connected"
 
     async def main() -> None:
@@ -120,8 +131,8 @@ def test_a_call_that_is_over_leaves_the_workers_to_another_of_the_same_client() 
         return [name for name in dask_scheduler.plugins if name.startswith("oocdl-stay")]
 
     with LocalCluster(**ONE) as cluster, Client(cluster, set_as_default=False) as client:
-        with crew.connected(client):
-            with crew.connected(client):
+        with connecting.connected(client):
+            with connecting.connected(client):
                 pass
             assert len(client.run_on_scheduler(plugins)) == 1
         assert client.run_on_scheduler(plugins) == []
@@ -135,4 +146,4 @@ def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Ex
     with LocalCluster(**ONE) as cluster, Client(cluster, set_as_default=False) as client:
         monkeypatch.setattr(client, "_register_scheduler_plugin", refuse)
         with pytest.raises(ResourceError, match=f"scheduler at .* cannot take part .*{error}"):
-            crew.keep_workers(client)
+            connecting.keep_workers(client)

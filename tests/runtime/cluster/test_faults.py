@@ -24,7 +24,7 @@ from oocdl.errors import ResourceError
 from oocdl.events import Committed, Event, Notice, RunStopped, StepDone, WorkersChanged
 from oocdl.runtime import execute
 from oocdl.runtime import lost as lost_
-from oocdl.runtime.cluster import crew, worker_tasks
+from oocdl.runtime.cluster import connecting, crew, worker_tasks
 from oocdl.runtime.cluster.session import ClusterSession
 from oocdl.runtime.cluster.transfers import HANDLER
 from oocdl.runtime.cluster.watch import Watch, on_scheduler
@@ -412,7 +412,7 @@ def test_a_scheduler_is_found_again_by_its_file_or_without(tmp_path: Path) -> No
     with processes.cluster(tmp_path / "first", []) as first:
         file.write_text(json.dumps({"address": first.address}))
         with Client(scheduler_file=str(file), timeout=60, set_as_default=False) as client:
-            connection = crew.Connection(client)
+            connection = connecting.Connection(client)
             client._timeout = 1.0
             file.unlink()
             first.scheduler.send(signal.SIGKILL)
@@ -427,7 +427,7 @@ def test_a_scheduler_is_found_again_by_its_file_or_without(tmp_path: Path) -> No
                 connection.close()
 
 
-def renewed(connection: crew.Connection) -> Client:
+def renewed(connection: connecting.Connection) -> Client:
     """A connection to the scheduler that was started again."""
     deadline = time.monotonic() + 60
     while True:
