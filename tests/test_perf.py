@@ -42,6 +42,7 @@ def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
 
 
+@pytest.mark.slow
 def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     words = "--toy", "--grids", "2x2x2,8x1x1", "--json", "rows.json"
     done = run(str(ROOT / "perf/planning.py"), *words, folder=tmp_path)
@@ -213,6 +214,7 @@ def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) ->
         assert row["broken"] == []
 
 
+@pytest.mark.slow
 def test_promise_shows_what_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "perf/promise.py")
     done = run(script, "--toy", "--budgets", "1MiB", "--workdir", ".", folder=tmp_path)
@@ -220,6 +222,7 @@ def test_promise_shows_what_is_refused(tmp_path: Path) -> None:
     assert "BROKEN: refused: " in done.stdout and "beside the process itself" in done.stdout
 
 
+@pytest.mark.slow
 def test_larger_tells_plan_and_run(tmp_path: Path) -> None:
     printed, rows = bench(tmp_path, "larger", "stream")
     assert printed.index("| plan ") < printed.index("| run ")
