@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
     """Make a function refuse unknown options by InputError, with the word that was meant."""
-    known = tuple(inspect.signature(function).parameters)
+    known = tuple(name for name in inspect.signature(function).parameters if name != "self")
 
     @wraps(function)
     def call(*given: P.args, **options: P.kwargs) -> T:

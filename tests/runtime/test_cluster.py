@@ -409,7 +409,7 @@ def test_a_plan_is_repeated_on_any_number_of_workers(
         oocdl.fit(*job, workdir=tmp_path / "whole", plan=local.path, **{**QUICK, "steps": 4})
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kept_values_are_those_of_one_process(
     client: Client, job: tuple[Path, Path], tmp_path: Path, accumulate: int
 ) -> None:

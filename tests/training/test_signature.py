@@ -108,3 +108,8 @@ def test_what_is_missing_or_too_much_is_python_s_own_error() -> None:
     for call in (oocdl.fit, oocdl.plan):
         with pytest.raises(TypeError):
             call("net.onnx")  # type: ignore[call-arg]
+
+
+def test_a_method_does_not_take_itself() -> None:
+    with pytest.raises(InputError, match="^evaluate takes no 'wxyz'; it takes dataset, memory, "):
+        oocdl.Run.evaluate(object(), "data.zarr", wxyz=1)  # type: ignore[arg-type, call-arg]

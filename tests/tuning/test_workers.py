@@ -121,7 +121,7 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
             if isinstance(event, TrialDone) and not fits:  # no trial runs now
                 fits.append(pool.submit(fit, callbacks=[stay]))
                 assert begun.wait(60)
-                threading.Timer(2, over.set).start()
+                threading.Timer(1, over.set).start()
 
         found = pool.submit(oocdl.search, *job, **search, client=client, workdir=folder, callbacks=[meddle])
         while not list(folder.glob("trials/*/history/*")):  # the first trial has trained
