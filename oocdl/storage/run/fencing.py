@@ -47,10 +47,15 @@ def next_epoch(root: Path) -> int:
 
 
 def check_owner(root: Path, epoch: int) -> None:
-    """Raise StoreError if another writer has taken over the run from writer ``epoch``."""
+    """Raise StoreError if another writer has taken over the run from writer ``epoch``, or if it is gone."""
     known = _epochs(root)
+    if not known:
+        raise StoreError(
+            f"the run in {root} is gone: it was deleted or moved, or its disk is no longer there; bring it "
+            "back to go on from its last commit"
+        )
     if epoch not in known or max(known) > epoch:
-        other = max(known, default=epoch + 1)
+        other = max(known)
         raise StoreError(
             f"another process has taken over the run in {root} (it is writer {other}, this one was writer "
             f"{epoch}); this one writes nothing more there; its last commit stays"

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -299,6 +300,13 @@ def test_one_writer_at_a_time(path: Path) -> None:
         other.wait(20)
     with RunStore.open(path, writable=True) as store:  # the dead one is taken over
         check(store, 2)
+
+
+def test_a_run_that_somebody_deletes_while_it_is_written_is_gone_and_not_taken_over(path: Path) -> None:
+    with RunStore.open(path, writable=True) as store:
+        shutil.rmtree(path)
+        with pytest.raises(StoreError, match=f"the run in {path} is gone: it was deleted or moved"):
+            store.append_history([{"step": 3}])
 
 
 def test_a_reader_sees_new_commits(path: Path) -> None:
