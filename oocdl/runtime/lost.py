@@ -17,5 +17,5 @@ def check_losses(number: int, lost: WorkersLost) -> None:
     if number == MOST_LOSSES:
         raise ResourceError(
             f"workers were lost {number} times before a further step was done ({lost}); look in their logs "
-            "why, such as memory; the run is committed: start it again to go on"
+            "why, such as memory; what is done is committed: start it again to go on"
         ) from lost

@@ -26,7 +26,7 @@ from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners
 from oocdl.runtime.cluster.progress import METRIC, Report, told
 from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, roll
-from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.lost import WorkersLost, check_losses
 
 SETTLE_SECONDS = 3.0
 """A run starts when so long no further worker has come, although more are expected."""
@@ -82,17 +82,21 @@ def gather(
 
     Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Returns who
     can take part, and who cannot, such as one that has part in a run of another ``owner``. Raises
-    ResourceError if none has come in time, WorkersLost if the connection is broken.
+    ResourceError if none has come in time, or those who come are lost again and again, as where an engine
+    takes more memory than they have; WorkersLost if the connection is broken.
     """
-    begun = monotonic()
+    begun, losses = monotonic(), 0
     while True:
         left = timeout_seconds - (monotonic() - begun)
         there = _awaited(client, left, tell)
         try:
             recruits, refusals = ask(client, there, tell, owner, engine)
-        except WorkersLost:
+        except WorkersLost as lost:
             if client.status != "running" or monotonic() - begun > timeout_seconds:
                 raise
+            losses += 1
+            check_losses(losses, lost)
+            tell(f"{lost}; asking anew who can take part")
             sleep(POLL_SECONDS)
             continue
         may_pass = any(isinstance(error, NotNowError) for error in refusals.values())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl.errors import DatasetError, InputError, OocdlError, ResourceError
 from oocdl.runtime.cluster import connecting, crew
+from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
 
@@ -147,3 +149,29 @@ def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Ex
         monkeypatch.setattr(client, "_register_scheduler_plugin", refuse)
         with pytest.raises(ResourceError, match=f"scheduler at .* cannot take part .*{error}"):
             connecting.keep_workers(client)
+
+
+@pytest.mark.parametrize("most", [3, 10])
+def test_workers_that_are_lost_whenever_they_are_asked_are_not_asked_for_a_day(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """As where the engine that they load takes more memory than their job has: another one comes each time."""
+    asked: list[str] = []
+
+    def ask(*_: Any) -> tuple[list[Any], dict[str, Any]]:
+        asked.append("worker")
+        if len(asked) > most:
+            return [], {}
+        raise WorkersLost(f"worker {len(asked)} is gone")
+
+    monkeypatch.setattr(crew, "_awaited", lambda *_: ["worker"])
+    monkeypatch.setattr(crew, "ask", ask)
+    monkeypatch.setattr(crew, "POLL_SECONDS", 0.0)
+    client: Any = SimpleNamespace(status="running")
+    told: list[str] = []
+    if most < MOST_LOSSES:
+        assert crew.gather(client, 86400.0, told.append) == ([], {})
+    else:
+        with pytest.raises(ResourceError, match="lost 10 times .*worker 10 is gone.* such as memory"):
+            crew.gather(client, 86400.0, told.append)
+    assert told[0] == "worker 1 is gone; asking anew who can take part" and len(told) == min(most, 9)
