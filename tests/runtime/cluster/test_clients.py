@@ -155,7 +155,7 @@ def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Ex
 def test_workers_that_are_lost_whenever_they_are_asked_are_not_asked_for_a_day(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """As where the engine that they load takes more memory than their job has: another one comes each time."""
+    """As where the engine takes more memory than their job has: another one comes each time."""
     asked: list[str] = []
 
     def ask(*_: Any) -> tuple[list[Any], dict[str, Any]]:
