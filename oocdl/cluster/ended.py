@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pwd
 import re
@@ -37,32 +38,44 @@ class Ended:
         self._system, self._logs = system, logs
         self._waiting: dict[str, float] = {}
         """Number of a job -> when it was first asked for."""
-        self._looked = 0.0
+        self._looked = -math.inf
+        self._tells = False
+        """Whether a job of this cluster was ever listed: a list may be of others, as of another cluster."""
 
     async def among(self, numbers: Mapping[str, str]) -> dict[str, str]:
         """Return those names of workers, of the numbers of their jobs, whose jobs are over -> what is known.
 
-        Asks at most once in ``LOOK_SECONDS``; nobody, where the batch system does not tell.
+        Asks at most once in ``LOOK_SECONDS``; nobody, where the batch system does not tell. Of a list in
+        which no job of this cluster has ever been, only those are taken for over whose logs are silent.
         """
         now = time.monotonic()
         self._waiting = {number: self._waiting.get(number, now) for number in numbers.values()}
         old = {number for number, since in self._waiting.items() if now - since >= LOOK_SECONDS}
-        if not old or now - self._looked < LOOK_SECONDS:
+        if not numbers or now - self._looked < LOOK_SECONDS:
             return {}
         self._looked = now
         there = await unfinished(self._system)
         if there is None:
             return {}
+        self._tells = self._tells or any(_plain(number) in there for number in self._waiting)
         return {
             name: self._words(number)
             for name, number in numbers.items()
-            if number in old and _plain(number) not in there
+            if number in old and _plain(number) not in there and (self._tells or self._is_quiet(number))
         }
+
+    def _logs_of(self, number: str) -> list[Path]:
+        return list(self._logs.glob(f"*{_plain(number)}*"))
+
+    def _is_quiet(self, number: str) -> bool:
+        """Whether a job has begun to write logs, and has written nothing more for a while."""
+        written = [path.stat().st_mtime for path in self._logs_of(number)]
+        return bool(written) and time.time() - max(written) >= LOOK_SECONDS
 
     def _words(self, number: str) -> str:
         """What the logs of a job tell, and where: its first error, else its last line; empty without any."""
         found = []
-        for path in self._logs.glob(f"*{_plain(number)}*"):
+        for path in self._logs_of(number):
             with path.open("rb") as file:
                 file.seek(max(path.stat().st_size - LOG_BYTES, 0))
                 lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import math
 import os
 import re
 import signal
@@ -336,6 +337,30 @@ def test_a_job_that_is_over_before_its_worker_came_is_told_and_submitted_again(
         assert len(here.scripts()) == 2
     told = f"job 1 is over, and its worker never came: 'no disk' ({logs}/oocdl-1.err); it is submitted again"
     assert told in caplog.text and here.cancelled() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "log", "over"),
+    [({"1"}, None, True), (set(), None, False), (set(), 9.0, True), (set(), 0.0, False)],
+)
+def test_a_list_that_never_had_our_jobs_tells_nothing_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: set[str], log: float | None, over: bool
+) -> None:
+    """As that of another cluster: a job that waits there is not cancelled, unless its log has ended."""
+    lists = [first, set[str]()]
+
+    async def unfinished(_: str) -> set[str]:
+        return lists.pop(0)
+
+    monkeypatch.setattr(ended, "unfinished", unfinished)
+    monkeypatch.setattr(ended, "LOOK_SECONDS", 5.0)
+    if log is not None:
+        (tmp_path / "oocdl-1.err").write_text("no disk\n")
+        os.utime(tmp_path / "oocdl-1.err", (time.time() - log,) * 2)
+    known = ended.Ended("slurm", tmp_path)
+    assert asyncio.run(known.among({"worker": "1"})) == {}  # it is young
+    known._looked, known._waiting = -math.inf, {"1": -math.inf}
+    assert bool(asyncio.run(known.among({"worker": "1"}))) == over
 
 
 @pytest.mark.parametrize(("answer", "known"), [("echo ' 12.srv x'; echo no", {"12"}), ("exit 1", None)])
