@@ -285,7 +285,7 @@ def test_a_corrupt_plan(fit: Fit, damage: str) -> None:
 
 def test_a_plan_of_another_machine_warns(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(steps=1)
-    monkeypatch.setattr("oocdl.host.limits.metadata.version", lambda package: "0.0")
+    monkeypatch.setattr("oocdl.planning.machine_facts.installed_version", lambda package: "0.0")
     with pytest.warns(UserWarning, match="results are close but not equal: onnxruntime was .*, is 0.0"):
         assert fit(steps=2).steps == 2
 

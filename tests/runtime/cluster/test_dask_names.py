@@ -19,11 +19,13 @@ from tests.kit.code import modules
 
 PRIVATE = {
     "client": (
+        "_close",
         "_gather",
         "_loop_runner.is_started",
         "_register_scheduler_plugin",
         "_run",
         "_run_on_scheduler",
+        "_start",
     ),
     "scheduler": ("_ongoing_background_tasks.call_soon",),
     "worker": ("_ongoing_background_tasks.call_soon",),
