@@ -65,7 +65,8 @@ class Ended:
         }
 
     def _logs_of(self, number: str) -> list[Path]:
-        return list(self._logs.glob(f"*{_plain(number)}*"))
+        own = re.compile(rf"(?<!\d){_plain(number)}(?!\d)")  # not of job 112, where 12 is meant
+        return [path for path in self._logs.glob("*") if own.search(path.name)]
 
     def _is_quiet(self, number: str) -> bool:
         """Whether a job has begun to write logs, and has written nothing more for a while."""

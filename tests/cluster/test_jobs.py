@@ -354,13 +354,16 @@ def test_a_list_that_never_had_our_jobs_tells_nothing_of_them(
 
     monkeypatch.setattr(ended, "unfinished", unfinished)
     monkeypatch.setattr(ended, "LOOK_SECONDS", 5.0)
+    (tmp_path / "oocdl-11.err").write_text("of another job\n")
+    os.utime(tmp_path / "oocdl-11.err", (0, 0))
     if log is not None:
         (tmp_path / "oocdl-1.err").write_text("no disk\n")
         os.utime(tmp_path / "oocdl-1.err", (time.time() - log,) * 2)
     known = ended.Ended("slurm", tmp_path)
     assert asyncio.run(known.among({"worker": "1"})) == {}  # it is young
     known._looked, known._waiting = -math.inf, {"1": -math.inf}
-    assert bool(asyncio.run(known.among({"worker": "1"}))) == over
+    found = asyncio.run(known.among({"worker": "1"}))
+    assert bool(found) == over and "another job" not in str(found)
 
 
 @pytest.mark.parametrize(("answer", "known"), [("echo ' 12.srv x'; echo no", {"12"}), ("exit 1", None)])
