@@ -20,7 +20,6 @@ from distributed.protocol.pickle import loads
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
-from oocdl.errors import ResourceError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.transforms.factorize import Factored
@@ -356,12 +355,12 @@ SEARCH = "search"
 _taking = threading.Lock()
 
 
-def become_member(member: Member) -> None:
-    """Have this process take part in a run. Raises ResourceError while it trains a trial of a search."""
+def become_member(member: Member) -> bool:
+    """Whether this process takes part in a run from now on; not if it does in another, or trains a trial."""
     with _taking:
-        if guests:
-            raise ResourceError(f"this worker {IN_ANOTHER_RUN}")
-        members[member.setup.run_id] = member
+        if not members and not guests:
+            members[member.setup.run_id] = member
+        return members.get(member.setup.run_id) is member
 
 
 def owners() -> tuple[str, ...]:

@@ -84,7 +84,7 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
 
     ``packed``: what all members are told, pickled. ``shares``: its own part, as ``Member.open`` takes it.
     It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before, or
-    another run took it meanwhile.
+    another run or a trial of a search took it meanwhile: then workers are asked anew who can take part.
     """
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
     for other in list(members.values()):
@@ -95,14 +95,13 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
         await asyncio.wait(set(_closing))
     if setup.run_id in _left:
         raise Superseded("the run has ended before this worker took part")
-    if members:  # it was set up while this waited
-        raise Superseded("another run was faster to take this worker")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
     pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
     member = Member(setup, setup.numbers[dask_worker.address], folder, pool)
-    become_member(member)
+    if not become_member(member):
+        raise Superseded("another run, or a trial of a search, was faster to take this worker")
     plugin = MemberPlugin(member)
     try:
         await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)

@@ -98,6 +98,11 @@ def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pyt
 
     first, second = asyncio.run(both())
     assert first is True and isinstance(second, Superseded) and [*worker_tasks.members] == ["a"]
+    monkeypatch.setattr(member, "guests", {"trial"})
+    worker_tasks.members.clear()
+    with pytest.raises(Superseded, match="trial of a search"):  # so that workers are asked anew
+        asyncio.run(worker_tasks.set_up(setup("c", "c"), b"", worker))
+    assert not worker_tasks.members
 
 
 def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
