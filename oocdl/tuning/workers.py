@@ -29,7 +29,7 @@ from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import become_host, guests
-from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll
+from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll, words_of
 from oocdl.runtime.lost import WorkersLost
 from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
@@ -83,11 +83,9 @@ def _facts(paths: Sequence[str], parts: bytes, dask_worker: Worker) -> Facts:
 
 
 def _why(error: Exception) -> str:
-    """Why a worker takes no trial that fails when it is asked. Dask sends the text of some errors."""
-    words = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
-    return (
-        f"fails ({' '.join(words.split())}); install the same versions there, and modules that your own need"
-    )
+    """Why a worker takes no trial that fails when it is asked."""
+    words = " ".join(words_of(error).split())
+    return f"fails ({words}); install the same versions there, and modules that your own need"
 
 
 async def _hire(dask_worker: Worker) -> None:
@@ -224,9 +222,13 @@ class Workers:
     def _ask(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What workers answer, maybe by an error; one that has gone meanwhile does not."""
         found: dict[str, Any] = {}
-        for address in addresses:
-            call = self.client._run(function, *args, workers=[address], on_error="return")
-            answer = in_loop(self.client, call)
+        asked = {
+            address: in_loop(
+                self.client, self.client._run(function, *args, workers=[address], on_error="return")
+            )
+            for address in addresses
+        }
+        for address, answer in asked.items():
             try:
                 Watch(self.client, [address], self.say).wait([answer])
                 found |= answer.result()

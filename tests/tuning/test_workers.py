@@ -302,6 +302,27 @@ def test_a_worker_that_never_answers_takes_no_trial(
     assert len(notes) == 2 and all("takes no trial" in note for note in notes)
 
 
+def meet(folder: str, address: str) -> bool:
+    """Whether two workers are asked this at once."""
+    (Path(folder) / address.rpartition(":")[2]).touch()
+    until = time.monotonic() + 5
+    while len(list(Path(folder).iterdir())) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    return len(list(Path(folder).iterdir())) == 2
+
+
+def test_workers_are_asked_all_at_once(client: Client, tmp_path: Path) -> None:
+    """The first question has each import what it needs, which takes seconds."""
+    folder = str(tmp_path)
+
+    def asked(dask_worker: Any) -> bool:
+        return meet(folder, dask_worker.address)
+
+    there = list(client.scheduler_info(n_workers=-1)["workers"])
+    found = Workers(client, [], print, 5.0)._ask(there, asked)
+    assert len(there) == 2 and found == dict.fromkeys(there, True)
+
+
 @pytest.mark.timeout(120)
 def test_a_scheduler_that_is_stopped_ends_a_search_that_can_go_on(
     job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -200,8 +200,7 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
     ``refuses``: one that is not ours means that this worker cannot do it.
     """
     told: BaseException = error
-    # Dask sends the text of one that cannot be pickled.
-    words = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+    words = words_of(error)
     if isinstance(error, ImportError) or words.startswith(("ImportError", "ModuleNotFoundError")):
         told = ResourceError(
             f"worker {address} cannot import what it needs ({words}); install the same versions of oocdl and "
@@ -217,6 +216,11 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
     if told is not error:
         told.__cause__ = error
     return told
+
+
+def words_of(error: BaseException) -> str:
+    """Type and text of an error of a worker: of one that cannot be pickled Dask sends a text with both."""
+    return str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
 
 
 def failed(future: Future[Any] | LocalFuture[Any]) -> bool:
