@@ -81,6 +81,21 @@ def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
     return grad
 
 
+def cure(target: Shape, output: Shape) -> str:
+    """Say what to do where a network makes other sizes in space than its target has; else nothing.
+
+    >>> cure((2, 33, 32), (2, 4, 32, 32))
+    '; the network makes 32 of 33: crop or pad samples to sizes that it halves evenly: multiples of 16'
+    """
+    space = max(len(output) - 2, 0)
+    pairs = [(t, o) for t, o in zip(target[-space:], output[2:], strict=False) if t != o]
+    if not pairs or not all(t > 1 and o > 1 and t / 2 < o < 2 * t for t, o in pairs):
+        return ""
+    has, makes = pairs[0]
+    even = "crop or pad samples to sizes that it halves evenly: multiples of 16"
+    return f"; the network makes {makes} of {has}: {even}"
+
+
 def size(shape: Sequence[int]) -> int:
     """Return the number of elements."""
     return prod(shape)

@@ -14,7 +14,7 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops._broadcast import is_float
+from oocdl.ops._broadcast import cure, is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
 from oocdl.ops.file_loss import FileLoss, add_file
 from oocdl.ops.own_loss import Formula, OwnLoss, add_own, aligned, known_as, mean, total_of
@@ -269,7 +269,7 @@ def _labels(build: Builder, logits: str, target: str) -> tuple[str, int]:
     if axis is None:
         raise InputError(
             f"labels '{target}' have shape {list(build.shape(target))}, but output '{logits}' has "
-            f"{list(shape)}: labels need this shape without the class axis"
+            f"{list(shape)}: labels need this shape without the class axis" + cure(build.shape(target), shape)
         )
     if is_float(build.dtype(target)) or build.dtype(target) == "bool":
         raise InputError(f"labels '{target}' are {build.dtype(target)}, not whole numbers")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oocdl.errors import InputError
 from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops._broadcast import is_float, size
+from oocdl.ops._broadcast import cure, is_float, size
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def aligned(build: Builder, logits: str, target: str) -> str:
     if tuple(n for n in shape if n != 1) != tuple(n for n in wanted if n != 1):
         raise InputError(
             f"target '{target}' has shape {list(shape)}, but output '{logits}' has {list(wanted)}"
+            + cure(shape, wanted)
         )
     if shape != wanted:
         target = build("Reshape", target, shape=wanted)

@@ -90,20 +90,17 @@ def _casts(op: str, shape: Shape) -> Iterator[Probe]:
 def _extreme_gradient(better: str) -> RowGradient:
     """Max and Min: the gradient goes to the operand that won.
 
-    Ties: halves, as ``torch.maximum``; against a constant (ONNX Clip) the variable gets
-    all of it, as ``torch.clamp``.
+    Ties: halves, as ``torch.maximum``; nothing at the ``bound`` of a Clip, as ``torch.clamp``.
     """
-    worse = {"Greater": "Less", "Less": "Greater"}[better]
 
     def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
         zero, found = build.like(0.0, g), []
+        if node.attrs.get("bound"):
+            return build("Where", build(better, *node.inputs), g, zero), None
+        half = build("Mul", g, build.like(0.5, g))
         for mine, other in (node.inputs, node.inputs[::-1]):
-            if other in build.constants:
-                found.append(build("Where", build(worse, mine, other), zero, g))
-            else:
-                half = build("Mul", g, build.like(0.5, g))
-                tie = build("Where", build("Equal", mine, other), half, zero)
-                found.append(build("Where", build(better, mine, other), g, tie))
+            tie = build("Where", build("Equal", mine, other), half, zero)
+            found.append(build("Where", build(better, mine, other), g, tie))
         return tuple(found)
 
     return gradient

@@ -84,6 +84,21 @@ def test_cross_entropy_ignores_and_weighs(ignore: int, weights: tuple[float, ...
     )
 
 
+@pytest.mark.parametrize(
+    ("loss", "truth"),
+    [(L1(), F.l1_loss), (MSE(), F.mse_loss), (BCE(), F.binary_cross_entropy_with_logits)],
+    ids=["l1", "mse", "bce"],
+)
+def test_slopes_at_zero_and_far_from_it_are_pytorchs(loss: Loss, truth: Truth) -> None:
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0, -800.0, 800.0], dtype=torch.float64)[:, None]
+    check(loss, x, torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)[:, None], truth)
+
+
+def test_cross_entropy_of_classes_without_a_chance() -> None:
+    x = torch.tensor([[-999.0, 0.0, 999.0], [999.0, 0.0, -999.0]], dtype=torch.float64)
+    check(CrossEntropy(), x, torch.tensor([0, 0]), F.cross_entropy)
+
+
 def test_cross_entropy_takes_a_kept_axis_and_small_integers() -> None:
     y = labels(3, 2, 1, 4, 4).to(torch.uint8)
     check(CrossEntropy(), normal(2, 3, 4, 4), y, lambda x, y: F.cross_entropy(x, y[:, 0].long()))

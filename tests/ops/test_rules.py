@@ -284,30 +284,6 @@ def test_resample_is_torchs_interpolate(mode: str, extent: int, size: int) -> No
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("op", "other", "truth"),
-    [
-        ("Max", None, lambda x, y: torch.maximum(x, y)),
-        ("Min", None, lambda x, y: torch.minimum(x, y)),
-        ("Max", 0.0, lambda x, y: x.clamp(min=0.0)),
-        ("Min", 0.0, lambda x, y: x.clamp(max=0.0)),
-        ("Abs", "", lambda x, y: x.abs()),
-        ("Relu", "", lambda x, y: x.relu()),
-    ],
-)
-def test_gradients_at_kinks_are_autograds(op: str, other: object, truth: Any) -> None:
-    build = Builder(RULES)
-    x, y = (build.value(name, (3,), "float64", Role.INPUT) for name in "xy")
-    more = [] if other == "" else [y] if other is None else [build.constant(other, "float64")]
-    result = build(op, x, *more)
-    loss = build("Reshape", build("ReduceSum", result, axes=(0,)), shape=())
-    grad = differentiate(build, loss, [x])[x]
-    tensors = {"x": torch.tensor([-1.0, 0.0, 1.0]).double(), "y": torch.zeros(3).double()}
-    at = tensors["x"].clone().requires_grad_()
-    (expected,) = torch.autograd.grad(truth(at, tensors["y"]).sum(), at)
-    torch.testing.assert_close(evaluate(build.graph(), tensors)[grad], expected)
-
-
 def test_a_second_derivative_is_refused() -> None:
     build = Builder(RULES)
     x = build.value("x", (3,), "float64", Role.INPUT)

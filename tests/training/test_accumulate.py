@@ -246,6 +246,33 @@ def test_each_pass_draws_its_own_numbers(tmp_path: Path) -> None:
     np.testing.assert_allclose([row["loss"] for row in double.history], means, rtol=1e-12)
 
 
+class Groups(nn.Module):
+    """Groups of channels, whose two letters only the update carries to each weight, and a layer of time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(2, 6, 3, stride=2, groups=2)
+        self.time = nn.GRU(6, 3, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.time(self.up(x).flatten(2).transpose(1, 2))[0]).transpose(1, 2)
+        return found
+
+
+@pytest.mark.parametrize("cuts", ["auto", {"channels": 2}])
+def test_weights_are_split_alike_in_all_passes_of_a_step(cuts: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Groups()
+    model = export(module, (torch.zeros(1, 2, 2, 2),), tmp_path / "net.onnx", dynamic=(0,))
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(5, 2, 2, 2)).astype("f4"), random.integers(0, 2, (5, 25))
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
+    options = {**EXACT, "optimizer": OPTIMIZERS["adam"][0](), "parallel": cuts}
+    run = oocdl.fit(model, data, workdir=tmp_path / "run", batch_size=2, accumulate=2, epochs=2, **options)
+    check(run, *loop(module.double(), torch.as_tensor(x).double(), torch.as_tensor(y), 2, 2, "adam", None))
+
+
 class Interrupting:
     """Our own ``get``, with Ctrl-C pressed in one pass."""
 

@@ -50,6 +50,18 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
     return {name: names.get(grad, grad) for name, grad in answer.items()}
 
 
+def sources(build: Builder, value: str) -> set[str]:
+    """Return what ``value`` is computed from by floating-point numbers alone, whatever their slopes are.
+
+    PyTorch gives these gradients, if only zeros (behind a ``round``, say); all others have none.
+    """
+    found = {value}
+    for node in reversed(build.nodes):
+        if not found.isdisjoint(node.outputs):
+            found.update(name for name in node.inputs if _is_float(build, name))
+    return found
+
+
 def _is_float(build: Builder, name: str) -> bool:
     return build.dtype(name).startswith(("float", "bfloat"))
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import MappingProxyType
 
+from oocdl.errors import GraphError
 from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Graph, Node, Shape
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
@@ -167,6 +169,16 @@ class _Splits:
                     self.segments[axis].remove(segment)
         return good
 
+    def fix(self, name: str, factors: Factors) -> None:
+        """Split the axes of a value into these factors, and never otherwise."""
+        for number, parts in enumerate(factors):
+            axis = (name, number)
+            if not all(self.try_split(axis, prod(parts[place:]), []) for place in range(1, len(parts))):
+                raise GraphError(
+                    f"axis {number} of '{name}' cannot be split into {parts} in each pass of a step"
+                )
+            self.atomic.add(axis)
+
     def factors(self, axis: Axis) -> tuple[int, ...]:
         """Return the factors of an axis, outermost first."""
         extent = self.extent[axis]
@@ -202,8 +214,11 @@ def _segments(node: Node, before: Shape, after: Shape) -> list[list[tuple[Axis, 
     return segments
 
 
-def factorize(graph: Graph, rules: Rules) -> Factored:
-    """Rewrite a canonical graph over factors. No node is added, and Reshapes are dropped where possible."""
+def factorize(graph: Graph, rules: Rules, fixed: Mapping[str, Factors] = MappingProxyType({})) -> Factored:
+    """Rewrite a canonical graph over factors. No node is added, and Reshapes are dropped where possible.
+
+    ``fixed`` are the factors of values that another graph, which was rewritten before, has stored.
+    """
     axis_rules: dict[str, AxisRule] = {}
     for node in graph.nodes:
         rule = rules[node.op].axes
@@ -212,6 +227,8 @@ def factorize(graph: Graph, rules: Rules) -> Factored:
         shapes_out = [graph.values[name].shape for name in node.outputs]
         axis_rules[node.name] = rule(node, shapes_in, shapes_out)
     splits = _Splits(graph, axis_rules)
+    for name in fixed.keys() & graph.values.keys():
+        splits.fix(name, fixed[name])
     alias: dict[str, str] = {}
     stays: list[Node] = []
     for node in graph.nodes:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.torch.conv import thin_slab
-from oocdl.engines.torch.layout import channels_last, empty_as
+from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last
 
 aten = torch.ops.aten
 
@@ -52,6 +52,8 @@ def weight_gradient(
             one = slice(sample, sample + 1)
             total += thin_slab.weight_gradient(x[one], dy[one], shape, strides, padding, dilations, groups)
         return total
+    # By the strides of one sample PyTorch may take x for planes, w not, and mix their orders up.
+    x = channels_last(x) if has_channels_last(x) else x
     made: Tensor = aten.convolution_backward(
         *(dy, x, empty_as(shape, x), None, strides, padding, dilations, False, [0] * len(strides)),
         *(groups, [False, True, False]),
