@@ -52,8 +52,8 @@ def check_budget(budget_bytes: int) -> None:
     limit = available()
     if budget_bytes > limit.nbytes:
         raise BudgetError(
-            f"memory={budget_bytes >> 20} MiB is more than the {limit.nbytes >> 20} MiB that this process "
-            f"may use ({limit.name}); give less, or raise that limit"
+            f"memory={-(-budget_bytes >> 20)} MiB is more than the {limit.nbytes >> 20} MiB that this "
+            f"process may use ({limit.name}); give less, or raise that limit"
         )
 
 
@@ -165,6 +165,20 @@ def most_taken_bytes(call: Callable[[], object]) -> int | None:
     before = _status_bytes()["VmHWM"]
     call()
     return _status_bytes()["VmHWM"] - before
+
+
+def machine_seconds() -> tuple[float, float]:
+    """Return the seconds that all processors of this machine were busy, and were not, since it started.
+
+    Both are 0 where the system does not tell.
+    """
+    try:
+        with open("/proc/stat") as stat:
+            user, nice, system, idle, waiting, *interrupts = map(int, stat.readline().split()[1:8])
+    except (OSError, ValueError):
+        return 0.0, 0.0  # not Linux
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + sum(interrupts)) / ticks, (idle + waiting) / ticks
 
 
 def cores() -> int:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -114,14 +114,14 @@ class Recordable(Protocol):
 class StepTrace:
     """Records one step of a run of ``total`` steps, of which ``done`` are done, and writes it to ``path``.
 
-    The third of those that are left, or the last. Without a path nothing happens. Raises InputError
-    if no step is left.
+    The third of those that are left, or the last. ``names``: layer -> what it is called. Without a path
+    nothing happens. Raises InputError if no step is left.
     """
 
-    def __init__(self, path: Path | None, done: int, total: int) -> None:
+    def __init__(self, path: Path | None, done: int, total: int, names: Mapping[str, str]) -> None:
         if path is not None and done >= total:
             raise InputError(f"trace: all {done} steps are done; ask for more of them, or resume='restart'")
-        self._path = path
+        self._path, self._names = path, names
         self._number = min(done + STEPS_BEFORE, total - 1)
 
     def begin(self, number: int, session: Recordable) -> None:
@@ -132,7 +132,19 @@ class StepTrace:
     def end(self, number: int, session: Recordable, row: Mapping[str, Any]) -> None:
         """Step ``number`` is over; ``row`` is that of the history."""
         if self._path is not None and number == self._number:
-            write_trace(self._path, session.stop_recording(), row)
+            write_trace(self._path, [_named(one, self._names) for one in session.stop_recording()], row)
+
+
+def _named(recording: Recording, names: Mapping[str, str]) -> Recording:
+    """The same, with layers as they are called."""
+    spans = []
+    for span in recording.spans:
+        layer = str(span.facts.get("layer"))
+        if layer in names:
+            title = names[layer] + span.name.removeprefix(layer)
+            span = replace(span, name=title, facts={**span.facts, "layer": names[layer]})
+        spans.append(span)
+    return replace(recording, spans=tuple(spans))
 
 
 def checked_path(path: object) -> Path:

@@ -114,7 +114,10 @@ def unsealed(kind: str, text: str) -> Any:
         raise ValueError("it is not in the form in which this version of oocdl writes it")
     if hashlib.sha256(found[2].encode()).hexdigest() != found[1]:
         raise ValueError("its digest does not match")
-    return json.loads(found[2])
+    try:
+        return json.loads(found[2])
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def digest_of(text: str) -> str:

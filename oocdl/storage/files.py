@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ Array = npt.NDArray[Any]
 
 SYNC_THREADS = 32
 """More than cores: these threads only wait for the disk."""
+NO_FILE = "not a regular file"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,17 +36,57 @@ def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+def regular(path: str | Path, flags: int) -> int:
+    """Open a regular file, as the ``opener`` of ``open``; OSError for anything else: a FIFO never ends."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, NO_FILE, str(path))
+    return handle
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a regular file holds. Raises OSError, also for a folder or a FIFO."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular file. Raises OSError as ``read_bytes``, ValueError if it is no UTF-8."""
+    return read_bytes(path).decode()
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder; nothing happens if none is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def is_full(error: OSError) -> bool:
     """Whether an error says that the disk, or the user's quota of it, is full."""
     return error.errno in _FULL
 
 
-def io_error(error: OSError, path: Path, need: int) -> OocdlError:
+def io_error(error: OSError, path: Path, need: int, verb: str = "write") -> OocdlError:
     """Return the error of oocdl to raise for ``error``, met while writing ``need`` bytes to ``path``."""
+    place = error.filename if isinstance(error.filename, str) else path
     if not is_full(error):
-        return StoreError(f"cannot write {path}: {error.strerror or error}; check the disk")
-    asked = f"needs {need} bytes, {free_bytes(path)} are free" if need else "the disk is full"
-    return ResourceError(f"no space left for {path}: {asked}; free some or choose another folder")
+        return StoreError(f"cannot {verb} {place}: {error.strerror or error}; check the disk")
+    return ResourceError(f"no space left for {place}: {_why_full(error, path, need)}")
+
+
+def _why_full(error: OSError, path: Path, need: int) -> str:
+    """Say what is used up, bytes, files or a quota, and the way out."""
+    stats, free = os.statvfs(existing(path)), free_bytes(path)
+    if error.errno == errno.EDQUOT:
+        return "your quota of this disk is used up; delete some files or choose another folder"
+    if stats.f_files and not stats.f_favail:
+        return f"its disk can hold no more than {stats.f_files} files; delete some or choose another folder"
+    asked = f"needs {need} bytes, {free} are free" if need > free else "the disk is full"
+    asked += f" ({need} bytes were to be written)" if 0 < need <= free else ""
+    return f"{asked}; free some or choose another folder"
 
 
 def existing(path: Path) -> Path:
@@ -53,6 +96,17 @@ def existing(path: Path) -> Path:
     return path
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder in one that all may write to; StoreError if somebody else made it, or may write there."""
+    with reporting(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        known = folder.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o022:
+        raise StoreError(
+            f"{folder} is not a folder that only this user may write to; delete it, or pass spill= another"
+        )
+
+
 def free_bytes(path: Path) -> int:
     """Return the bytes that are free for this user on the file system of ``path``, which need not exist."""
     stats = os.statvfs(existing(path))
@@ -60,15 +114,15 @@ def free_bytes(path: Path) -> int:
 
 
 @contextmanager
-def reporting(path: Path) -> Iterator[None]:
-    """Turn every OSError of this block, which writes below ``path``, into an error of oocdl.
+def reporting(path: Path, verb: str = "write") -> Iterator[None]:
+    """Turn every OSError of this block, which writes (or ``verb``) below ``path``, into an error of oocdl.
 
     Raises ResourceError if the disk is full, StoreError for any other failure.
     """
     try:
         yield
     except OSError as error:
-        raise io_error(error, path, 0) from error
+        raise io_error(error, path, 0, verb) from error
 
 
 def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
@@ -105,13 +159,14 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file durably, as ``write_text`` does."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     write_parts(partial, [np.frombuffer(data, np.uint8)], sync=True)
-    partial.replace(path)
+    with reporting(path):
+        partial.replace(path)
 
 
 def sync_path(path: Path) -> None:
     """Call fsync for a file or a folder that exists."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.fsync(handle)
         finally:

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from oocdl.errors import CorruptError
 from oocdl.storage.checksums import Record, record_of
-from oocdl.storage.files import reporting
+from oocdl.storage.files import read_bytes, reporting
 
 
 class SealedStore(Store):
@@ -67,7 +67,7 @@ class SealedStore(Store):
                 raise CorruptError(f"{self.what} has no chunk {key} in {self.root}")
             return None
         try:
-            data = (self.root / key).read_bytes()
+            data = read_bytes(self.root / key)
         except OSError as error:
             reason = error.strerror or error
             raise CorruptError(f"{key} of {self.what} in {self.root} is lost: {reason}") from error

@@ -82,7 +82,7 @@ def tasks_of(run: oocdl.Run, *plan_ids: str) -> Counter[tuple[object, ...]]:
                 units = isinstance(call, UnitCall)
                 values = [name for name, _ in call.unit.makes] if units else call.values
                 key = call.key
-                found[plan_id, key.layer, key.kind, ", ".join(values), key.number] += 1
+                found[plan_id, run.plan.layer_names[key.layer], key.kind, ", ".join(values), key.number] += 1
     return found
 
 

@@ -6,7 +6,7 @@ Methods below "under the lock" are called with ``changed`` held; no I/O is done 
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
 from oocdl.graph.ir.index import whole
@@ -26,8 +26,10 @@ class Mover:
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
         self.error: OocdlError | None = None
-        # SimpleQueue.put may be called from a finalizer, wherever that interrupts us.
-        self.dead: SimpleQueue[Slot | SpillFile | None] = SimpleQueue()
+        # SimpleQueue.put may be called from a finalizer, wherever that interrupts us. Slots are taken out
+        # under the lock only: a claim sees all that is dropped before it evicts anything.
+        self._dead: SimpleQueue[Slot] = SimpleQueue()
+        self._rest: SimpleQueue[SpillFile | bool | None] = SimpleQueue()
         self._closed = False
         names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
         work = [self._serve_dead] + [self._serve_writes] * io_threads
@@ -46,7 +48,7 @@ class Mover:
             self._closed = True
             self.error = self.error or StoreError("the memory tier is closed")
             self.changed.notify_all()
-        self.dead.put(None)
+        self._rest.put(None)
         for _ in self._threads[1:]:
             self._writes.put(None)
         for thread in self._threads:
@@ -68,16 +70,12 @@ class Mover:
 
     def bury(self) -> None:
         """Count all dropped chunks as gone at once; their files are left to the thread."""
-        for _ in range(self.dead.qsize()):
-            try:
-                item = self.dead.get_nowait()
-            except Empty:
-                return  # the thread was faster
-            left = self.forget(item) if isinstance(item, Slot) else item
-            if left is not None or item is None:
-                self.dead.put(left)
+        for _ in range(self._dead.qsize()):
+            file = self._forget(self._dead.get())
+            if file is not None:
+                self._rest.put(file)
 
-    def forget(self, slot: Slot) -> SpillFile | None:
+    def _forget(self, slot: Slot) -> SpillFile | None:
         """Count a dropped chunk as gone; returns the file to delete."""
         if not self.ledger.drop(slot):
             return None
@@ -85,14 +83,21 @@ class Mover:
         self.changed.notify_all()
         return file
 
+    # --- anywhere ------------------------------------------------------------------------
+
+    def drop(self, slot: Slot) -> None:
+        """Queue a chunk whose handle is gone."""
+        self._dead.put(slot)
+        self._rest.put(True)  # wakes the thread; the slot itself would keep its memory
+
     # --- threads -------------------------------------------------------------------------
 
     def _serve_dead(self) -> None:
-        while (item := self.dead.get()) is not None:
-            if isinstance(item, Slot):
+        while (item := self._rest.get()) is not None:
+            if isinstance(item, bool):
                 with self.changed:
-                    item = self.forget(item)
-            if item is not None:
+                    self.bury()
+            else:
                 self.spill.remove(item)
 
     def _serve_writes(self) -> None:
@@ -139,5 +144,5 @@ class Mover:
                 error = StoreError(f"spilling failed: {error!r}")
             self.error = error
         if slot.dropped:
-            self.dead.put(slot)
+            self.drop(slot)
         self.changed.notify_all()

@@ -310,7 +310,7 @@ class Tier:
 
     def drop(self, slot: Slot) -> None:
         """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
-        self._mover.dead.put(slot)
+        self._mover.drop(slot)
 
     def _check_room(self, loads: Sequence[Slot]) -> None:
         """Ask whether the process has room for the only unit; if not, the chunks it needs do not come."""

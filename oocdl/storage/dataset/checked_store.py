@@ -8,6 +8,7 @@ file or in memory; of other stores only the presence of a chunk is known.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import zipfile
@@ -25,6 +26,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 from oocdl.errors import DatasetError
 from oocdl.storage.checksums import crc32c
 from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList, index_of, listed
+from oocdl.storage.files import NO_FILE, regular
 
 Mark = tuple[int, int]
 """Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
@@ -112,24 +114,23 @@ class Files(Chunks):
             for entry in entries:
                 number = self.keys.number(entry.name)
                 if number is not None:
-                    _add(found, number, entry)
+                    found.extend((number, *_entry_mark(entry)))
         return found
 
     def _walk(self, folder: str, axis: int, before: int, found: array[int]) -> None:
         extent, last = self.keys.grid[axis], axis == len(self.keys.grid) - 1
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    at = index_of(entry.name, extent)
-                    if at is None:
-                        continue
-                    number = before * extent + at
-                    if last:
-                        _add(found, number, entry)
-                    else:
-                        self._walk(entry.path, axis + 1, number, found)
-        except (FileNotFoundError, NotADirectoryError):
+        if not os.path.lexists(folder):
             return  # nothing is stored there
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                at = index_of(entry.name, extent)
+                if at is None:
+                    continue
+                number = before * extent + at
+                if last:
+                    found.extend((number, *_entry_mark(entry)))
+                else:
+                    self._walk(entry.path, axis + 1, number, found)
 
     def place(self, chunk: str) -> str:
         return f"{self.folder}/{chunk}"
@@ -157,7 +158,7 @@ class Files(Chunks):
     def read(self, chunk: str, start: int, nbytes: int) -> tuple[Mark | None, bytes, Mark | None]:
         """Some bytes of a chunk's file between its marks before and after; None: it is not there."""
         try:
-            with open(self.place(chunk), "rb") as file:
+            with open(self.place(chunk), "rb", opener=regular) as file:
                 before = _mark(os.fstat(file.fileno()))
                 file.seek(start)
                 content = file.read(nbytes)
@@ -171,10 +172,28 @@ def _mark(known: os.stat_result) -> Mark:
     return known.st_size, known.st_mtime_ns
 
 
-def _add(found: array[int], number: int, entry: os.DirEntry[str]) -> None:
+def _entry_mark(entry: os.DirEntry[str]) -> Mark:
+    """Raises OSError for what is no file: a chunk that is there must not read as one that is not."""
     known = entry.stat()
-    if stat.S_ISREG(known.st_mode):
-        found.extend((number, *_mark(known)))
+    if not stat.S_ISREG(known.st_mode):
+        raise OSError(errno.EINVAL, NO_FILE, entry.path)
+    return _mark(known)
+
+
+class RegularStore(LocalStore):
+    """A local folder whose metadata are regular files: of a FIFO, reading would wait for ever."""
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Return the bytes of a key; None if it is not there. Raises OSError if it is no file."""
+        place = self.root / key
+        if os.path.lexists(place) and not place.is_file():
+            raise OSError(errno.EINVAL, NO_FILE, str(place))
+        return await super().get(key, prototype, byte_range)
 
 
 class _Zipped(Chunks):
@@ -260,7 +279,7 @@ def parts_of(path: str, start: int, nbytes: int, pieces: int) -> Iterator[bytes]
     if len(offsets) > pieces > 1:
         offsets = [(nbytes - step) * number // (pieces - 1) for number in range(pieces)]
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             for offset in offsets:
                 file.seek(start + offset)
                 yield file.read(min(step, nbytes - offset))

@@ -234,6 +234,10 @@ def open_dataset(
         group, source = source.group, source.source
     elif isinstance(source, zarr.Group):
         group, source = source.path, source.store
+    if not isinstance(source, str | Path | Store):
+        raise DatasetError(
+            f"a dataset is a path, a Zarr store or group, not {_kind(source)}; {_way_out(None)}"
+        )
     where = _label(source, group)
     place = _existing(source) if isinstance(source, (str, Path)) else source
     readers: Mapping[str, Reader]
@@ -264,13 +268,29 @@ def _existing(source: str | Path) -> str:
     path = Path(text).expanduser().absolute()
     if not path.exists():
         raise DatasetError(f"no such dataset: {source}")
+    if not path.is_dir() and not path.is_file():
+        raise DatasetError(f"{source} is neither a folder nor a file; give a Zarr group or an HDF5 file")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):
         raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {_way_out(path)}")
     return str(path)
 
 
-def _way_out(path: Path) -> str:
-    """What to do with a file of another format."""
+def _kind(source: object) -> str:
+    """Say what a value is that is no dataset, without its content."""
+    kind = type(source).__name__
+    if isinstance(source, Mapping):
+        kinds = sorted({type(value).__name__ for value in source.values()})
+        return f"a {kind} of {' and '.join(kinds) or 'nothing'}"
+    return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}"
+
+
+def _way_out(path: Path | None) -> str:
+    """What to do with a file of another format, or with arrays in memory."""
+    if path is None:
+        return (
+            "write arrays with the sample axis first: g = zarr.open_group('data.zarr', mode='w'); "
+            "g.create_array('image', data=images, chunks=(1, *images.shape[1:]))"
+        )
     read = "np.load" if path.suffix == ".npy" else "..."
     if path.name.lower().endswith(NIFTI_ENDINGS):
         read = "nibabel.load(path).get_fdata(dtype='float32')"

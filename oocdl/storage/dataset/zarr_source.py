@@ -7,17 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import Store
 from zarr.core.array import AsyncArray
-from zarr.storage import StorePath, ZipStore
+from zarr.storage import LocalStore, StorePath, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.bounded_codecs import bounded_v2, bounded_v3, most_bytes
-from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, chunks_of, parts_of
+from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, RegularStore, chunks_of, parts_of
 from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkKeys, ChunkList, listed
 from oocdl.storage.dataset.one_chunk import ChunkReader, LastChunk, chunk_reader
 from oocdl.storage.zarr_json import UNFINISHED, grid
@@ -93,7 +94,11 @@ class ZarrArray:
         try:
             found = listed(self.keys.grid, self.stored.entries())
         except OSError as error:
-            raise DatasetError(f"{self.label}: its chunks cannot be listed ({error})") from error
+            raise DatasetError(
+                f"{self.label}: {error.filename or self.stored.prefix} cannot be read "
+                f"({error.strerror or error}); it would read as the fill value: restore or fetch it "
+                "(git annex get, datalad get)"
+            ) from error
         inside = prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
         most = most_bytes(prod(self.stored_chunks) * self.dtype.itemsize) + inside
         if len(found.sizes) and int(found.sizes.max()) > most:
@@ -160,6 +165,9 @@ def open_arrays(
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
+        place = source.root if type(source) is LocalStore else source
+        if isinstance(place, Path) or (isinstance(place, str) and "://" not in place):
+            source = RegularStore(place, read_only=True)
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from oocdl.errors import CorruptError
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c, record_of
-from oocdl.storage.files import as_bytes, part_of
+from oocdl.storage.files import as_bytes, part_of, regular
 from oocdl.storage.run.manifest import Index, Tensor
 from oocdl.storage.zarr_json import array_json, chunk_key
 
@@ -50,7 +50,7 @@ def read_chunk(
     where = f"array {spec.name!r} chunk {index} of version {tensor.version} in {root}"
     way_out = "'oocdl repair' goes back to the newest sound version"
     try:
-        with (root / tensor.folder / chunk_key(index)).open("rb", buffering=0) as file:
+        with open(root / tensor.folder / chunk_key(index), "rb", buffering=0, opener=regular) as file:
             length = os.fstat(file.fileno()).st_size
             if length != record.nbytes:
                 raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}; {way_out}")

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c
-from oocdl.storage.files import io_error, part_of, sync_path, write_parts
+from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
 from oocdl.storage.run.chunks import metadata_of
 from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
@@ -54,7 +54,8 @@ class Writer:
             # A second run of the same task may come late: replace whole files only.
             partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
             records[index] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
-            partial.replace(path)
+            with reporting(path):
+                partial.replace(path)
         return records
 
 
@@ -140,7 +141,8 @@ class Commit:
             tensors[name] = replace(tensors[name], records=records)
         manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
         try:
-            return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
+            with reporting(self._root):
+                return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
         finally:
             # If it failed, nothing is deleted: CURRENT may name it already. The next writer clears up.
             self._done()

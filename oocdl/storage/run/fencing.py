@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import io_error, sync_path
+from oocdl.storage.files import io_error, read_text, remove, reporting, sync_path
 
 EPOCH_NAME = r"epoch-(\d{1,18})"
 
@@ -37,18 +37,19 @@ def next_epoch(root: Path) -> int:
         if acknowledged >= 0:
             acknowledge(root, epoch, acknowledged)
         sync_path(root)
+        for path in known.values():
+            remove(path)
     except FileExistsError as error:
         raise StoreError(f"run {root} was opened by another process just now") from error
     except OSError as error:
         raise io_error(error, root, 0) from error
-    for path in known.values():
-        path.unlink(missing_ok=True)
     return epoch
 
 
 def check_owner(root: Path, epoch: int) -> None:
     """Raise StoreError if another writer has taken over the run from writer ``epoch``, or if it is gone."""
-    known = _epochs(root)
+    with reporting(root, "read"):
+        known = _epochs(root)
     if not known:
         raise StoreError(
             f"the run in {root} is gone: it was deleted or moved, or its disk is no longer there; bring it "
@@ -81,7 +82,7 @@ def acknowledged_version(root: Path) -> int:
     versions = [-1]
     for path in _epochs(root).values():
         try:
-            versions.append(int(unsealed("acknowledged", path.read_text())))
+            versions.append(int(unsealed("acknowledged", read_text(path))))
         except (OSError, ValueError, TypeError):
             continue  # none yet, or cut short by a crash: it only ever adds to what CURRENT says
     return max(versions)

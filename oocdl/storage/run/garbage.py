@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import unsealed
-from oocdl.storage.files import sync_path
+from oocdl.storage.files import read_text, remove, sync_path
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_parent
 from oocdl.storage.run.sealed_files import COPY
@@ -30,7 +30,7 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
     arrays = {folder.parent for folder in folders}
     for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
         if path.name not in files:
-            path.unlink(missing_ok=True)
+            remove(path)
     dead: list[Path] = []
     for array in [*root.glob("weights/t*"), *root.glob("state/t*")]:
         if array not in arrays:
@@ -86,6 +86,6 @@ def clear(root: Path) -> None:
 def _named(current: Path) -> str:
     """Return the file name of the manifest that CURRENT names; empty if CURRENT cannot be read."""
     try:
-        return str(unsealed("current", current.read_text())["manifest"])
+        return str(unsealed("current", read_text(current))["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.storage.files import io_error, write_bytes
+from oocdl.storage.files import io_error, read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ class History:
         new = [row for row in rows if row["step"] > self._last_step]
         data = b"".join(line_of(row) for row in new)
         try:
-            with self.path.open("r+b" if self.path.exists() else "w+b") as stream:
+            with open(self.path, "r+b" if self.path.exists() else "w+b", opener=regular) as stream:
                 stream.seek(self.seal.nbytes)
                 stream.write(data)
                 stream.truncate()
@@ -78,7 +78,8 @@ class History:
             kept = self.recovered()
             data = b"".join(line_of(row) for row in kept.rows)
             if self.path.exists():
-                self.path.replace(self.path.with_name("steps-damaged.jsonl"))
+                with reporting(self.path):
+                    self.path.replace(self.path.with_name("steps-damaged.jsonl"))
             write_bytes(self.path, data)
             self.seal = HistorySeal(len(kept.rows), len(data), int(google_crc32c.value(data)))
         elif self.path.exists() and self.path.stat().st_size != len(data):
@@ -105,7 +106,7 @@ class History:
 
     def _data(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_bytes(self.path)
         except OSError:
             return b""  # lost: the seal tells
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -62,7 +63,8 @@ class RunLock:
     def release(self) -> None:
         """Release the lock. May be called twice."""
         if self._handle is not None:
-            os.ftruncate(self._handle, 0)
+            with suppress(OSError):  # it only says who the owner was
+                os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
 

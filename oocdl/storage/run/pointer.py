@@ -9,7 +9,7 @@ from typing import Any
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import sync_path, write_text
+from oocdl.storage.files import read_text, sync_path, write_text
 from oocdl.storage.run.fencing import acknowledge, acknowledged_version, check_owner
 from oocdl.storage.run.manifest import MANIFEST_NAME, Manifest
 
@@ -41,7 +41,7 @@ def publish(root: Path, manifest: Manifest, before: str | None) -> str:
 def pointer_text(root: Path) -> str | None:
     """Return the text of CURRENT; None if there is none. Raises CorruptError if it cannot be read."""
     try:
-        return (root / "CURRENT").read_text()
+        return read_text(root / "CURRENT")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -89,7 +89,7 @@ def load_manifest(root: Path, name: str, digest: str | None = None) -> Manifest:
         raise CorruptError(f"{root} names {name!r}, which is no manifest of a run; {WAY_OUT}")
     path = root / name
     try:
-        text = path.read_text()
+        text = read_text(path)
         if digest is not None and hashlib.sha256(text.encode()).hexdigest() != digest:
             raise ValueError("it is not the one that was committed")
         manifest = Manifest.loads(text)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from oocdl.errors import CorruptError, StoreError, printable
-from oocdl.storage.files import sync_path, write_text
+from oocdl.storage.checksums import digest_of
+from oocdl.storage.files import read_text, remove, reporting, sync_path, write_text
 from oocdl.storage.run.chunks import metadata_of
 from oocdl.storage.run.fencing import next_epoch
 from oocdl.storage.run.garbage import refuse_links, remove_unnamed
@@ -18,7 +20,7 @@ from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_current, load_manifest, publish
 from oocdl.storage.run.sealed_files import COPY, read_sealed
-from oocdl.storage.run.verify import array_damages, groups_of, kept_damages
+from oocdl.storage.run.verify import array_damages, groups_of, holds, kept_damages
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,15 @@ def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     unet.run: repaired (step 100)
     """
     root = Path(workdir).absolute()
-    if not any((root / name).exists() for name in ("run.json", "CURRENT")):
-        raise StoreError(f"{root} is not a run: no run.json in it")
-    refuse_links(root)
-    lock = RunLock(root / "LOCK", take_over)
-    try:
-        return _repaired(root)
-    finally:
-        lock.release()
+    with reporting(root):
+        if not any((root / name).exists() for name in ("run.json", "CURRENT")):
+            raise StoreError(f"{root} is not a run: no run.json in it")
+        refuse_links(root)
+        lock = RunLock(root / "LOCK", take_over)
+        try:
+            return _repaired(root)
+        finally:
+            lock.release()
 
 
 def _repaired(root: Path) -> Repaired:
@@ -72,12 +75,16 @@ def _repaired(root: Path) -> Repaired:
         newest, pointer = load_current(root)
         if newest is None:
             return Repaired(root, 0, tuple(changes))  # nothing was committed; fit begins
-        candidates = chain([newest], _manifests(root, [newest.parent] if newest.parent else []))
+        candidates: Iterator[Manifest | str] = chain(
+            [newest], _manifests(root, [newest.parent] if newest.parent else [])
+        )
     except CorruptError as error:
         changes.append(f"CURRENT was written anew: {error}")
-        newest, pointer = None, _replaceable(root)
-        candidates = chain(_all_manifests(root))
-    chosen, reasons = _first_sound(root, candidates)
+        newest, pointer = None, None
+        _set_aside(root / "CURRENT")
+        candidates = _all_manifests(root)
+    ours = digest_of(read_text(root / "run.json"))
+    chosen, reasons = _first_sound(root, candidates, ours)
     if chosen is None:
         raise CorruptError(
             f"no version of the run in {root} is sound: {'; '.join(reasons)}; restore a backup"
@@ -89,11 +96,23 @@ def _repaired(root: Path) -> Repaired:
     mended, lost = _mended(root, chosen, newest)
     changes += lost
     try:
-        read_sealed(root / "plan.json", chosen.seals.get("plan.json"))
+        known = chosen.seals.get("plan.json")
+        if read_sealed(root / "plan.json", known) is None and known is not None:
+            raise CorruptError(f"{root / 'plan.json'} is lost; restore it")
     except CorruptError as error:
         changes.append(f"{error}, or go on with replan=True (which changes rounding)")
-    if mended != chosen or chosen is not newest:
-        parent = chosen.parent if chosen is newest else None
+    try:
+        read_sealed(root / "report.json")
+    except CorruptError:
+        _set_aside(root / "report.json")
+        changes.append(f"{root / 'report.json'} is damaged; the next commit writes it")
+    parent = chosen.parent if chosen is newest else None
+    if parent is not None:
+        spare, wrong = _first_sound(root, _manifests(root, [parent]), ours)
+        if spare is None:
+            parent = None
+            changes.append(f"the version before step {chosen.step} is left out: {'; '.join(wrong)}")
+    if mended != chosen or chosen is not newest or parent != chosen.parent:
         made = replace(mended, epoch=epoch, parent=parent)
         publish(root, made, pointer)
         remove_unnamed(root, made)
@@ -104,22 +123,22 @@ def _settings(root: Path) -> Iterator[str]:
     """Write ``run.json`` or its copy anew where one is damaged: they are the same, and never change."""
     try:
         newest, _ = load_current(root)
-        known = None if newest is None else newest.seals.get("run.json")
+        versions = [] if newest is None else [newest]
     except CorruptError:
-        sound = (one for one in _all_manifests(root) if isinstance(one, Manifest))
-        known = next((manifest.seals.get("run.json") for manifest in sound), None)
+        versions = [one for one in _all_manifests(root) if isinstance(one, Manifest)]
+    # One of the manifests may be another run's: settings that any of them was made with are this run's.
     names, texts = ("run.json", COPY), dict[str, str]()
-    for name in names:
-        with suppress(CorruptError):  # what is damaged is what this mends
-            if read_sealed(root / name, known) is not None:
-                texts[name] = (root / name).read_text()
+    for known in dict.fromkeys([version.seals.get("run.json") for version in versions] or [None]):
+        for name in () if texts else names:
+            with suppress(CorruptError):  # what is damaged is what this mends
+                if read_sealed(root / name, known) is not None:
+                    texts[name] = read_text(root / name)
     if not texts:
         raise CorruptError(f"{root / 'run.json'} is damaged or lost, and so is its copy; restore a backup")
     source = next(iter(texts))
     for name in names:
         if texts.get(name) != texts[source]:
-            write_text(root / name, texts[source])
-            sync_path(root)
+            _write_anew(root / name, texts[source])
             yield f"{root / name} was written anew, from {source}"
 
 
@@ -135,12 +154,21 @@ def _age(path: Path) -> tuple[int, ...]:
     return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
 
 
-def _replaceable(root: Path) -> str | None:
-    """Return the text of a CURRENT that is replaced, whatever it is."""
-    path = root / "CURRENT"
-    if path.exists():
-        path.replace(root / "CURRENT-damaged")
-    return None
+def _set_aside(path: Path) -> None:
+    """Rename what is damaged, whatever it is."""
+    beside = path.with_name(f"{path.name}-damaged")
+    if os.path.lexists(path):
+        remove(beside)
+        path.replace(beside)
+
+
+def _write_anew(path: Path, text: str) -> None:
+    """Write a file in the place of one that is damaged or lost, of a folder or of a FIFO."""
+    if not path.is_file():
+        _set_aside(path)
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, text)
+    sync_path(path.parent)
 
 
 def _manifests(root: Path, names: list[str]) -> Iterator[Manifest | str]:
@@ -152,12 +180,18 @@ def _manifests(root: Path, names: list[str]) -> Iterator[Manifest | str]:
             yield str(error)
 
 
-def _first_sound(root: Path, found: Iterator[Manifest | str]) -> tuple[Manifest | None, list[str]]:
-    """Return the first version whose chunks are all sound, and what is wrong with those before it."""
+def _first_sound(root: Path, found: Iterable[Manifest | str], ours: str) -> tuple[Manifest | None, list[str]]:
+    """Return the first version whose chunks are all sound, and what is wrong with those before it.
+
+    ``ours`` is the digest of ``run.json``: a manifest of another run names chunks that are not this run's.
+    """
     reasons: list[str] = []
     for manifest in found:
         if isinstance(manifest, str):
             reasons.append(manifest)
+            continue
+        if manifest.seals.get("run.json", ours) != ours:
+            reasons.append(f"{root / manifest.file} is another run's")
             continue
         wrong = [
             damage
@@ -177,9 +211,8 @@ def _metadata(root: Path, manifest: Manifest) -> Iterator[str]:
     wanted |= {Path(t.folder) / "zarr.json": metadata_of(t) for t in manifest.tensors.values()}
     for file, text in wanted.items():
         path = root / file
-        if not path.is_file() or path.read_bytes() != text.encode():
-            write_text(path, text)
-            sync_path(path.parent)
+        if not holds(path, text):
+            _write_anew(path, text)
             yield f"{path} was written anew"
 
 

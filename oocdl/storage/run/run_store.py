@@ -22,7 +22,7 @@ import zarr
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, sealed
-from oocdl.storage.files import io_error, part_of, sync_all, sync_path, write_text
+from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.chunks import files_of, read_chunk
 from oocdl.storage.run.commit import Commit
 from oocdl.storage.run.fencing import check_owner, next_epoch
@@ -40,6 +40,8 @@ Array = npt.NDArray[Any]
 
 MODULE_FILES = "module-*.onnx"
 """What a model file of a run is called that was written for it: it is there before the run is."""
+EXPORT_FOLDERS = ".oocdl-*"
+"""What folders are called in which such a file is made: a killed process leaves them."""
 
 
 class RunStore:
@@ -137,14 +139,16 @@ class RunStore:
         Raises StoreError if there is no run or another process writes it, CorruptError if it is damaged.
         """
         root = Path(path).absolute()
-        if not (root / "run.json").is_file():
-            raise StoreError(f"{root} is not a run: no run.json in it")
-        if not writable:
-            return cls(root, None)
-        refuse_links(root)
+        with reporting(root, "read"):
+            if not (root / "run.json").is_file():
+                raise StoreError(f"{root} is not a run: no run.json in it")
+            if not writable:
+                return cls(root, None)
+            refuse_links(root)
         lock = RunLock(root / "LOCK")
         try:
-            return cls(root, lock)
+            with reporting(root):
+                return cls(root, lock)
         except BaseException:
             lock.release()
             raise
@@ -352,6 +356,7 @@ def _check_free(root: Path) -> None:
     if "run.json" in left:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
     # run.json is written last.
-    known = {p.name for pattern in ("*.partial", f"{MODULE_FILES}*") for p in root.glob(pattern)}
+    patterns = ("*.partial", f"{MODULE_FILES}*", EXPORT_FOLDERS)
+    known = {p.name for pattern in patterns for p in root.glob(pattern)}
     if left - {"history", "zarr.json", COPY, *GROUPS} - known:
         raise StoreError(f"{root} is not empty and not a run; choose another folder")

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oocdl.errors import CorruptError
 from oocdl.storage.checksums import digest_of, unsealed
+from oocdl.storage.files import read_text
 
 COPY = "run-copy.json"
 """The same as ``run.json``, which never changes, in case that is damaged."""
 SEALED_FILES = {"run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report"}
 """By name, the kind of what ``sealed`` made of them."""
+
+
+MISREAD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+"""What bad data raise where they are used."""
+
+
+@contextmanager
+def understood(root: Path) -> Iterator[None]:
+    """Turn what facts of a run raise that are none, though sound, into CorruptError."""
+    try:
+        yield
+    except MISREAD as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CorruptError(
+            f"the run in {root} has facts that this version of oocdl cannot read ({reason}); open it with "
+            "the version that wrote it, or restore it"
+        ) from error
 
 
 def read_sealed(path: Path, known: str | None = None) -> tuple[dict[str, Any], str] | None:
@@ -21,7 +41,7 @@ def read_sealed(path: Path, known: str | None = None) -> tuple[dict[str, Any], s
     the file is damaged, or another.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
         body = unsealed(SEALED_FILES[path.name], text)
         if not isinstance(body, dict):
             raise ValueError("it is not an object")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.storage.files import read_bytes, reporting
 from oocdl.storage.run.chunks import files_of, read_chunk
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import what
@@ -77,17 +78,21 @@ def verify(workdir: str | Path) -> Verification:
     unet.run: sound (step 120; 186 arrays, 186 chunks, 73.1 MiB read)
     """
     root = Path(workdir).absolute()
-    if not any((root / name).exists() for name in ("run.json", "CURRENT")):
-        raise StoreError(f"{root} is not a run: no run.json in it")
-    before = _pointer(root)
-    found = _verification(root)
-    # A writer that commits meanwhile deletes what it has replaced: then look again.
-    return found if found.sound or _pointer(root) == before else verify(root)
+    with reporting(root, "read"):
+        if not any((root / name).exists() for name in ("run.json", "CURRENT")):
+            raise StoreError(f"{root} is not a run: no run.json in it")
+        before = _pointer(root)
+        found = _verification(root)
+        # A writer that commits meanwhile deletes what it has replaced: then look again.
+        return found if found.sound or _pointer(root) == before else verify(root)
 
 
 def _pointer(root: Path) -> bytes:
     path = root / "CURRENT"
-    return path.read_bytes() if path.is_file() else b""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return b""  # lost or damaged, which load_current tells
 
 
 def _verification(root: Path) -> Verification:
@@ -178,5 +183,13 @@ def groups_of(manifest: Manifest) -> dict[Path, str]:
 
 def _groups(root: Path, manifest: Manifest) -> Iterator[Damage]:
     for file, text in groups_of(manifest).items():
-        if not (root / file).is_file() or (root / file).read_bytes() != text.encode():
+        if not holds(root / file, text):
             yield Damage(str(file), f"{root / file} is lost or is not what was written")
+
+
+def holds(path: Path, text: str) -> bool:
+    """Whether a regular file is there that can be read, and has this text."""
+    try:
+        return read_bytes(path) == text.encode()
+    except OSError:
+        return False

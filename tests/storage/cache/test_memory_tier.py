@@ -369,7 +369,7 @@ def test_a_failed_write_reaches_all_who_wait(tier: Tier, monkeypatch: pytest.Mon
     join_all(threads, 5)
     monkeypatch.undo()
     assert len(errors) == 3
-    for word in (str(tier._spill.folder), "needs 4000 bytes", "are free"):
+    for word in (str(tier._spill.folder), "4000 bytes", "free some"):
         assert word in str(errors[0])
     assert (chunk.copy() == 1.0).all()
     assert not files(tier)

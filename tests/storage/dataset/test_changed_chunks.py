@@ -144,6 +144,75 @@ def test_a_chunk_that_appears_is_found(tmp_path: Path, kind: str) -> None:
         x.read(block)
 
 
+def dangling(place: Path) -> None:
+    """As git-annex and DataLad have it for what is not fetched."""
+    place.symlink_to(".git/annex/objects/nowhere")
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a dangling link": dangling,
+    "a folder": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a link to a folder": lambda place: place.symlink_to("/tmp"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_file_in_the_place_of_a_chunk_is_never_the_fill_value(
+    tmp_path: Path, kind: str, what: str
+) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    file = chunk_files(path)[3]
+    x = opened(path)
+    file.unlink()
+    NO_FILES[what](file)
+    with pytest.raises(DatasetError, match="chunk .* is gone"):
+        x.read(list(blocks())[3])
+    with pytest.raises(DatasetError) as caught:
+        opened(path)
+    assert str(file) in str(caught.value) and "fetch it" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["v2-nested", "v3", "sharded"])
+@pytest.mark.parametrize("what", ["a dangling link", "a file", "a FIFO"])
+def test_what_is_no_folder_in_the_place_of_one_is_never_the_fill_value(
+    tmp_path: Path, kind: str, what: str
+) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    place = chunk_files(path)[3].parent
+    shutil.rmtree(place)
+    {**NO_FILES, "a file": Path.touch}[what](place)
+    with pytest.raises(DatasetError) as caught:
+        opened(path)
+    assert str(place) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["v2", "v3"])
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("level", ["", "x"])
+def test_what_is_no_file_in_the_place_of_metadata_is_named(
+    tmp_path: Path, kind: str, what: str, level: str
+) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    name = "zarr.json" if kind == "v3" else ".zarray" if level else ".zgroup"
+    place = path / level / name
+    place.unlink()
+    NO_FILES[what](place)
+    for names in (None, ["x"]):
+        for source in (path, zarr.storage.LocalStore(path, read_only=True)):
+            with pytest.raises(DatasetError) as caught:
+                open_dataset(source, names=names)
+            assert str(place) in str(caught.value)
+
+
+def test_a_fifo_is_no_dataset(tmp_path: Path) -> None:
+    for name in ("a.h5", "a.zarr", "a.zip"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(DatasetError, match="neither a folder nor a file"):
+            open_dataset(tmp_path / name)
+
+
 HDF5: dict[str, dict[str, Any]] = {
     "chunked": {"chunks": CHUNKS},
     "gzip": {"chunks": CHUNKS, "compression": "gzip", "shuffle": True},

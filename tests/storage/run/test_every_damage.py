@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -34,7 +35,12 @@ OBJECTS = {
     "manifest": "manifest-{version}-e1.json",
     "CURRENT": "CURRENT",
 }
-DAMAGES = ("flipped bits", "empty", "half", "last byte", "deleted", "swapped", "older")
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+}
+DAMAGES = ("flipped bits", "empty", "half", "last byte", "deleted", "swapped", "older", *NO_FILES)
 UNUSED = {"group metadata", "copy of run.json"}
 """No number is read from them; only other readers of Zarr, and ``repair``, use them."""
 
@@ -82,6 +88,9 @@ def damaged(runs: Path, root: Path, name: str, damage: str) -> Iterator[str]:
         return
     if damage == "deleted":
         path.unlink()
+    elif damage in NO_FILES:
+        path.unlink()
+        NO_FILES[damage](path)
     elif damage in ("swapped", "older"):
         other = place_of(runs / "other", name) if damage == "swapped" else place_of(runs / "older", name, 1)
         if other.read_bytes() == good:
@@ -114,7 +123,7 @@ def test_it_is_found(runs: Path, tmp_path: Path, name: str, damage: str) -> None
     assert verify(root).sound
     before = numbers(root)
     for how in damaged(runs, root, name, damage):
-        if name == "run.json" and damage == "deleted":
+        if name == "run.json" and damage in ("deleted", *NO_FILES):
             found = verify(root)
             with pytest.raises(StoreError, match=r"no run\.json"):
                 RunStore.open(root)
@@ -130,6 +139,43 @@ def test_it_is_found(runs: Path, tmp_path: Path, name: str, damage: str) -> None
         assert place_of(runs / "one", name).name.split("-e")[0] in str(found).replace(
             "CURRENT:", "CURRENT"
         ), how
+
+
+@pytest.mark.parametrize("damage", [*NO_FILES, "deleted"])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_repair_leaves_is_sound_or_said_to_be_lost(
+    runs: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(runs / "one", root)
+    for _ in damaged(runs, root, name, damage):
+        if damage == "a dangling link" and name in ("group metadata", "history"):
+            with pytest.raises(StoreError, match="is a link, which a run does not follow"):
+                repair(root)
+            return
+        done = repair(root)
+        assert done.changes
+        if name == "plan.json":
+            assert "replan=True" in str(done) and [one.what for one in verify(root).damages] == [name]
+        else:
+            assert verify(root).sound
+
+
+@pytest.mark.parametrize("lost", ["", "CURRENT"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_of_another_run_is_passed_over(
+    runs: Path, tmp_path: Path, version: int, lost: str
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(runs / "one", root)
+    shutil.copy(place_of(runs / "other", "manifest", version), place_of(root, "manifest", version))
+    if lost:
+        (root / lost).unlink()
+    done = repair(root)
+    assert done.step == (20 if version == 1 else 10) and done.changes
+    with RunStore.open(root) as store:
+        check(store, done.step // 10)
+    assert verify(root).sound and repair(root).changes == ()
 
 
 def test_what_is_found_is_named(runs: Path, tmp_path: Path) -> None:
