@@ -76,6 +76,10 @@ class ProcessLook:
     """Total written to the spill."""
     received_bytes: int = 0
     """Total that came from other processes."""
+    busy_seconds: float = 0.0
+    """Total of all processors of its machine, in which they did anything at all; 0 where that is not told."""
+    idle_seconds: float = 0.0
+    """The same in which they did nothing."""
     phases: bytes
     """For each task of the pass that runs (``Plan.kinds[plan_id].graph.calls``): 0 it has not begun, 1 it
     waits for memory or reads, 2 it computes or waits to, 3 it writes, 4 it is done. Of another process's

@@ -6,6 +6,7 @@ after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -27,6 +28,7 @@ from oocdl.cli.options import (
     Workdir,
     host_counts,
     host_settings,
+    logs,
     run_files,
     settings,
     training_options,
@@ -41,6 +43,7 @@ from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes, installed_version
 from oocdl.report.printer.show import What
 from oocdl.report.progress import Progress, counted, show_progress
+from oocdl.storage.files import io_error
 from oocdl.training.simulation import simulate as simulate_run
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import plan as plan_run
@@ -90,6 +93,13 @@ def fit(
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Show the run live, on a page whose address is told.")
     ] = False,
+    dashboard_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Show the run live at this port.")
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="csv=FILE, tensorboard=FOLDER or mlflow=EXPERIMENT; may be repeated."),
+    ] = None,
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
@@ -100,16 +110,17 @@ def fit(
         "replan": replan,
         "plan": plan,
         "trace": trace,
-        "dashboard": dashboard,
+        "dashboard": dashboard_port or dashboard,
         **call_options(given),
     }
+    written = logs(log)
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()
     shown: AbstractContextManager[Progress | None] = (
         show_progress(budget_bytes) if progress else nullcontext()
     )
     with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
-        listeners: list[Listener] = [outcome] if listener is None else [listener, outcome]
+        listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]
         run = fit_run(**options, client=client, progress=False, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
@@ -248,13 +259,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-    sys.exit(run_command(arguments, debug))
+    code = run_command(arguments, debug)
+    try:
+        sys.stdout.flush()
+    except OSError:  # it was said; Python would say it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str], debug: bool) -> int:
     """Run one command; returns its exit code. Errors become one line."""
     try:
         code = app(list(arguments), prog_name="oocdl", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is an error of this command
     except typer.TyperException as error:
         return complain(error, error.format_message(), InputError.exit_code, debug)
     except OocdlError as error:
@@ -263,6 +280,9 @@ def run_command(arguments: Sequence[str], debug: bool) -> int:
         return complain(end, str(end), end.code, debug)
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
+    except OSError as error:
+        found = io_error(error, Path("the output or a file"), 0, "read or write")
+        return complain(error, str(found), found.exit_code, debug)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}; --debug shows where"
         return complain(error, text, 1, debug)

@@ -114,7 +114,7 @@ def _check_memory(memory_bytes: int, job_bytes: int) -> None:
     """Workers would refuse it, too, but only when their jobs have come through the queue."""
     if memory_bytes > job_bytes:
         raise BudgetError(
-            f"memory={memory_bytes >> 20} MiB is more than a job has ({job_bytes >> 20} MiB); give "
+            f"memory={-(-memory_bytes >> 20)} MiB is more than a job has ({job_bytes >> 20} MiB); give "
             "less with --memory, or jobs more with --node-memory"
         )
 

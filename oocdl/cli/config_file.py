@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from oocdl.config import nearest, shown
+from oocdl.config import shown
 from oocdl.errors import InputError
+from oocdl.training.signature import hint
 
 NEVER = ("config", "help", "as_json", "version")
 """Parameters of commands that no file has."""
@@ -65,7 +66,9 @@ def _use(context: typer.Context, path: Path | None) -> Path | None:
     found = read_config(path)
     for name in found:
         if name not in known:
-            raise InputError(f"--config {path} has '{shown(name)}', which is no option{nearest(name, known)}")
+            raise InputError(
+                f"--config {path} has '{shown(name)}', which is no option{hint(name, sorted(known))}"
+            )
     own = {parameter.name for parameter in context.command.params}
     context.default_map = {name: as_words(name, value) for name, value in found.items() if name in own}
     return path

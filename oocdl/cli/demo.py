@@ -102,7 +102,7 @@ def run_demo(
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
     _say(out, f"Dice of unseen volumes  {named}")
     picture = draw(root / "demo.png", _volume(made, "image"), labels, logits, scores)
-    peak_bytes = max(row["process_bytes"] for row in run.history)
+    peak_bytes = run.peak_bytes
     done = Demo(losses, scores, picture, time.monotonic() - started, peak_bytes)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
     _say(out, f"peak memory of training {peak_bytes / 2**20:.0f} MiB, {budget}")

@@ -32,6 +32,7 @@ from oocdl.report.progress import counted
 from oocdl.report.tables import Column, Sheet, key_values
 from oocdl.report.trained_view import trained_text
 from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.run.sealed_files import understood
 from oocdl.training.trainer import open as open_run
 from oocdl.tuning.record import SEARCH_FILE
 from oocdl.tuning.search import Search
@@ -50,7 +51,8 @@ def tables_of(
     """
     path = Path(what)
     if (path / "run.json").is_file():
-        return [*run_tables(open_run(path), every)]
+        with understood(path):
+            return [*run_tables(open_run(path), every)]
     if (path / SEARCH_FILE).is_file():
         return [Text(str(Search(path)).rstrip())]
     if path.suffix.lower() == ".onnx":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -17,6 +16,7 @@ from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
 from oocdl.cli.ended import UNCHANGED, ending
 from oocdl.cli.info import machine_tables, tables_of
+from oocdl.cli.info_data import data_of, machine_data
 from oocdl.cli.options import (
     BatchSize,
     Data,
@@ -33,8 +33,7 @@ from oocdl.cli.options import (
 )
 from oocdl.cli.say import Json, say, say_json, waiting
 from oocdl.cli.units import shape_text, size_text
-from oocdl.cluster.systems import tunnel
-from oocdl.dashboard.launch import serve
+from oocdl.dashboard.launch import from_elsewhere, serve
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
 from oocdl.storage.run.repair import repair as repair_run
@@ -130,18 +129,18 @@ def repair(
 def dashboard(
     run: RunDir,
     port: Annotated[int, typer.Option(help="Of 127.0.0.1; default: one that is free.")] = 0,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Name that a proxy gives this host; may be repeated.")
+    ] = None,
 ) -> None:
-    """Show a run on a page, while it goes on or later, here or over a shared disk, until Ctrl-C."""
+    """Show a run, or all in a folder, on a page, while they go on or later, until Ctrl-C."""
     with suppress(KeyboardInterrupt):  # how it is ended
-        serve(run, port, _tell_page)
+        serve(run, port, _tell_page, allow_host or ())
 
 
 def _tell_page(address: str) -> None:
     say(address)
-    if "SSH_CONNECTION" in os.environ:
-        port = urlsplit(address).port
-        assert port is not None
-        say(f"from your own machine: {tunnel(port, port)}", aside=True)
+    say(from_elsewhere(address), aside=True)
 
 
 @app.command()
@@ -155,7 +154,10 @@ def report(
 ) -> None:
     """Show measured beside predicted times of a run, layer by layer."""
     found = open_run(run).report(out)
-    _show([found.totals(), found.table(every or as_json)], as_json)
+    if as_json:
+        say_json(asdict(found))
+    else:
+        _show([found.totals(), found.table(every)])
     if out is not None:
         say(f"the page is in {out}", aside=True)
 
@@ -185,21 +187,17 @@ def info(
         raise InputError("--weights and --dims go with a model")
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
         sizes = numbers("dims", dims, int)
+        if as_json:
+            say_json(machine_data(engine, again) if what is None else data_of(what, sizes))
+            return
         parts = machine_tables(engine, again) if what is None else tables_of(what, sizes, weights, every)
-    _show(parts, as_json)
+    _show(parts)
 
 
-def _show(parts: Sequence[Sheet | Text], as_json: bool) -> None:
-    if as_json:
-        say_json([_data(part) for part in parts])
-        return
+def _show(parts: Sequence[Sheet | Text]) -> None:
     console = Console(highlight=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text))
-
-
-def _data(part: Sheet | Text) -> object:
-    return {"title": part.title, "rows": part.records()} if isinstance(part, Sheet) else {"text": part.plain}
 
 
 @app.command()

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from oocdl.callbacks import CSV, MLflow, TensorBoard
 from oocdl.cli.optimizing import SCHEDULES, loss_of, optimizer_of
 from oocdl.errors import InputError
+from oocdl.events import Listener
 from oocdl.ops.losses import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.training.signature import first_sentence
@@ -202,6 +204,18 @@ def run_files(paths: Sequence[Path]) -> None:
             spec.loader.exec_module(module)
         except Exception as error:
             raise InputError(f"--register {path}: {type(error).__name__}: {error}") from error
+
+
+LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def logs(given: Sequence[str] | None) -> list[Listener]:
+    """Read ``--log``: where else the history of a run is written."""
+    found = pairs("log", given) or {}
+    for name in found:
+        if name not in LOGS:
+            raise InputError(f"--log knows no '{name}', only {', '.join(LOGS)}")
+    return [LOGS[name](place) for name, place in found.items()]
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:

@@ -52,7 +52,7 @@ def _state(run: Run) -> list[tuple[str, Any]]:
         ("epoch", history[-1]["epoch"] + 1),
         ("learning rate", f"{history[-1]['lr']:.4g} at the last step"),
         ("time", duration(sum(row["seconds"] for row in history))),
-        ("peak memory", size_text(max(row.get("process_bytes", row["peak_bytes"]) for row in history))),
+        ("peak memory", size_text(run.peak_bytes)),
     ]
 
 

@@ -14,14 +14,15 @@ from oocdl.errors import OocdlError
 def main() -> int:
     """Serve; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m oocdl.dashboard", description=__doc__)
-    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("run", type=Path, help="run directory, or a folder of them")
     parser.add_argument("--port", type=int, default=0, help="default: one that is free")
+    parser.add_argument("--allow-host", action="append", default=[], help="a further name of the page's host")
     parser.add_argument("--parent", type=int, help="process id: ends when this one is no longer its child")
     given = parser.parse_args()
     if given.parent is not None:
         os.nice(10)  # the one that trains goes first
     try:
-        serve(given.run, given.port, lambda address: print(address, flush=True), given.parent)
+        serve(given.run, given.port, lambda line: print(line, flush=True), given.parent, given.allow_host)
     except OocdlError as error:
         print(f"oocdl: {error}", file=sys.stderr)
         return error.exit_code

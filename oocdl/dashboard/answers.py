@@ -7,19 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oocdl.dashboard.series import smoothed
+from oocdl.dashboard.series import Column, Table
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.progress import clock_time
 
 LEAST_STEPS = 8
 """Fewer steps tell nothing of learning."""
-STEADY_SHARE = 0.02
-"""A loss that changes by less than this share of its range is flat."""
+MOST_BLOCKS = 32
+"""A slope is fitted to the means of so many blocks of steps: neighbours are not independent."""
+SURE = 3.0
+"""A slope of so many standard errors is one."""
 RECENT_STEPS = 20
 SILENT_SECONDS = 30.0
 """A run that told nothing for so long, and no end, is silent."""
 DISK_BOUND_SHARE = 0.6
 """Of the disk's measured rate, what has to move to say that the disk limits."""
+BUSY_SHARE, OTHERS_SHARE = 0.9, 0.2
+"""Other processes hold the cores where so much of all is busy, and so much of it by others than the run."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,62 @@ class Answer:
     mood: str = ""
 
 
+@dataclass(frozen=True)
+class Slope:
+    """How a loss changes over its last steps, by a straight line through them."""
+
+    steps: int
+    change: float
+    """From the first to the last of these steps."""
+    error: float
+    """Standard error of the change."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is more than noise."""
+        return abs(self.change) > SURE * self.error
+
+    def __str__(self) -> str:
+        return f"{self.change:+.2g} ± {self.error:.1g} over the last {self.steps} steps"
+
+
+def slope_of(loss: Column) -> Slope:
+    """Return how a loss changes: over its last eighth, quarter or half, whichever is the first to be sure."""
+    known = loss[np.isfinite(loss)]
+    tried = [_fitted(known[-count:]) for count in (len(known) // 8, len(known) // 4) if count >= LEAST_STEPS]
+    tried.append(_fitted(known[-max(len(known) // 2, LEAST_STEPS) :]))
+    return next((one for one in tried if one.is_sure), tried[-1])
+
+
+def _fitted(loss: Column) -> Slope:
+    means = np.array([part.mean() for part in np.array_split(loss, min(len(loss), MOST_BLOCKS))])
+    at = np.linspace(-0.5, 0.5, len(means))
+    change = float(at @ means / (at @ at))
+    rest = means - means.mean() - change * at
+    # What is rounded is no trend.
+    least = 1e-9 * float(np.abs(means).max(initial=0.0))
+    return Slope(
+        len(loss), change, max(float(np.sqrt(rest @ rest / max(len(means) - 2, 1) / (at @ at))), least)
+    )
+
+
 def learning(view: View) -> Answer:
-    """Tell whether the loss falls: the mean over the last tenth of the steps beside the tenth before."""
+    """Tell whether the loss falls, by its slope; of a run that is over, from where it fell to where."""
     loss = view.steps["loss"]
+    loss = loss[np.isfinite(loss)]
     if len(loss) < LEAST_STEPS:
         return Answer("too early", f"{len(loss)} steps are done; {LEAST_STEPS} tell more")
     part = max(len(loss) // 10, 3)
-    now, before, first = (float(np.nanmean(x)) for x in (loss[-part:], loss[-2 * part : -part], loss[:part]))
-    best = float(np.nanmin(smoothed(loss, 0.8)))
-    text = f"loss {now:.4g}, at first {first:.4g}, least {best:.4g}"
-    change = (before - now) / max(abs(first - best), 1e-12)
-    if change > STEADY_SHARE:
-        return Answer("yes, falling", text, "good")
-    if change < -STEADY_SHARE:
-        return Answer("no, rising", text, "bad")
+    means = np.convolve(loss, np.full(part, 1 / part), "valid")
+    first, now, slope = float(means[0]), float(means[-1]), slope_of(loss)
+    least = f"least {means.min():.4g} (all means of {part} steps)"
+    if view.ended == "finished":
+        way = ("falling" if slope.change < 0 else "rising") if slope.is_sure else "flat"
+        mood = "good" if now < first else "bad"
+        return Answer(f"{first:.4g} → {now:.4g}", f"{least}; {way} at the end: {slope}", mood)
+    text = f"{slope}; now {now:.4g}, at first {first:.4g}, {least}"
+    if slope.is_sure:
+        return Answer("no, rising", text, "bad") if slope.change > 0 else Answer("yes, falling", text, "good")
     return Answer("flat", text, "" if now < first else "bad")
 
 
@@ -99,17 +145,40 @@ def disk_share(view: View) -> float:
     return (read / facts.disk_read_rate + written / facts.disk_write_rate) / max(seconds, 1e-9)
 
 
+def others_share(view: View) -> float:
+    """The part of its machine's processors that other processes hold, where all are busy; 0 where some idle.
+
+    Of the last minute or so; of several machines, the one where it is most.
+    """
+    machines: dict[str, list[Table]] = {}
+    for name, table in view.resources.items():
+        machines.setdefault(name.partition(",")[0], []).append(table)
+    worst = 0.0
+    for tables in machines.values():
+        recent = [table.recent(RECENT_STEPS) for table in tables]
+        busy, idle = recent[0]("busy_seconds"), recent[0]("idle_seconds")
+        own = sum(one("processor_seconds") for one in recent)
+        if busy > 0 and busy / (busy + idle) > BUSY_SHARE:
+            worst = max(worst, (busy - own) / (busy + idle))
+    return worst
+
+
 def bottleneck(view: View) -> Answer:
-    """Tell what limits a step: computing, the disk, the network or memory."""
+    """Tell what limits a step: computing, the disk, the network, memory, or what else runs on the machine."""
     if view.last_pass is None:
         return Answer("too early", "a whole step has to be measured first")
-    shares, disk = thread_shares(view.last_pass), disk_share(view)
-    processes = len({lane.process for lane in view.last_pass.lanes})
-    threads = len(view.last_pass.lanes)
+    shares, disk, others = thread_shares(view.last_pass), disk_share(view), others_share(view)
+    processes, threads = len({lane.process for lane in view.last_pass.lanes}), len(view.last_pass.lanes)
     # One thread of a process reads ahead while the others compute.
     most = (threads - processes) / threads if threads > processes else 1.0
     computing = min(shares["computing"] / most, 1.0)
-    text = f"processors compute {computing:.0%} of the time, the disk moves {disk:.0%} of what it can"
+    measured = view.facts is None or view.facts.rates_measured
+    rate = "" if measured else " by a nominal rate (oocdl info --machine measures it)"
+    text = f"processors compute {computing:.0%} of the time, the disk moves {disk:.0%} of what it can{rate}"
+    if others > OTHERS_SHARE:
+        return Answer(
+            "other processes", f"they hold {others:.0%} of the cores, and none is idle; {text}", "bad"
+        )
     if disk > DISK_BOUND_SHARE and disk > computing:
         return Answer("disk", f"{text}; more memory= or a faster spill= helps")
     if computing > 0.7:
@@ -117,6 +186,16 @@ def bottleneck(view: View) -> Answer:
     waits = {"memory": shares["memory"], "disk": shares["reading"] + shares["writing"]}
     waits["network" if processes > 1 else "compute"] = shares["nothing to do"] + shares["permit"]
     worst = max(waits, key=lambda name: waits[name])
+    if worst == "disk" and disk < DISK_BOUND_SHARE / 2:
+        return Answer(
+            "slow disk" if disk > 0.01 else "slow dataset",
+            f"threads read and write {waits[worst]:.0%} of the time; {text}; "
+            + (
+                "it is slower than that now, or others use it"
+                if disk > 0.01
+                else "what they read is the data"
+            ),
+        )
     help_ = {
         "memory": "threads wait for memory: a larger memory= helps",
         "disk": "threads read and write: a larger memory= or a faster spill= helps",
@@ -127,13 +206,16 @@ def bottleneck(view: View) -> Answer:
 
 
 def worst_layer(view: View) -> Answer:
-    """Tell which layer takes most time, beside what was predicted."""
-    seconds = view.layer_seconds()
-    if seconds is None or view.facts is None or view.last_pass is None or not seconds.sum():
+    """Tell which layer takes most time, as a mean of the last passes, beside what was predicted."""
+    seconds, last = view.layer_seconds(), view.last_pass
+    if seconds is None or view.facts is None or last is None or not seconds.sum():
         return Answer("too early", "a whole step has to be measured first")
     index = int(np.argmax(seconds))
-    layer = view.facts.passes[view.last_pass.plan_id].layers[index]
-    share = seconds[index] / seconds.sum()
-    ratio = seconds[index] / layer.predicted_seconds if layer.predicted_seconds else float("nan")
-    text = f"{share:.0%} of all computing, {seconds[index]:.3g} s a step"
-    return Answer(layer.name, f"{text}, {ratio:.2g} times as predicted ({layer.phase})")
+    layer = view.facts.passes[last.plan_id].layers[index]
+    passes = 1 if last.spent is None else len(last.spent)
+    mean = "in one pass" if passes == 1 else f"a pass, the mean of {passes}"
+    text = f"{seconds[index] / seconds.sum():.0%} of all computing, {seconds[index]:.3g} s {mean}"
+    if layer.predicted_seconds:
+        nominal = "" if view.facts.rates_measured else " by nominal rates"
+        text += f", {seconds[index] / layer.predicted_seconds:.2g} times as predicted{nominal}"
+    return Answer(layer.name, f"{text} ({layer.phase})")

@@ -46,11 +46,13 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
         else:
             shown.add_page(made)
 
+    origins = list(dask.websocket_origins)
     application = Pages(
         {f"/{PAGE}": Application(FunctionHandler(document))},
         prefix=dask.prefix,
         use_index=False,
-        extra_websocket_origins=list(dask.websocket_origins),
+        extra_websocket_origins=origins,
+        hosts=[origin.rpartition(":")[0] or origin for origin in origins],
         keep_alive_milliseconds=KEEP_ALIVE_MILLISECONDS,
         check_unused_sessions_milliseconds=KEEP_ALIVE_MILLISECONDS,
     )

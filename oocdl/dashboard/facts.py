@@ -13,7 +13,7 @@ from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.report.figure import phase_of
-from oocdl.report.layer_names import picture_names
+from oocdl.report.layer_names import layer_names
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import computing_seconds
 
@@ -27,7 +27,7 @@ class LayerFacts:
     """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
 
     name: str
-    """What pictures call it: by the model's names, where forward and backward have their colours."""
+    """As in plans, reports and traces."""
     phase: str
     """"forward", "backward" or "update"."""
     units: int
@@ -160,7 +160,7 @@ def _seconds_of(plan: Plan) -> list[dict[str, float]]:
 def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFacts:
     plan = compiled.plan
     shapes, class_names = plan.factored.shapes, plan.classes.names
-    names = picture_names(compiled)
+    names = layer_names(compiled)
     maker: dict[str, int] = {}
     layers = []
     for index, planned in enumerate(plan.layers):

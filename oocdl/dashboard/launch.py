@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from typing import IO
+from urllib.parse import urlsplit
 
+from oocdl.cluster.systems import tunnel
 from oocdl.host.limits import anonymous_bytes_of
 
 START_SECONDS, END_SECONDS = 60.0, 5.0
@@ -23,15 +25,17 @@ START_SECONDS, END_SECONDS = 60.0, 5.0
 
 
 @contextmanager
-def shown(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def shown(run: Path, tell: Callable[[str], None], port: int = 0) -> Iterator[None]:
     """Show the page of a run as long as the block lasts; ``tell`` gets a line with its address.
+
+    ``port`` 0 is any that is free.
 
     Where it cannot be shown, the line says why, and the block runs all the same.
     """
     with tempfile.TemporaryFile() as complaints:
         # A session of its own: Ctrl-C is for the run, which then ends the page.
         process = subprocess.Popen(
-            [sys.executable, "-m", "oocdl.dashboard", str(run), "--parent", str(os.getpid())],
+            [sys.executable, "-m", "oocdl.dashboard", str(run), f"--port={port}", f"--parent={os.getpid()}"],
             stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
@@ -40,8 +44,9 @@ def shown(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
             if address:
                 mib = anonymous_bytes_of(process.pid) >> 20
                 tell(
-                    f"dashboard: {address} until the run ends, `oocdl dashboard {run}` shows it again; its "
-                    f"process takes {mib} MiB, and more for each open page, beside the memory budget"
+                    f"dashboard: {address} until the run ends, `oocdl dashboard {run}` shows it again; "
+                    f"{from_elsewhere(address)}; its process takes {mib} MiB, and more for each open page, "
+                    "beside the memory budget"
                 )
             else:
                 tell(f"no dashboard: {_last_line(complaints)}; `oocdl dashboard {run}` may show more")
@@ -56,9 +61,16 @@ def shown(run: Path, tell: Callable[[str], None]) -> Iterator[None]:
                 process.wait()
 
 
-def serve(run: Path, port: int, tell: Callable[[str], None]) -> None:
+def from_elsewhere(address: str) -> str:
+    """Say how the page at an address is seen from another machine."""
+    port = urlsplit(address).port
+    assert port is not None
+    return f"from your own machine: {tunnel(port, port)}"
+
+
+def serve(run: Path, port: int, tell: Callable[[str], None], allowed: Sequence[str]) -> None:
     """Show the page of a run from this process until Ctrl-C: see `oocdl/dashboard/server.py`."""
-    importlib.import_module("oocdl.dashboard.server").serve(run, port, tell)
+    importlib.import_module("oocdl.dashboard.server").serve(run, port, tell, allowed=allowed)
 
 
 def write_report(run: Path, target: Path, tables: str) -> None:

@@ -14,15 +14,17 @@ import io
 import json
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oocdl.dashboard.facts import facts_of
-from oocdl.dashboard.pictures import read_sample
+from oocdl.dashboard.facts import NO_LAYER, facts_of
+from oocdl.dashboard.samples.slices import read_sample
+from oocdl.dashboard.tail import Tail
 from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,
@@ -36,6 +38,7 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
+from oocdl.storage.files import regular
 
 FOLDER = "live"
 FACTS, NOW, LAST_PASS, PICTURES = "facts.json", "now.json", "last_pass.npz", "pictures.npz"
@@ -47,11 +50,13 @@ MOST_LINES = 4000
 come with each time as long as all before."""
 LAST_PASS_SECONDS = 5.0
 """The times of tasks are written no more often than this."""
+RECENT_PASSES = 20
+"""Seconds of layers are means over so many passes, the last that were looked at."""
 PICTURES_SHARE = 0.002
 """The part of a run's time that reading slices of samples may take."""
 OF_PROCESS = (
     "process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes",
-    "read_bytes", "written_bytes", "received_bytes", "processor_seconds",
+    "read_bytes", "written_bytes", "received_bytes", "processor_seconds", "busy_seconds", "idle_seconds",
 )  # fmt: skip
 """What a line of resources has of each process, in this order."""
 
@@ -69,6 +74,11 @@ class LiveLog:
         self._first = clock()
         self._broken = False
         self._plan: Any = None
+        self._layers: dict[str, tuple[np.ndarray, int]] = {}
+        """By plan id: the layer of each task, and how many layers there are."""
+        self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
+        """Of passes that were looked at: the plan id, when it began, and seconds by layer."""
+        self._last: StepRunning | None = None
         self._images: tuple[tuple[str, str], ...] = ()
         self._pictured = float("-inf")
         """When slices may be read again; at the end they are at any rate."""
@@ -126,6 +136,10 @@ class LiveLog:
             case RunFinished():
                 self._flush()
                 self._picture()
+                if self._last is not None and self._last.step == event.steps:
+                    done = tuple(replace(one, phases=b"\4" * len(one.phases)) for one in self._last.processes)
+                    self._passed = float("-inf")
+                    self._now(replace(self._last, pass_number=self._last.passes, processes=done))
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
 
     def _start(self, event: RunStarted) -> None:
@@ -140,14 +154,18 @@ class LiveLog:
         if event.plan is not None:
             facts = facts_of(event.plan, event.workdir, event.steps, now)
             self._replace(FACTS, facts.to_json().encode())
+            self._layers = {
+                name: (np.array(one.layer_of), len(one.layers)) for name, one in facts.passes.items()
+            }
             self._plan, self._images, self._pictured = event.plan, facts.images, float("-inf")
-        with suppress(FileNotFoundError), (self._folder / RESOURCES).open() as lines:
-            self._first = json.loads(lines.readline() or "{}").get("at", now)
+        at = next((row.get("at") for row in Tail(self._folder / RESOURCES).read()), None)
+        self._first = at if isinstance(at, float) else now
         self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done)
         for text in event.notes:
             self._note("notice", text)
 
     def _now(self, event: StepRunning) -> None:
+        self._last = event
         width = max((len(one.phases) for one in event.processes), default=0)
         merged = np.zeros(width, np.uint8)
         for one in event.processes:
@@ -168,9 +186,28 @@ class LiveLog:
             rows = {one.name: [getattr(one, name) for name in OF_PROCESS] for one in event.processes}
             self._append(RESOURCES, {"at": event.at_seconds, "processes": rows})
         passes = {one.name: one.last_pass for one in event.processes if one.last_pass is not None}
+        self._spend(list(passes.values()))
         if passes and event.at_seconds - self._passed >= LAST_PASS_SECONDS:
             self._passed = event.at_seconds
-            self._replace(LAST_PASS, _packed(passes))
+            first = next(iter(passes.values())).plan_id
+            same = [spent for plan_id, _, spent in self._spent if plan_id == first]
+            self._replace(LAST_PASS, _packed(passes, np.array(same)))
+
+    def _spend(self, passes: list[PassTimes]) -> None:
+        """Note what each layer took in a pass, if it is another than before and all processes tell of it."""
+        plans = {one.plan_id for one in passes}
+        if len(plans) != 1 or not all(one.times.size for one in passes):
+            return
+        plan_id, began = plans.pop(), min(float(one.times[:, 0].min()) for one in passes)
+        if plan_id not in self._layers or any(began == known for _, known, _ in self._spent):
+            return
+        layer_of, count = self._layers[plan_id]
+        spent = np.zeros(count)
+        for one in passes:
+            of = layer_of[one.numbers]
+            seconds = (one.times[:, 5] - one.times[:, 3])[of != NO_LAYER]
+            spent += np.bincount(of[of != NO_LAYER], seconds, count)
+        self._spent.append((plan_id, began, spent))
 
     def _picture(self) -> None:
         """Write slices of the last commit's sample; what cannot be read is told once, and no more is read."""
@@ -203,22 +240,27 @@ class LiveLog:
             self._append(NOTES, {"at": self._clock(), "kind": kind, "text": text, **more})
 
     def _append(self, name: str, *lines: Mapping[str, Any]) -> None:
-        with (self._folder / name).open("a") as out:
+        with open(self._folder / name, "a", opener=regular) as out:
             out.write("".join(json.dumps(dict(line)) + "\n" for line in lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         """Write a file that readers see whole or not at all."""
         partial = self._folder / f"{name}.partial"
-        partial.write_bytes(data)
+        with open(partial, "wb", opener=regular) as out:
+            out.write(data)
         partial.replace(self._folder / name)
 
 
-def _packed(passes: Mapping[str, PassTimes]) -> bytes:
-    """The times of the last pass of each process, as an npz file."""
+def _packed(passes: Mapping[str, PassTimes], spent: np.ndarray) -> bytes:
+    """The times of the last pass of each process, as an npz file.
+
+    ``spent``: seconds by layer of this and earlier passes of its kind, of shape (passes, layers).
+    """
     out = io.BytesIO()
     arrays: dict[str, Any] = {
         "names": np.array(list(passes)),
         "plans": np.array([p.plan_id for p in passes.values()]),
+        "spent": spent,
     }
     for number, one in enumerate(passes.values()):
         arrays |= {

@@ -15,25 +15,41 @@ from oocdl.dashboard.panels.log import Log
 from oocdl.dashboard.panels.machine import Memory, Rates
 from oocdl.dashboard.panels.network import Network
 from oocdl.dashboard.panels.pictures import Pictures
+from oocdl.dashboard.panels.settings import Settings
 from oocdl.dashboard.panels.step_map import StepMap
-from oocdl.dashboard.panels.style import BLUE, FONT, INK, LINE, Panel, card, grid, html
+from oocdl.dashboard.panels.style import (
+    FONT,
+    INK_CSS,
+    LINE_CSS,
+    LINK_CSS,
+    SCROLLED,
+    THEME,
+    Panel,
+    card,
+    grid,
+    html,
+)
 from oocdl.dashboard.panels.timeline import Timeline
 from oocdl.dashboard.view import View
 
 # Texts: a model could be part of a single browser's document only.
-TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK}; padding: 6px 12px;
+TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK_CSS}; padding: 6px 12px;
   border: none; outline: none; }}
-.bk-tab.bk-active {{ color: {BLUE}; background: transparent; border-bottom: 2px solid {BLUE};
+.bk-tab.bk-active {{ color: {LINK_CSS}; background: transparent; border-bottom: 2px solid {LINK_CSS};
   font-weight: 600; }}
-.bk-header {{ border-bottom: 1px solid {LINE}; margin-bottom: 8px; overflow-x: auto; }}"""
+.bk-header {{ border-bottom: 1px solid {LINE_CSS}; margin-bottom: 8px; overflow-x: auto; }}"""
 PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box;
   overflow-x: clip; }"""
 
 
-TEMPLATE = get_env().from_string("""{% extends base %}
-{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">{% endblock %}
-""")
-"""A phone shows the page as wide as it is itself."""
+TEMPLATE = get_env().from_string(
+    """{% extends base %}
+{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">"""
+    + THEME
+    + """{% endblock %}
+"""
+)
+"""A phone shows the page as wide as it is itself; the dark is shown dark."""
 
 
 PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
@@ -44,6 +60,7 @@ PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
     "Layers": lambda: (LayerTable(),),
     "Network": lambda: (Network(),),
     "Pictures": lambda: (Pictures(),),
+    "Settings": lambda: (Settings(),),
     "Messages": lambda: (Log(),),
 }
 """What makes the panels of each tab."""
@@ -91,7 +108,7 @@ class Page:
     def whole(self, tables: str) -> None:
         """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
         self._show(*self._tabs)
-        report = TabPanel(title="Report", child=card(html(tables, color=INK)))
+        report = TabPanel(title="Report", child=card(html(tables, color=INK_CSS), stylesheets=[SCROLLED]))
         self._chosen.tabs = [*self._chosen.tabs, report]
 
     def _turned(self, _attr: str, old: int, _new: int) -> None:

@@ -25,6 +25,7 @@ def write(run: Path, target: Path, tables: str) -> None:
     for model in page.root.references():
         if CONTROL in model.tags:
             model.update(visible=False)  # there is no server that would do what it asks for
-    text = file_html(page.root, INLINE, f"oocdl: {run.name}", template=TEMPLATE)
+    title = f"oocdl: {run.name}"
+    text = file_html(page.root, INLINE, title, template=TEMPLATE, suppress_callback_warning=True)
     with reporting(target):
         write_text(target, text)

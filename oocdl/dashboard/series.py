@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,10 @@ class Table:
         for column in self._columns.values():
             column[rows : self.rows] = np.nan
         self.rows = min(rows, self.rows)
+
+    def recent(self, rows: int) -> Callable[[str], float]:
+        """Return what says how much a total has grown over so many last rows; 0 where it is not known."""
+        return lambda name: float(np.nan_to_num(np.ptp(self[name][-rows:]))) if len(self) else 0.0
 
     def __getitem__(self, name: str) -> Column:
         """A column; all NaN if no row has it."""

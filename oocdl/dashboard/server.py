@@ -1,4 +1,4 @@
-"""Serves the page of one run at the loopback address of this machine, with all that a browser needs."""
+"""Serves the page of one run, or of all in a folder, at the loopback address, with all that it needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
@@ -18,24 +19,58 @@ from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
 from oocdl.dashboard.page import TEMPLATE
+from oocdl.dashboard.runs import RUN, Runs, RunsPage
 from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 from oocdl.errors import ResourceError
 
 LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost", "[::1]")
+"""What a browser calls this machine, or the end of a tunnel to it."""
 
 
-def serve(run: Path, port: int, tell: Callable[[str], None], parent: int | None = None) -> None:
-    """Serve the page of a run until Ctrl-C, or until the process ``parent`` is no longer that of this one.
+def serve(
+    run: Path,
+    port: int,
+    tell: Callable[[str], None],
+    parent: int | None = None,
+    allowed: Sequence[str] = (),
+) -> None:
+    """Serve the page of a run, or of all runs in a folder, until Ctrl-C.
 
-    ``port`` 0 is any that is free. ``tell`` is called with the page's address, once it is there. Raises
-    StoreError where there is no run, ResourceError if the port is taken.
+    It also ends once the process ``parent`` is no longer that of this one. ``port`` 0 is any that is free.
+    ``tell`` is called with the page's address, once it is there. ``allowed`` are further host names by which
+    the page may be asked for. Raises StoreError where there is no run, ResourceError if the port is taken.
     """
-    asyncio.run(_serve(View(run), port, tell, parent))
+    shown = Shown(View(run), _complain) if (run / "run.json").is_file() else ShownRuns(Runs(run))
+    asyncio.run(_serve(shown, port, tell, parent, allowed))
 
 
-async def _serve(view: View, port: int, tell: Callable[[str], None], parent: int | None) -> None:
-    shown = Shown(view, _complain)
+class ShownRuns(Shown):
+    """All runs of a folder, and each of them where the address asks for it."""
+
+    def __init__(self, runs: Runs) -> None:
+        super().__init__(cast(View, runs), _complain)
+        self._runs = runs
+
+    def page(self) -> Any:
+        """Make the page that lists them."""
+        return RunsPage(self._runs)
+
+    def add_page(self, document: Document) -> None:
+        """Give a browser the page that it asks for."""
+        context: Any = document.session_context
+        asked = context.request.arguments.get(RUN, []) if context is not None else []
+        view = self._runs.views.get(asked[0].decode(errors="replace")) if asked else None
+        if view is None:
+            super().add_page(document)
+        else:
+            Shown(view, _complain, self).add_page(document)
+
+
+async def _serve(
+    shown: Shown, port: int, tell: Callable[[str], None], parent: int | None, allowed: Sequence[str]
+) -> None:
     await shown.refresh()
 
     def document(made: Document) -> None:
@@ -45,8 +80,12 @@ async def _serve(view: View, port: int, tell: Callable[[str], None], parent: int
     sockets = _bound(port)
     port = sockets[0].getsockname()[1]
     # A page of another origin, whatever address its name is given, gets no connection.
-    origins = [f"{LOOPBACK}:{port}", f"localhost:{port}"]
-    application = Pages({"/": Application(FunctionHandler(document))}, extra_websocket_origins=origins)
+    origins = [*(f"{host}:{port}" for host in HOSTS), *(f"{host}:*" for host in allowed)]
+    application = Pages(
+        {"/": Application(FunctionHandler(document))},
+        extra_websocket_origins=origins,
+        hosts=[*HOSTS, *allowed],
+    )
     http = HTTPServer(application)
     http.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), application, http)

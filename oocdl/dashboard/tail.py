@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from oocdl.storage.files import regular
+
 
 class Tail:
     """The lines of one file. A file that has become shorter, or is another, is read anew."""
@@ -23,7 +25,7 @@ class Tail:
         """
         self.again = False
         try:
-            with self.path.open("rb") as stream:
+            with open(self.path, "rb", opener=regular) as stream:
                 found = stream.fileno(), self.path.stat()
                 if found[1].st_size < self._at or (self._inode not in (-1, found[1].st_ino)):
                     self._at, self.again = 0, True
@@ -41,6 +43,6 @@ class Tail:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,11 @@ from oocdl.dashboard.live_log import (
     RESOURCES,
     STEPS,
 )
-from oocdl.dashboard.pictures import SamplePictures, unpacked
+from oocdl.dashboard.samples.slices import SamplePictures, unpacked
 from oocdl.dashboard.series import Table
 from oocdl.dashboard.tail import Tail
 from oocdl.errors import StoreError
+from oocdl.storage.checksums import unsealed
 
 DONE = 4
 """The last of the phases of ``ProcessLook.phases``."""
@@ -67,6 +70,8 @@ class LastPass:
     plan_id: str
     seconds: float
     lanes: tuple[Lane, ...]
+    spent: npt.NDArray[np.float64] | None = None
+    """Seconds by layer of the last passes that were looked at. Shape (passes, layers)."""
 
 
 class View:
@@ -152,6 +157,7 @@ class View:
             return False
         with np.load(io.BytesIO(data)) as arrays:
             names, plans = arrays["names"].tolist(), arrays["plans"].tolist()
+            spent = arrays["spent"] if "spent" in arrays and arrays["spent"].size else None
             found = [
                 (name, plan, arrays[f"numbers{i}"], arrays[f"times{i}"], arrays[f"threads{i}"])
                 for i, (name, plan) in enumerate(zip(names, plans, strict=True))
@@ -174,7 +180,7 @@ class View:
             if plan == plan_id
             for thread in np.unique(threads)
         ]
-        self.last_pass = LastPass(plan_id=plan_id, seconds=ended - began, lanes=tuple(lanes))
+        self.last_pass = LastPass(plan_id=plan_id, seconds=ended - began, lanes=tuple(lanes), spent=spent)
         return True
 
     def _read_pictures(self) -> bool:
@@ -223,6 +229,15 @@ class View:
         self.notes = [*([] if self._notes.again else self.notes), *lines][-MOST_NOTES:]
         return bool(lines)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What the run was started with, as plain data; empty where ``run.json`` cannot be read."""
+        try:
+            found: Mapping[str, Any] = unsealed("run", (self.run / "run.json").read_text())["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return found
+
     # --- what follows from it --------------------------------------------------------------
 
     @property
@@ -239,9 +254,15 @@ class View:
         return kinds[-1] if kinds and kinds[-1] != "started" else ""
 
     def layer_seconds(self) -> npt.NDArray[np.float64] | None:
-        """Measured seconds of the program of each layer in the last whole pass; None before there is one."""
+        """Measured seconds of the program of each layer, as a mean of the last passes that were looked at.
+
+        None before there is one.
+        """
         if self.last_pass is None or self.facts is None:
             return None
+        if self.last_pass.spent is not None:
+            mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)
+            return mean
         count = len(self.facts.passes[self.last_pass.plan_id].layers)
         found = np.zeros(count)
         for lane in self.last_pass.lanes:

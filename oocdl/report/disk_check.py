@@ -48,7 +48,7 @@ def check_start(plan: Plan, run: Path, spills: bool = True) -> None:
     if limit is not None and total > limit:
         raise ResourceError(
             f"the run may need {_mib(total)} of disk ({_mib(total - plan.store_bytes)} of spill, "
-            f"{_mib(plan.store_bytes)} of weights and state), disk= allows {_mib(limit)}; "
+            f"{_mib(plan.store_bytes)} of weights and state), disk= allows {_held(limit)}; "
             f"raise it, or {_ways_out(needs)}"
         )
     disks: dict[int, list[Need]] = {}
@@ -73,7 +73,7 @@ def check_commit(plan: Plan, run: Path) -> None:
     if total > limit:
         raise ResourceError(
             f"the next commit would take the run to {_mib(total)} of disk ({_mib(spilled)} of it spill), "
-            f"disk= allows {_mib(limit)}; the last commit stays; raise disk= and call fit again"
+            f"disk= allows {_held(limit)}; the last commit stays; raise disk= and call fit again"
         )
 
 
@@ -86,7 +86,7 @@ def _check_free(needs: Sequence[Need]) -> None:
         f"{_mib(need.nbytes)} for {need.what} in {need.folder}" for need in needs if need.nbytes
     )
     raise ResourceError(
-        f"not enough disk: the run needs {parts}, where {_mib(free)} are free; "
+        f"not enough disk: the run needs {parts}, where {_held(free)} are free; "
         f"make room, or {_ways_out(needs)}"
     )
 
@@ -115,4 +115,9 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _mib(nbytes: int) -> str:
+    """Return what is needed, rounded up; ``_held`` rounds down, so that the two differ."""
     return f"{-(-nbytes >> 20)} MiB"
+
+
+def _held(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >> 20 else f"{nbytes} bytes"

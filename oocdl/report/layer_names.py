@@ -1,52 +1,58 @@
-"""What layers are called in a picture: by names of the model, not of nodes that losses and gradients add."""
+"""What layers are called wherever one is told of: by modules of the network, or nodes of its file.
+
+In a plan, a report, a trace and on the page a layer has one name: "encoder.0.conv" forward,
+"grad/encoder.0.conv" backward, "update/encoder.0.conv.weight" where a weight is updated.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Mapping, Set
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.planning.compiler import CompiledPass
-from oocdl.report.figure import phase_of
 
-LOSS, UPDATE = "loss", "weights"
+LOSS, WEIGHTS = "loss", "weights"
 """What layers are called that compute nothing of the model."""
 
 
-def picture_names(compiled: CompiledPass) -> dict[str, str]:
-    """Return layer -> its name in a picture, where forward, backward and update are told apart by colour."""
+def layer_names(compiled: CompiledPass) -> dict[str, str]:
+    """Return layer -> its name, which no two have; from the second of a name on they are numbered."""
     model = compiled.imported.graph
-    known = {_root(node.name) for node in model.nodes}
+    known = {_root(node.name) for node in model.nodes} | compiled.imported.modules.keys()
     weights = {name for name, value in model.values.items() if value.role in (Role.WEIGHT, Role.STATE)}
-    layers = [one.layer for one in compiled.plan.layers]
-    names = [_name(layer, known, weights) for layer in layers]
-    counted = _counted(names, (phase_of(layer.name) for layer in layers))
-    return dict(zip((layer.name for layer in layers), counted, strict=True))
+    seen: Counter[str] = Counter()
+    found = {}
+    for planned in compiled.plan.layers:
+        name = _name(planned.layer, known, weights, compiled.imported.modules)
+        seen[name] += 1
+        found[planned.layer.name] = name if seen[name] == 1 else f"{name} {seen[name]}"
+    return found
 
 
-def _name(layer: Layer, known: Set[str], weights: Set[str]) -> str:
+def _name(layer: Layer, known: Set[str], weights: Set[str], modules: Mapping[str, str]) -> str:
     phase, slash, rest = layer.name.partition("/")
     if phase == "update" and slash:
-        return rest if rest in weights else UPDATE
-    name = rest if phase == "grad" and slash else layer.name
-    if _root(name) in known or name in weights:
-        return name
-    nodes = [cell.node.name for cell in layer.cells]
-    own = [_root(node) for node in nodes if _root(node) in known]
-    return f"{own[-1]}, {LOSS}" if own else LOSS
+        return f"update/{rest if rest in weights else WEIGHTS}"
+    part, name = ("grad/", rest) if phase == "grad" and slash else ("", layer.name)
+    if name in weights:
+        return f"{part}{name}"
+    node = _node(name, known)
+    if node is not None:
+        return f"{part}{modules.get(node) or (name if node == _root(name) else node)}"
+    own = [node for cell in layer.cells if (node := _node(cell.node.name, known)) is not None]
+    return f"{part}{modules.get(own[-1], own[-1])}, {LOSS}" if own else f"{part}{LOSS}"
+
+
+def _node(name: str, known: Set[str]) -> str | None:
+    """The node of the file that a node is of, which may be lowered to several; None if it is of none."""
+    while name:
+        if name in known:
+            return name
+        name = name.rpartition("/")[0]
+    return None
 
 
 def _root(name: str) -> str:
-    """The node of the model that a node belongs to, which is written as several."""
     return name.partition("/")[0]
-
-
-def _counted(names: Iterable[str], phases: Iterable[str]) -> list[str]:
-    """Number those of the same name in the same part of a pass, from the second on."""
-    seen: Counter[tuple[str, str]] = Counter()
-    found = []
-    for place in zip(names, phases, strict=True):
-        seen[place] += 1
-        found.append(place[0] if seen[place] == 1 else f"{place[0]} {seen[place]}")
-    return found

@@ -25,7 +25,7 @@ from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import Scene, draw
-from oocdl.report.layer_names import picture_names
+from oocdl.report.layer_names import layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, computing_seconds, make_report
 from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, mib, text_of
@@ -98,6 +98,12 @@ class Plan:
     def layers(self) -> tuple[LayerPlan, ...]:
         """The layers of a step's last pass, in order."""
         return self.compiled.plan.layers
+
+    @cached_property
+    def layer_names(self) -> Mapping[str, str]:
+        """What the layers of all passes are called: by modules of the network, or nodes of its file."""
+        kinds = sorted(self.kinds.items(), key=lambda item: item[0] == MAIN)
+        return {layer: name for _, kind in kinds for layer, name in layer_names(kind).items()}
 
     @cached_property
     def room_bytes(self) -> int:
@@ -234,7 +240,7 @@ class Plan:
                 self.process_bytes,
                 self.peak_bytes,
                 self.settings.memory_bytes,
-                picture_names(self.compiled),
+                self.layer_names,
             ),
             path,
         )
@@ -251,14 +257,17 @@ class Plan:
         compiled = self.kinds.get(kind)
         if compiled is None:
             raise InputError(f"there is no pass of kind '{kind}', only {', '.join(self.kinds)}")
-        text = pass_text(compiled.plan, compiled.graph, what, layer)
+        nodes = {name: node for node, name in self.layer_names.items()}
+        text = pass_text(compiled.plan, compiled.graph, what, nodes.get(str(layer), layer))
         others = ", ".join(name for name in self.kinds if name != kind)
         return f"pass of kind '{kind}'; other kinds: {others}\n\n{text}" if others else text
 
     def report(self, session: Held) -> Report | None:
         """Return what a session has measured beside what was predicted; None before its first whole step."""
-        measured, peak_bytes = session.measured(), session.moved().peak_bytes
-        return make_report(self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes)
+        measured, peak_bytes = session.measured(), session.moved().process_bytes
+        return make_report(
+            self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes, self.layer_names
+        )
 
     def _title(self) -> str:
         title = f"{self.model}: one step of batch {self.settings.batch_size}"
@@ -271,7 +280,7 @@ class Plan:
         """
         names, plan = self.compiled.plan.classes.names, self.compiled.plan
         seconds = computing_seconds(self.simulated[-1:])
-        titles = [printable(layer.layer.name) for layer in self.layers]
+        titles = [printable(self.layer_names[layer.layer.name]) for layer in self.layers]
         rows = []
         for label, places in blocks(titles, len(titles) if every else MOST_ROWS):
             layers = [self.layers[at] for at in places]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from oocdl.errors import CorruptError, StoreError
@@ -64,7 +65,7 @@ class Total:
 
     seconds: float
     peak_bytes: int
-    """Peak as it is counted: base process, running programs and RAM tier."""
+    """Peak of a process: predicted, or by the kernel's count."""
     spill_read_bytes: float
     spill_written_bytes: float
 
@@ -119,7 +120,7 @@ class Report:
         for name, expected, found, unit, digits in (
             ("computing of all tasks, one after another, s", *sums, 1, 3),
             ("a step, s", before.seconds, after.seconds, 1, 3),
-            ("peak memory as counted, MiB", before.peak_bytes, after.peak_bytes, 2**20, 0),
+            ("peak memory, MiB", before.peak_bytes, after.peak_bytes, 2**20, 0),
             ("read from the spill, MiB", before.spill_read_bytes, after.spill_read_bytes, 2**20, 1),
             ("written to the spill, MiB", before.spill_written_bytes, after.spill_written_bytes, 2**20, 1),
         ):
@@ -157,8 +158,12 @@ def make_report(
     predicted_peak_bytes: int,
     measured: Measured,
     peak_bytes: int,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Report | None:
-    """Compare measured with predicted for a step of these kinds of passes; None before each was measured."""
+    """Compare measured with predicted for a step of these kinds of passes; None before each was measured.
+
+    ``names``: layer -> what it is called, where that is another name.
+    """
     times = Counter(kinds)
     if not times.keys() <= measured.kinds.keys():
         return None
@@ -172,7 +177,7 @@ def make_report(
             return mean(lambda one: number(one.layers.get(name, Spent())))
 
         return LayerReport(
-            name,
+            names.get(name, name),
             units[name],
             predicted_seconds,
             spent(lambda one: one.compute_seconds),

@@ -31,7 +31,8 @@ def trained_text(trained: Trained) -> str:
         own = ", ".join(f"{shown(name)} × {count}" for name, count in trained.own)
         lines.append(f"operators of your own: {own}, as registered")
     unsaid = [] if trained.told else [UNSAID]
-    return "\n".join([*lines, *unsaid, *remark_lines(trained)])
+    notes = [f"note: {note}" for note in trained.notes]
+    return "\n".join([*lines, *unsaid, *notes, *remark_lines(trained)])
 
 
 def remark_lines(trained: Trained) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -23,7 +24,7 @@ from oocdl.cli.cluster import job_options, worker_options
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
-from oocdl.errors import InputError, ModelWarning, StoreError
+from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine, WarmUp
 from tests.kit import nets
@@ -49,6 +50,27 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, debug: bool = Fa
     code = app.run_command([str(argument) for argument in arguments], debug)
     found = capsys.readouterr()
     return code, found.out, found.err
+
+
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "oocdl.cli.app", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == ResourceError.exit_code
+    assert done.stderr.startswith("oocdl: no space left for the output") and done.stderr.count("\n") == 1
+
+
+def test_a_disk_error_is_no_internal_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/a/file")
+
+    monkeypatch.setattr(look, "verify_run", fails)
+    assert refused(capsys, "verify", "x") == (
+        StoreError.exit_code,
+        "oocdl: cannot read or write /a/file: Permission denied; check the disk",
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -405,6 +427,7 @@ REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
     "plan": (("--plan", "other.run"), "plan", Path("other.run")),
     "trace": (("--trace", "t.json"), "trace", Path("t.json")),
     "dashboard": (("--dashboard",), "dashboard", True),
+    "dashboard_port": (("--dashboard-port", 8765), "dashboard", 8765),
 }
 # fmt: on
 
@@ -415,7 +438,7 @@ def test_every_option_of_fit_reaches_its_setting(
 ) -> None:
     asked = inspect.signature(app.fit).parameters.keys()
     elsewhere = {name for of in (job_options, worker_options) for name in inspect.signature(of).parameters}
-    assert set(asked) - elsewhere == {*REACHES, "model", "dataset", "progress", "config"}, (
+    assert set(asked) - elsewhere == {*REACHES, "model", "dataset", "progress", "config", "log"}, (
         "an option is not in this test"
     )
     given: list[dict[str, object]] = []

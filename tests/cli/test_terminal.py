@@ -58,6 +58,7 @@ def verbs(folder: Path) -> dict[str, tuple[object, ...]]:
         "plan every layer": ("plan", net, data, *TINY, "--all", "--hosts", "1,2"),
         "simulate": ("simulate", net, data, *TINY[:4], "--hosts", "1,2", "--cores", 1),
         "search": ("search", net, data, *TINY, *space, "--no-progress", "--workdir", folder / "s"),
+        "report": ("report", work),
         "info of a search": ("info", folder / "s"),
         "info of a run": ("info", work),
         "info of every weight": ("info", work, "--all"),
@@ -91,13 +92,22 @@ def test_every_verb_with_tables_prints_data_too(folder: Path, capsys: pytest.Cap
         found[name] = json.loads(out)
     plan = oocdl.plan(folder / "net.onnx", folder / "data.zarr", loss="dice_ce", memory="4GiB", threads=1,
                       engine="onnxruntime")  # fmt: skip
-    assert [layer["layer"] for layer in found["plan"]["layers"]] == [one.layer.name for one in plan.layers]
+    assert [layer["layer"] for layer in found["plan"]["layers"]] == [
+        plan.layer_names[one.layer.name] for one in plan.layers
+    ]
     assert found["plan"]["step"]["flops"] == plan.flops
     assert [row["hosts"] for row in found["plan every layer"]["hosts"]] == [1, 2]
     assert found["search"][0]["metric"] <= found["search"][1]["metric"]
     assert found["evaluate"].keys() == {"loss"}
-    state = {row["what"]: row["value"] for row in found["info of a run"][0]["rows"]}
-    assert state["committed"] == "3 steps, finished"
+    made = oocdl.open(folder / "net.run")
+    of_run, least = found["info of a run"], min(row["loss"] for row in made.history)
+    assert (of_run["steps"], of_run["finished"]) == (3, True) and of_run["losses"]["loss"]["least"] == least
+    assert of_run["settings"]["memory_bytes"] == 4 << 30 and of_run["peak_bytes"] == made.peak_bytes
+    assert of_run["weights"][0]["nbytes"] == 216 and found["info of data"]["arrays"][0]["dtype"] == "float32"
+    assert found["info of a model"]["parameters"] > 0 and found["info of the machine"]["available_bytes"] > 0
+    assert found["report"]["predicted"]["peak_bytes"] > 0
+    drawn = [name for name, data in found.items() if set("▁█→·") & set(json.dumps(data, ensure_ascii=False))]
+    assert drawn == []
 
 
 def test_layers_are_grouped_unless_all_are_asked_for(
@@ -161,6 +171,7 @@ def test_options_in_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0 and str(tmp_path / "made.zarr") in out, err
     for text, told in [
         ("epochz = 3", r"has 'epochz', which is no option \(did you mean 'epochs'\?\)"),
+        ("learning_rate = 3", "has 'learning_rate', which is no option: it is called 'lr' here"),
         ("epochs = ", "is no TOML"),
         ('epochs = "many"', "--epochs"),
     ]:
@@ -170,6 +181,25 @@ def test_options_in_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert err.count("\n") == 1
     code, _, err = run(capsys, "plan", "--config", tmp_path / "none.toml")
     assert code == InputError.exit_code and "cannot be read" in err
+
+
+def test_a_history_is_written_elsewhere_too(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ("fit", folder / "net.onnx", folder / "data.zarr", *TINY, "--steps", 2, "--no-progress")
+    log = tmp_path / "losses.csv"
+    code, _, err = run(capsys, *fit, "--workdir", tmp_path / "run", "--log", f"csv={log}")
+    assert code == 0 and len(log.read_text().splitlines()) == 3, err
+    code, _, err = run(capsys, *fit, "--workdir", tmp_path / "run", "--log", "wandb=x")
+    assert code == InputError.exit_code and "no 'wandb', only csv, tensorboard, mlflow" in err
+
+
+def test_a_report_complains_of_nothing(folder: Path, tmp_path: Path) -> None:
+    words = ["report", folder / "net.run", "--out", tmp_path / "page.html"]
+    done = subprocess.run(
+        [sys.executable, "-m", "oocdl.cli.app", *map(str, words)], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == f"the page is in {tmp_path / 'page.html'}\n"
 
 
 # --- after Ctrl-C ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from oocdl.dashboard import answers
 from oocdl.dashboard.facts import LayerFacts, PassFacts, RunFacts
+from oocdl.dashboard.series import Table
 from oocdl.dashboard.view import Lane, LastPass, View
 
 LAYER = LayerFacts(
@@ -67,7 +69,7 @@ def test_time_left_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
     [
         ((0, 0, 0, 0, 9, 10), 0.0, "compute"),
         ((0, 7, 7, 7, 9, 10), 0.0, "memory"),
-        ((0, 0, 7, 7, 9, 10), 0.0, "disk"),
+        ((0, 0, 7, 7, 9, 10), 0.0, "slow dataset"),
         ((0, 0, 4, 4, 9, 10), 1.9e9, "disk"),
     ],
 )
@@ -83,3 +85,83 @@ def test_the_worst_layer_takes_most(tmp_path: Path) -> None:
     view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),))
     answer = answers.worst_layer(view)
     assert answer.short == "conv" and "2 times as predicted" in answer.long
+
+
+def test_a_loss_that_falls_slowly_is_not_flat(tmp_path: Path) -> None:
+    """It fell by a third over the last two thirds of its steps, by little beside its first steps."""
+    noise = np.random.default_rng(0).normal(0, 0.05, 400)
+    steps = np.arange(400)
+    losses = (2.0 * np.exp(-steps / 20) + 0.6 * np.exp(-steps / 700)) * (1 + noise)
+    told = [answers.learning(view_of(tmp_path, losses[:n])).short for n in range(120, 400)]
+    assert told.count("yes, falling") > 0.9 * len(told)
+
+
+def test_noise_is_flat(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    told = [answers.learning(view_of(tmp_path, random.normal(1, 0.1, 300))).short for _ in range(60)]
+    assert told.count("flat") >= 57
+
+
+def test_a_loss_that_turns_is_rising(tmp_path: Path) -> None:
+    losses = np.concatenate([np.linspace(3, 1, 300), np.linspace(1, 1.5, 60)])
+    assert answers.learning(view_of(tmp_path, losses)).short == "no, rising"
+
+
+def test_a_finished_run_says_from_where_to_where(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.concatenate([np.linspace(3, 1, 40), np.full(60, 1.0)]))
+    view.notes.append({"kind": "finished", "at": 1002.0, "text": ""})
+    answer = answers.learning(view)
+    assert (answer.short, answer.mood) == ("2.769 → 1", "good") and "flat at the end" in answer.long
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_least_is_of_what_is_shown(tmp_path: Path, seed: int) -> None:
+    losses = np.linspace(3, 1, 90) * np.random.default_rng(seed).uniform(0.8, 1.2, 90)
+    words = answers.learning(view_of(tmp_path, losses)).long
+    now, least = (float(words.split(word)[1].split()[0].strip(",;")) for word in ("now ", "least "))
+    assert least <= now
+
+
+def resources(view: View, busy: float, idle: float, own: float) -> None:
+    """What is written each second: of four cores so many are busy, by the run so many."""
+    table = Table()
+    for second in range(10):
+        row = {"at": second, "busy_seconds": busy * second, "idle_seconds": idle * second}
+        table.add([{**row, "processor_seconds": own * second}])
+    view.resources["here, process 1"] = table
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "own", "short"),
+    [(4.0, 0.0, 2.0, "other processes"), (3.0, 1.0, 2.0, "compute"), (4.0, 0.0, 3.9, "compute")],
+)
+def test_other_processes_are_named(tmp_path: Path, busy: float, idle: float, own: float, short: str) -> None:
+    view = view_of(tmp_path, np.ones(10))
+    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 0, 9, 10),))
+    resources(view, busy, idle, own)
+    answer = answers.bottleneck(view)
+    assert answer.short == short and ("50% of the cores" in answer.long) is (short == "other processes")
+
+
+def test_a_disk_that_is_slower_than_it_was_is_named(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.ones(10), 2e8)
+    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 7, 7, 9, 10),))
+    assert answers.bottleneck(view).short == "slow disk"
+
+
+def test_rates_that_nobody_measured_are_called_nominal(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.ones(10))
+    view.facts = replace(FACTS, rates_measured=False)
+    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),))
+    assert "by a nominal rate" in answers.bottleneck(view).long
+    assert "as predicted by nominal rates" in answers.worst_layer(view).long
+
+
+def test_the_worst_layer_is_that_of_the_mean(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.ones(10))
+    layers = (LAYER, replace(LAYER, name="0.conv"))
+    view.facts = replace(FACTS, passes={"main": PassFacts(layers=layers, layer_of=(0,))})
+    spent = np.array([[2.0, 3.0], [0.0, 3.0], [9.0, 6.0]])
+    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),), spent=spent)
+    answer = answers.worst_layer(view)
+    assert answer.short == "0.conv" and "4 s a pass, the mean of 3, 4 times as predicted" in answer.long

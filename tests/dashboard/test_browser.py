@@ -28,7 +28,7 @@ from oocdl.events import Event, Notice, StepDone
 from oocdl.runtime.board import Board
 from oocdl.training import loop
 from tests.kit import nets
-from tests.kit.browser import CHROMIUM, DESKTOP, PHONE, Seen, browser
+from tests.kit.browser import CHROMIUM, DESKTOP, FRAME, PHONE, Seen, browser
 
 pytestmark = pytest.mark.skipif(
     not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"
@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {
     "memory": "2GiB", "engine": "numpy", "progress": False, "threads": 1, "steps": 30, "loss": "dice_ce",
     "parallel": {"space": (2,)}, "batch_size": 1,
 }  # fmt: skip
-TABS = ("Overview", "Learning", "Step", "Machine", "Layers", "Network", "Messages")
+TABS = ("Overview", "Learning", "Step", "Machine", "Layers", "Network", "Settings", "Messages")
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +239,25 @@ def test_other_origins_get_no_connection(address: str, origin: str | None, code:
     })  # fmt: skip
     assert connection.getresponse().status == code
     connection.close()
+
+
+def test_the_dark_is_dark(address: str) -> None:
+    colors = """() => {
+        const root = Bokeh.index.get_by_id(Bokeh.documents[0].roots()[0].id)
+        const style = getComputedStyle(root.el)
+        return [getComputedStyle(document.body).backgroundColor, style.getPropertyValue('--ink').trim()]
+    }"""
+    with browser() as seen:
+        seen.open(address)
+        day = seen.page.evaluate(colors)
+        seen.page.emulate_media(color_scheme="dark")
+        night = seen.page.evaluate(colors)
+        assert day == ["rgb(245, 246, 248)", ""] and night == ["rgb(15, 19, 24)", "#e4e8ec"]
+
+
+def test_a_report_fits_a_phone(finished: oocdl.Run, tmp_path: Path) -> None:
+    finished.report(tmp_path / "report.html")
+    with browser(PHONE) as seen:
+        seen.open((tmp_path / "report.html").as_uri())
+        wide = seen.page.evaluate(FRAME, "Loss")
+        assert wide["x"] + wide["width"] <= PHONE[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,39 @@ def test_a_run_that_goes_on_keeps_its_notes_and_resources(run: Path, log: LiveLo
     assert [note["kind"] for note in view.notes] == ["started"] and view.resources == {}
 
 
+LINES = [b"\0" * 300, b"[1]\n", b'{"at": "1"}\n', b"{\n{}\n", b"\xff\n", b'{"at":', b"[" * 10**5 + b"\n"]
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_damaged_lines_are_in_no_runs_way(run: Path, log: LiveLog, lines: bytes) -> None:
+    log(RunStarted(None, str(run), 10, 0))
+    for name in (live_log.RESOURCES, live_log.NOTES, live_log.STEPS):
+        (run / "live" / name).write_bytes(lines)
+    with LiveLog(run) as again:
+        again(RunStarted(None, str(run), 10, 4))
+        again(Notice("still here"))
+    assert "still here" in (run / "live" / live_log.NOTES).read_text(errors="replace")
+
+
+@pytest.mark.parametrize("what", [os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize(
+    "name", [live_log.RESOURCES, live_log.NOTES, f"{live_log.STEPS}.partial", live_log.NOW, live_log.STEPS]
+)
+def test_what_is_no_file_ends_the_log_at_most(
+    run: Path, log: LiveLog, name: str, what: Callable[[Path], object]
+) -> None:
+    log(RunStarted(None, str(run), 10, 0))
+    (run / "live" / name).unlink(missing_ok=True)
+    what(run / "live" / name)
+    with warnings.catch_warnings(record=True) as told, LiveLog(run) as again:
+        warnings.simplefilter("always")
+        again(RunStarted(None, str(run), 10, 4))
+        again(Notice("still here"))
+    notes = run / "live" / live_log.NOTES
+    heard = notes.is_file() and "still here" in notes.read_text()
+    assert heard != any("no dashboard sees the run" in str(one.message) for one in told)
+
+
 def test_the_last_pass_has_a_lane_for_each_thread(run: Path, log: LiveLog) -> None:
     (run / "live").mkdir()
     (run / "live" / "facts.json").write_text(facts().to_json())
@@ -242,7 +277,7 @@ def test_a_disk_that_takes_no_more_ends_the_log_and_not_the_run(
     def fails(*_: object, **__: object) -> None:
         raise OSError(number, "no more")
 
-    monkeypatch.setattr(Path, "open", fails)
+    monkeypatch.setattr(live_log, "regular", fails)
     with pytest.warns(RuntimeWarning, match="no dashboard sees the run"):
         log(Notice("a line"))
     log(Notice("another"))  # silently
@@ -282,3 +317,47 @@ def _replaced(path: Path, text: str) -> None:
     partial = path.with_name("partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def test_a_finished_run_shows_its_last_step_whole(run: Path, log: LiveLog) -> None:
+    log(RunStarted(None, str(run), 3, 0))
+    log(look(1000.0))
+    log(RunFinished(3, 9.0))
+    view = View(run)
+    view.refresh()
+    assert view.now is not None and view.now.step == 3 and set(view.now.phases.tolist()) == {4}
+
+
+def test_a_run_that_ends_earlier_shows_where(run: Path, log: LiveLog) -> None:
+    log(RunStarted(None, str(run), 9, 0))
+    log(look(1000.0))
+    log(RunStopped("SIGTERM", str(run), 2))
+    view = View(run)
+    view.refresh()
+    assert view.now is not None and view.now.phases.tolist() == [4, 2, 0, 0]
+
+
+def times(*began: float) -> PassTimes:
+    """Of four tasks that compute for a second, two, three and four, in a pass that begins then."""
+    rows = [[at, at, at, at, at, at + number] for at in began for number in (1, 2, 3, 4)]
+    return PassTimes(
+        plan_id="main",
+        numbers=np.arange(4, dtype=np.int32),
+        times=np.array(rows),
+        threads=np.zeros(4, np.uint8),
+    )
+
+
+def test_seconds_of_layers_are_means_of_passes_that_were_seen(run: Path, log: LiveLog) -> None:
+    log(RunStarted(None, str(run), 9, 0))
+    (run / "live" / "facts.json").write_text(facts().to_json())
+    log.__dict__["_layers"] = {"main": (np.array([0, 0, 1, -1]), 2)}
+    one, two = times(5.0), times(20.0)
+    two.times[2, 5] += 4.0
+    for second, seen in enumerate((one, one, two)):
+        log(look(1000.0 + 6 * second, last_pass=seen))
+    view = View(run)
+    view.refresh()
+    found = view.layer_seconds()
+    assert found is not None and found.tolist() == [3.0, 5.0]
+    assert view.last_pass is not None and view.last_pass.spent is not None and len(view.last_pass.spent) == 2

@@ -8,10 +8,17 @@ import pytest
 from bokeh.core.validation import check_integrity
 from bokeh.document import Document
 from bokeh.models import Tabs
+from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
+import oocdl
+from oocdl.dashboard.panels.machine import Rates
+from oocdl.dashboard.panels.settings import Settings
 from oocdl.dashboard.shown import Shown
 from oocdl.dashboard.view import View
+from oocdl.optim import Cosine
+from tests.kit import nets
+from tests.kit.settings import QUICK
 
 
 def test_several_browsers_look_at_one_run(tmp_path: Path) -> None:
@@ -39,3 +46,18 @@ def test_a_browser_has_what_is_in_the_tab_that_is_open(
     assert found[1] == {"Layers × shards of the step", "Last whole pass, by thread"}
     assert len(found[2]) == 4
     assert not caplog.records  # Bokeh has nothing to complain of
+
+
+def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
+    model, data = nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "d.zarr", nets.vectors())
+    run = oocdl.fit(model, data, workdir=tmp_path / "run", lr=Cosine(0.1), steps=3, **QUICK)
+    view = View(run.path)
+    view.refresh()
+    settings, rates = Settings(), Rates()
+    for panel in (settings, rates):
+        panel.update(view)
+    (table,) = settings.root.select({"type": Div})
+    assert "Adam(lr=Cosine(lr=0.1, steps=3, minimum=0.0)" in table.text and "4.0 GiB" in table.text
+    words = {div.text for div in rates.root.select({"type": Div})}
+    assert any(text.startswith("Disk: nothing was spilled") for text in words)
+    assert {one.title.text for one in rates.root.select({"type": figure})} == {"Cores in use"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import zarr
 
 import oocdl
+from oocdl.cli.predict_sample import predict
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.pictures import MOST_PIXELS, read_sample, unpacked
+from oocdl.dashboard.samples.slices import MOST_PIXELS, read_sample, unpacked
+from oocdl.dashboard.samples.volumes import contours, plane, read_volumes
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
@@ -84,10 +87,58 @@ def test_what_cannot_be_read_is_told_once_and_ends_no_run(
         return read(self, region)
 
     monkeypatch.setattr(DataArray, "read", fails)
-    run = oocdl.fit(job[0], job[1], workdir=tmp_path / "run", commit_seconds=0, **QUICK)
+    data = shutil.copytree(job[1], tmp_path / "data.zarr")
+    run = oocdl.fit(job[0], data, workdir=tmp_path / "run", commit_seconds=0, **QUICK)
+    shutil.rmtree(data)
     titles, words = shown(run.path)
     view = View(run.path)
     view.refresh()
     told = [note["text"] for note in view.notes if note["kind"] == "notice"]
     assert len(tried) == 1 and titles == set() and told == ["pictures of samples end here: gone"]
     assert "no output is kept: fit(keep=[&#x27;y&#x27;])" in words
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_planes_are_upright(axis: int) -> None:
+    """Axes x, y, z point right, front and up: up in a picture is z, or y from above."""
+    volume = np.random.default_rng(0).random((3, 4, 5), np.float32)
+    found, others = plane(volume, axis, 1, is_nifti=True), [n for n in range(3) if n != axis]
+    across, up = others
+    at = [1, 1, 1]
+    at[across], at[up] = 2, 3
+    assert found[3, 2] == volume[tuple(at)]
+    itk = plane(volume, axis, 1, is_nifti=False)
+    assert itk.shape == tuple(volume.shape[n] for n in others)
+    assert itk[0, 0] == volume[tuple(0 if n != axis else 1 for n in range(3))] or axis == 0
+
+
+def test_contours_lie_between_classes() -> None:
+    labels = np.zeros((4, 4), np.float32)
+    labels[1:3, 1:3] = 2
+    found = contours(labels)
+    assert len(found["x0"]) == 8 and set(found["of"]) == {2.0}
+    assert {*found["x0"], *found["x1"], *found["y0"], *found["y1"]} == {1.0, 2.0, 3.0}
+
+
+def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Path], tmp_path: Path) -> None:
+    run = oocdl.fit(*job, workdir=tmp_path / "run", **QUICK)
+    view, panel = View(run.path), Pictures()
+    view.refresh()
+    panel.update(view)
+    titles = {one.title.text for one in panel.root.references() if type(one).__name__ == "figure"}
+    assert titles == {"sagittal: x", "coronal: y", "axial: z"}
+    assert len(panel._planes._sources[0]["contour"].data["x0"]) > 0
+    assert view.facts is not None
+    assert read_volumes(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 0) is None
+
+
+def test_a_sample_is_predicted_without_keep(job: tuple[Path, Path], tmp_path: Path) -> None:
+    run = oocdl.fit(*job, workdir=tmp_path / "run", **QUICK)
+    predict(run.path, 1, tmp_path / "found.npz")
+    logits = run.predict(job[1], tmp_path / "all.zarr")["y"][1]
+    meant = zarr.open_group(str(job[1]), mode="r")["y"][1]
+    with np.load(tmp_path / "found.npz") as found:
+        np.testing.assert_array_equal(found["labels"], logits.argmax(axis=0))
+        for n, dice in zip(found["classes"], found["dice"], strict=True):
+            both = ((meant == n) & (found["labels"] == n)).sum()
+            assert dice == pytest.approx(2 * both / ((meant == n).sum() + (found["labels"] == n).sum()))

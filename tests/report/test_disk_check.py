@@ -178,7 +178,7 @@ def test_disk_is_a_word_of_the_command_line(
     ]
     assert app.run_command(words, False) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "disk= allows 1 MiB" in line and "workdir= on another disk" in line
+    assert "disk= allows 20480 bytes" in line and "workdir= on another disk" in line
 
 
 @pytest.mark.parametrize("short", ["both", "run", "spill"])

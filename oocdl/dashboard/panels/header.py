@@ -10,11 +10,11 @@ from bokeh.models import Column, LayoutDOM
 from oocdl.dashboard.answers import Answer, bottleneck, learning, remaining, worst_layer
 from oocdl.dashboard.panels.style import (
     BLUE,
-    FAINT,
+    FAINT_CSS,
     GREEN,
-    INK,
-    LINE,
-    PAPER,
+    INK_CSS,
+    LINE_CSS,
+    PAPER_CSS,
     RED,
     html,
     mebibytes,
@@ -32,17 +32,17 @@ QUESTIONS = (
 CARDS_STYLE = f"""<style>
 .answers {{ display: grid; gap: 12px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }}
-.answer {{ background: {PAPER}; border: 1px solid {LINE}; border-left: 4px solid {BLUE}; border-radius: 10px;
-  padding: 6px 12px; min-width: 0; }}
+.answer {{ background: {PAPER_CSS}; border: 1px solid {LINE_CSS}; border-left: 4px solid {BLUE};
+  border-radius: 10px; padding: 6px 12px; min-width: 0; }}
 .answer.good {{ border-left-color: {GREEN}; }} .answer.bad {{ border-left-color: {RED}; }}
-.answer .asked {{ color: {FAINT}; font-size: 12px; }}
-.answer .short {{ color: {INK}; font-size: 20px; font-weight: 600; overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap; }}
-.answer .long {{ color: {FAINT}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
-.bar {{ height: 6px; background: {LINE}; border-radius: 3px; overflow: hidden; margin: 10px 0 4px; }}
+.answer .asked {{ color: {FAINT_CSS}; font-size: 12px; }}
+.answer .short {{ color: {INK_CSS}; font-size: 20px; font-weight: 600; overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }}
+.answer .long {{ color: {FAINT_CSS}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
+.bar {{ height: 6px; background: {LINE_CSS}; border-radius: 3px; overflow: hidden; margin: 10px 0 4px; }}
 .bar div {{ height: 100%; background: {BLUE}; }}
 .facts {{ display: flex; flex-wrap: wrap; column-gap: 18px; }}
-.facts span {{ white-space: nowrap; }} .facts b {{ color: {INK}; font-weight: 600; }}
+.facts span {{ white-space: nowrap; }} .facts b {{ color: {INK_CSS}; font-weight: 600; }}
 </style>"""
 
 
@@ -50,14 +50,16 @@ class Header:
     """Title, answers, progress."""
 
     def __init__(self) -> None:
-        self._title, self._cards = html(size="18px", color=INK), html()
+        self._title, self._cards = html(size="18px", color=INK_CSS), html()
         self.root: LayoutDOM = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
 
     def update(self, view: View) -> None:
         """Show what the view has now."""
         facts = view.facts
         model = text(facts.model) if facts else "…"
-        self._title.text = f"<b>oocdl</b> &nbsp;{model} <span style='color:{FAINT}'>{text(view.run)}</span>"
+        self._title.text = (
+            f"<b>oocdl</b> &nbsp;{model} <span style='color:{FAINT_CSS}'>{text(view.run)}</span>"
+        )
         cards = "".join(_card(asked, answer(view)) for asked, answer in QUESTIONS)
         self._cards.text = f"{CARDS_STYLE}<div class='answers'>{cards}</div>{_progress(view)}{_facts(view)}"
 

@@ -12,7 +12,17 @@ from bokeh.models import (
 from bokeh.models.widgets.tables import DataTable, NumberFormatter, StringFormatter, TableColumn
 
 from oocdl.dashboard.panels.step_map import about
-from oocdl.dashboard.panels.style import GREY, HEIGHT, INK, PART_COLORS, card, plot, with_legend
+from oocdl.dashboard.panels.style import (
+    DRAWN,
+    GREY,
+    HEIGHT,
+    INK,
+    PART_COLORS,
+    SCROLLED,
+    card,
+    plot,
+    with_legend,
+)
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.tables import shortened
 
@@ -26,7 +36,7 @@ class SlowestLayers:
     def __init__(self) -> None:
         names = ("y", "name", "measured", "predicted", "color", "about", "ratio")
         self._source = ColumnDataSource({name: [] for name in names})
-        self._figure = plot("Slowest layers (seconds a step)", HEIGHT, tools="", y_range=FactorRange())
+        self._figure = plot("Slowest layers (s a pass)", HEIGHT, tools="", y_range=FactorRange())
         bars = self._figure.hbar(
             y="y", right="measured", height=0.7, fill_color="color", line_color=None, source=self._source,
             legend_label="measured",
@@ -79,11 +89,11 @@ class LayerTable:
     def __init__(self) -> None:
         number, text = NumberFormatter(format="0.0000"), StringFormatter()
         columns = [
-            TableColumn(field="name", title="layer", formatter=text, width=220),
-            TableColumn(field="phase", title="part", formatter=text, width=80),
+            TableColumn(field="name", title="layer", formatter=text, width=260),
             TableColumn(field="measured", title="measured s", formatter=number, width=90),
             TableColumn(field="predicted", title="predicted s", formatter=number, width=90),
             TableColumn(field="ratio", title="ratio", formatter=NumberFormatter(format="0.00"), width=60),
+            TableColumn(field="phase", title="part", formatter=text, width=80),
             TableColumn(field="units", title="units", formatter=NumberFormatter(format="0"), width=60),
             TableColumn(field="cuts", title="cut", formatter=text, width=140),
             TableColumn(field="shape", title="shape", formatter=text, width=160),
@@ -92,11 +102,11 @@ class LayerTable:
         ]
         self._source = ColumnDataSource({str(column.field): [] for column in columns})
         table = DataTable(
-            source=self._source, columns=columns, sizing_mode="stretch_width", height=460,
-            index_position=None, autosize_mode="force_fit", reorderable=False,
+            source=self._source, columns=columns, sizing_mode="stretch_width", height=460, min_width=900,
+            index_position=None, autosize_mode="force_fit", reorderable=False, stylesheets=[DRAWN],
         )  # fmt: skip
         self._shown: object = None
-        self.root: LayoutDOM = card(table)
+        self.root: LayoutDOM = card(table, stylesheets=[SCROLLED])  # a phone moves it sideways
 
     def update(self, view: View) -> None:
         """Show what the view has now."""

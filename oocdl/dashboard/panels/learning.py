@@ -12,6 +12,7 @@ from oocdl.dashboard.panels.style import (
     BLUE,
     CONTROL,
     CYCLE,
+    DRAWN,
     FAINT,
     HEIGHT,
     MOST_POINTS,
@@ -56,7 +57,14 @@ class Learning:
         self._figure.xaxis.axis_label = "steps"
         self._against = choice("against", list(AGAINST), width=140)
         self._weight = Slider(
-            title="smoothing", start=0.0, end=0.99, step=0.01, value=SMOOTHING, width=200, tags=[CONTROL]
+            title="smoothing",
+            start=0.0,
+            end=0.99,
+            step=0.01,
+            value=SMOOTHING,
+            width=200,
+            tags=[CONTROL],
+            stylesheets=[DRAWN],
         )
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure: Any = None

@@ -6,10 +6,10 @@ import time
 
 from bokeh.models import LayoutDOM
 
-from oocdl.dashboard.panels.style import FAINT, GREEN, INK, ORANGE, RED, card, html, text
+from oocdl.dashboard.panels.style import FAINT_CSS, GREEN, INK_CSS, ORANGE, RED, card, html, text
 from oocdl.dashboard.view import View
 
-COLORS = {"warning": ORANGE, "stopped": RED, "finished": GREEN, "notice": INK}
+COLORS = {"warning": ORANGE, "stopped": RED, "finished": GREEN, "notice": INK_CSS}
 MOST_SHOWN = 60
 
 
@@ -29,9 +29,9 @@ class Log:
                 continue
             before = note["kind"]
             at = time.strftime("%d %b %H:%M:%S", time.localtime(note["at"]))
-            color = COLORS.get(note["kind"], FAINT)
+            color = COLORS.get(note["kind"], FAINT_CSS)
             rows.append(
-                f"<div style='padding:3px 0'><span style='color:{FAINT};margin-right:12px'>{at}</span>"
+                f"<div style='padding:3px 0'><span style='color:{FAINT_CSS};margin-right:12px'>{at}</span>"
                 f"<span style='color:{color}'>{text(note['text'])}</span></div>"
             )
         self._words.text = "".join(rows[:MOST_SHOWN]) or "nothing yet"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM, Range1d
 from bokeh.models.annotations import Span
+from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.panels.style import (
     BLUE,
@@ -14,6 +15,7 @@ from oocdl.dashboard.panels.style import (
     GREY,
     HEIGHT,
     INK,
+    INK_CSS,
     MOST_POINTS,
     ORANGE,
     PURPLE,
@@ -37,6 +39,10 @@ TERMS = {
     "base": ("base_bytes", GREY),
     "chunks in RAM": ("tier_bytes", SKY),
     "running tasks": ("reserved_bytes", ORANGE),
+}
+NOTHING = {
+    "disk": "Disk: nothing was spilled, all arrays fit into the budget.",
+    "network": "Network: nothing came from other workers.",
 }
 MOST_RATIO = 3.0
 """A limit that is more than so many times what moves is told in words: its line would flatten all else."""
@@ -63,7 +69,7 @@ class Memory:
             HoverTool(tooltips=[*tips, ("spilled", "@spilled{0} MiB")], renderers=[line], mode="vline")
         )
         self._figure.y_range = Range1d(start=0, end=1)
-        lines = [(INK, "by the kernel"), (PURPLE, "spilled to disk"), (RED, "budget")]
+        lines = [(INK_CSS, "by the kernel"), (PURPLE, "spilled to disk"), (RED, "budget")]
         legend = html(chips([*((color, name) for name, (_, color) in TERMS.items()), *lines]))
         self._process = choice("process", [LARGEST], width=280)
         parts = [self._figure, legend]
@@ -107,7 +113,9 @@ class Rates:
         for name, span in self._limits.items():
             (self._cores if name == "cores" else self._disk).add_layout(span)
         self._words = html()
-        self.root: LayoutDOM = grid([card(self._disk, self._words), card(self._net), card(self._cores)])
+        self._cards = {"disk": card(self._disk, self._words), "network": card(self._net)}
+        self._empty = {"disk": html(size="13px"), "network": html(size="13px")}
+        self.root: LayoutDOM = grid([*self._cards.values(), card(self._cores)])
 
     def _lines(self, made: Any, colors: dict[str, str]) -> None:
         for name, color in colors.items():
@@ -134,11 +142,22 @@ class Rates:
             most = float(np.nanmax(data[name], initial=0.0))
             self._limits[name].location = limit
             self._limits[name].visible = most * MOST_RATIO > limit
+        self._show("disk", bool(np.nanmax([data["read"], data["written"]], initial=0.0)))
+        self._show("network", bool(np.nanmax(data["received"], initial=0.0)))
         source = "measured" if view.facts.rates_measured else "nominal: oocdl info --machine measures them"
         self._words.text = text(
             f"the disk can read {limits['read']:.0f} and write {limits['written']:.0f} MB/s ({source}); "
             "dashed where in sight"
         )
+
+    def _show(self, name: str, has_any: bool) -> None:
+        """Show a figure, or a sentence where there is nothing in it."""
+        parts: list[UIElement] = [self._empty[name]]
+        if has_any:
+            parts = [self._disk, self._words] if name == "disk" else [self._net]
+        self._empty[name].text = NOTHING[name]
+        if self._cards[name].children != parts:
+            self._cards[name].children = parts
 
 
 def _chosen(view: View, name: str) -> Table:

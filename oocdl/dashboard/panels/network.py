@@ -7,7 +7,7 @@ from math import log2, prod
 
 import numpy as np
 from bokeh.core.properties import value
-from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapper
+from bokeh.models import ColumnDataSource, CustomJS, HoverTool, LayoutDOM, LinearColorMapper
 from bokeh.models.annotations import ColorBar
 
 from oocdl.dashboard.facts import LayerFacts
@@ -18,8 +18,9 @@ from oocdl.report.tables import shortened
 
 PALETTE = ("#f2f6fa", "#d6e4f0", "#aecde3", "#7fb2d4", "#4b93c3", "#1f74ae", "#0b578f", "#083d66")
 MEASURES = ("seconds", "memory of a unit", "traffic")
-MOST_NAMED = 40
-"""Where there are more layers, names would cover each other: they stand in the hover only."""
+ROOM = """const x = Array.from(boxes.data.x)
+names.visible = x.length <= 40 && figure.inner_width / (Math.max(...x) + 1) > 62"""
+"""Where layers are many or narrow, names would cover each other: they stand in the hover only."""
 
 
 class Network:
@@ -49,9 +50,14 @@ class Network:
                 renderers=[boxes],
             )
         )  # fmt: skip
+        room = CustomJS(args={"names": self._names, "boxes": self._boxes, "figure": self._figure}, code=ROOM)
+        self._figure.js_on_change("inner_width", room)
+        self._boxes.js_on_change("data", room)
         self._figure.axis.visible = False
         self._figure.grid.grid_line_color = None
-        self._bar = ColorBar(color_mapper=self._mapper, width=10, title="seconds", label_standoff=6)
+        self._bar = ColorBar(
+            color_mapper=self._mapper, background_fill_color=None, width=10, title="seconds", label_standoff=6
+        )
         self._figure.add_layout(self._bar, "right")
         self._measure = choice("coloured by", list(MEASURES), width=180)
         self._measure.on_change("value", self._changed)
@@ -84,7 +90,6 @@ class Network:
         }[str(self._measure.value)]
         self._mapper.high = float(values.max(initial=0.0)) or 1.0
         self._bar.title = "s" if self._measure.value == MEASURES[0] else "MiB"
-        self._names.visible = len(layers) <= MOST_NAMED
         x, y = places[:, 0], places[:, 1]
         self._boxes.data = {
             "x": x,

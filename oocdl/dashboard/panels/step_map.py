@@ -93,7 +93,9 @@ class StepMap:
         parts = dict.fromkeys(layers[index].phase for index in running)
         of_pass = f", pass {now.pass_number} of {now.passes}" if now.passes > 1 else ""
         where = " and ".join(parts) or "between two passes"
-        self._where.text = f"{self._legend} step {now.step}{of_pass}: {where}, {view.done_share():.0%} done"
+        share = view.done_share()
+        words = "done" if view.ended == "finished" and share == 1 else f"{where}, {share:.0%} done"
+        self._where.text = f"{self._legend} step {now.step}{of_pass}: {words}"
 
     def _bands(self, layers: tuple[LayerFacts, ...]) -> None:
         """Draw forward, backward and update above the layers."""

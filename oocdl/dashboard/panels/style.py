@@ -20,6 +20,10 @@ from oocdl.report.figure import PHASES
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SKY, PURPLE, YELLOW, GREY = "#56b4e9", "#cc79a7", "#f0e442", "#8a9099"
 INK, FAINT, LINE, PAPER = "#1d2733", "#66717e", "#e3e7ec", "#ffffff"
+INK_CSS, FAINT_CSS = f"var(--ink, {INK})", f"var(--faint, {FAINT})"
+LINE_CSS, PAPER_CSS = f"var(--line, {LINE})", f"var(--paper, {PAPER})"
+"""The same for HTML, where a page has other colours for the dark."""
+LINK_CSS = f"var(--link, {BLUE})"
 PHASE_COLORS = ("#e9ecf0", SKY, YELLOW, PURPLE, GREEN)
 PHASE_NAMES = ("waiting", "reading", "computing", "writing", "done")
 PART_COLORS = PHASES
@@ -32,13 +36,27 @@ MOST_POINTS = 2000
 
 # Style sheets are texts: a model of one could be part of a single browser's document only.
 CARD = (
-    f":host {{ background: {PAPER}; border: 1px solid {LINE}; border-radius: 10px; padding: 8px 10px; "
+    f":host {{ background: {PAPER_CSS}; border: 1px solid {LINE_CSS}; border-radius: 10px; "
+    "padding: 8px 10px; "
     "box-sizing: border-box; min-width: 0; }"
 )
+SCROLLED = ":host { overflow-x: auto; contain: inline-size; }"
+"""Of what is moved sideways where it is wider than a phone, and widens nothing else."""
+DRAWN = ":host { filter: var(--drawn, none); color-scheme: light; color: black; }"
+"""Of what is drawn in the colours of the day: a page may turn its lightness round, which keeps hues."""
+THEME = """<style>
+:root { --page: #f5f6f8; color-scheme: light dark; }
+body { background: var(--page); }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #0f1318; --ink: #e4e8ec; --faint: #98a3af; --line: #2c343d; --paper: #181d23;
+    --link: #6db3e8; --drawn: invert(0.92) hue-rotate(180deg); }
+}
+</style>"""
+"""Colours of a page by day and in the dark, as the browser says."""
 WIDE = ".bk-clearfix { display: block; width: 100%; }"
 GRID = (
     ":host { display: grid !important; gap: 12px; align-items: stretch; "
-    "grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }"
+    "grid-template-columns: repeat(auto-fit, minmax(min(100%, WIDTHpx), 1fr)); }"
 )
 
 
@@ -60,6 +78,7 @@ def text(words: object) -> str:
 
 def plot(title: str, height: int = HEIGHT, tools: str = "pan,box_zoom,reset", **options: Any) -> Any:
     """Make an empty figure as all of them look."""
+    options = {"stylesheets": [DRAWN], "background_fill_color": None, "border_fill_color": None} | options
     options |= {"height": height, "tools": tools, "toolbar_location": "above"}
     made: Any = figure(title=title, sizing_mode="stretch_width", **options)
     made.title.text_font, made.title.text_font_size, made.title.text_color = FONT, "13px", INK
@@ -84,14 +103,16 @@ def with_legend(made: Any, place: str = "top_left") -> None:
     legend.padding, legend.spacing, legend.glyph_height = 4, 1, 14
 
 
-def card(*children: Any) -> Column:
+def card(*children: Any, stylesheets: Sequence[str] = ()) -> Column:
     """Put things on a white card."""
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[CARD])
+    sheets: Any = [CARD, *stylesheets]
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=sheets)
 
 
-def grid(children: Sequence[Any]) -> Column:
-    """Put cards side by side where there is room, below each other on a phone."""
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[GRID])
+def grid(children: Sequence[Any], width: int = 480) -> Column:
+    """Put cards of such a width side by side where there is room, below each other on a phone."""
+    sheet = GRID.replace("WIDTH", str(width))
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[sheet])
 
 
 def chips(entries: Sequence[tuple[str, str]]) -> str:
@@ -103,7 +124,7 @@ def chips(entries: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def html(words: str = "", size: str = "12px", color: str = FAINT) -> Div:
+def html(words: str = "", size: str = "12px", color: str = FAINT_CSS) -> Div:
     """A place for HTML whose names are escaped already (``text``)."""
     style: Any = {"color": color, "font-family": FONT, "font-size": size}
     return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
@@ -115,7 +136,9 @@ CONTROL = "control"
 
 def choice(title: str, options: Any, width: int) -> Select:
     """A list to choose from; the first is chosen."""
-    return Select(title=title, value=options[0], options=options, width=width, tags=[CONTROL])
+    return Select(
+        title=title, value=options[0], options=options, width=width, tags=[CONTROL], stylesheets=[DRAWN]
+    )
 
 
 def mebibytes(nbytes: float) -> str:

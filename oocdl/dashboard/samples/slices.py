@@ -111,7 +111,7 @@ def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[P
         if prod(array.chunks) * array.dtype.itemsize > MOST_BYTES:
             missing.append(f"{title}: its chunks are larger than {MOST_BYTES >> 20} MiB")
             continue
-        channels = (slice(None),) if _has_channels(array.shape[1:]) else ()
+        channels = (slice(None),) if has_channels(array.shape[1:]) else ()
         pixels = np.asarray(array[(0, *channels, *place[len(channels) :])])
         is_labels = pixels.ndim == 3 and pixels.shape[0] > 1
         if pixels.ndim == 3:
@@ -123,13 +123,14 @@ def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[P
     return found, missing
 
 
-def _has_channels(shape: tuple[int, ...]) -> bool:
+def has_channels(shape: tuple[int, ...]) -> bool:
+    """Whether the first axis of a sample is that of channels."""
     return len(shape) == 4 or (len(shape) == 3 and shape[0] <= COLOR_CHANNELS)
 
 
 def _place(shape: tuple[int, ...], is_labels: bool) -> Place | None:
     """Where the middle slice is of a sample of a shape; None if that is no image and no volume."""
-    channels = int(not is_labels and _has_channels(shape))
+    channels = int(not is_labels and has_channels(shape))
     rank = len(shape) - channels
     if rank not in (2, 3) or min(shape[channels:]) < 2:
         return None

@@ -1,0 +1,101 @@
+"""``python -m oocdl.cli.predict_sample RUN SAMPLE FILE``: predicts a sample of a run, for its page.
+
+A process of its own, by the weights of the last commit: neither the run nor the page waits for it. The file
+has the classes, thinned as the page has them, and Dice of each class over all voxels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from oocdl.dashboard.facts import RunFacts, read_facts
+from oocdl.dashboard.live_log import FACTS, FOLDER
+from oocdl.dashboard.samples.volumes import MOST_CLASSES, dice_of, space_of, strides_of
+from oocdl.errors import InputError, OocdlError
+from oocdl.host.limits import available
+from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.training.trainer import open as open_run
+
+
+def predict(run: Path, number: int, out: Path) -> None:
+    """Predict a sample, and write what the page shows. Raises what ``Run.predict`` raises."""
+    facts = read_facts((run / FOLDER / FACTS).read_text())
+    names = tuple(dict.fromkeys(name for _, name in facts.images))
+    dataset = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
+    memory = min(facts.budget_bytes, available().nbytes // 2)
+    with tempfile.TemporaryDirectory(prefix="oocdl-predicted-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the spill's place
+        one = _one_sample(Path(folder) / "one.zarr", facts, dataset, number)
+        found = open_run(run).predict(one, Path(folder) / "out.zarr", memory=memory)
+        for name, array in sorted(found.arrays()):
+            axes = space_of(array.shape[2:], True)
+            if axes is not None:
+                labels, dice = _classes(array, _target_of(facts, dataset, axes), number)
+                np.savez(out, labels=labels, classes=list(dice), dice=list(dice.values()), name=str(name))
+                return
+    raise InputError("the network predicts no image and no volume")
+
+
+def _one_sample(path: Path, facts: RunFacts, dataset: Dataset, number: int) -> Path:
+    """Write what the network reads of a sample as a dataset of its own."""
+    group = zarr.open_group(str(path), mode="w")
+    for role, name in facts.images:
+        if role == "input" and name not in group:
+            array = dataset.arrays[name]
+            box = ((number, number + 1), *((0, extent) for extent in array.shape[1:]))
+            group.create_array(name, data=array.read(box))
+    return path
+
+
+def _target_of(facts: RunFacts, dataset: Dataset, axes: tuple[int, ...]) -> Any:
+    """The array of classes that an output of these extents is compared with; None if there is none."""
+    for role, name in facts.images:
+        array = dataset.arrays[name]
+        if role == "target" and np.issubdtype(array.dtype, np.integer) and array.shape[-len(axes) :] == axes:
+            return array
+    return None
+
+
+def _classes(array: Any, target: Any, number: int) -> tuple[np.ndarray, dict[int, float]]:
+    """The class of each voxel, thinned, and Dice of all of them, a slab after the other."""
+    axes, strides = array.shape[2:], strides_of(array.shape[2:])
+    slab = array.chunks[2]
+    counts = {name: np.zeros(MOST_CLASSES, np.int64) for name in ("both", "target", "predicted")}
+    parts = []
+    for low in range(0, axes[0], slab):
+        high = min(low + slab, axes[0])
+        logits = np.asarray(array[0, :, low:high])
+        found = logits.argmax(axis=0) if logits.shape[0] > 1 else (logits[0] > 0).astype(np.int64)
+        if target is not None:
+            lead = [(0, 1)] * (len(target.shape) - 1 - len(axes))
+            box = ((number, number + 1), *lead, (low, high), *((0, extent) for extent in axes[1:]))
+            meant = np.clip(target.read(box).reshape(found.shape).astype(np.int64), 0, MOST_CLASSES - 1)
+            kept = np.clip(found, 0, MOST_CLASSES - 1)
+            for name, of in (("target", meant), ("predicted", kept), ("both", meant[meant == kept])):
+                counts[name] += np.bincount(of.ravel(), minlength=MOST_CLASSES)
+        rows = slice(-low % strides[0], None, strides[0])
+        parts.append(found[(rows, *(slice(None, None, step) for step in strides[1:]))].astype(np.uint8))
+    return np.concatenate(parts), dice_of(counts)
+
+
+def main() -> int:
+    """Predict; returns the exit code."""
+    os.nice(10)  # the one that trains goes first
+    try:
+        predict(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except (OocdlError, OSError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

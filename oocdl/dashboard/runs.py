@@ -1,0 +1,154 @@
+"""The runs in a folder: found, read on, and shown beside each other on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM
+from bokeh.models.ui import UIElement
+
+from oocdl.dashboard.answers import learning, remaining
+from oocdl.dashboard.panels.settings import in_words
+from oocdl.dashboard.panels.style import (
+    CYCLE,
+    FAINT_CSS,
+    FONT,
+    INK_CSS,
+    LINE_CSS,
+    LINK_CSS,
+    SCROLLED,
+    card,
+    html,
+    plot,
+    text,
+    with_legend,
+)
+from oocdl.dashboard.series import smoothed, thinned
+from oocdl.dashboard.view import View
+from oocdl.errors import OocdlError, StoreError
+
+MOST_DEPTH = 3
+"""Folders in folders that are looked into."""
+MOST_RUNS = 100
+"""Runs that are read: those that were written last."""
+MOST_CURVES = 14
+MOST_POINTS = 500
+SMOOTHING = 0.8
+RUN = "run"
+"""The argument of the page's address that names one run."""
+
+
+class Runs:
+    """The runs below a folder. ``refresh`` reads what is new, as that of a ``View`` does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.version = folder, 0
+        self.views: dict[str, View] = {}
+        """By path in the folder, those that were written last first."""
+        self._broken: set[str] = set()
+        if not any(_found(folder)):
+            raise StoreError(f"there is no run in {folder}")
+
+    def refresh(self) -> bool:
+        """Find runs, and read on; whether there is anything new."""
+        newest = sorted(_found(self.run), key=_changed, reverse=True)[:MOST_RUNS]
+        names = {str(path.relative_to(self.run)): path for path in newest}
+        new = names.keys() - self.views.keys() - self._broken
+        found = {
+            name: self.views.get(name) or View(names[name]) for name in names if name not in self._broken
+        }
+        changed = bool(new) or list(found) != list(self.views)
+        self.views = found
+        for name, view in list(found.items()):
+            try:
+                changed |= view.refresh()
+            except (OocdlError, OSError):  # one that is damaged hides no other
+                self._broken.add(name)
+                del self.views[name]
+        self.version += changed
+        return changed
+
+
+def _found(folder: Path, depth: int = MOST_DEPTH) -> Iterator[Path]:
+    try:
+        inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return
+    for path in inside:
+        if (path / "run.json").is_file():
+            yield path
+        elif depth > 1:
+            yield from _found(path, depth - 1)
+
+
+def _changed(run: Path) -> float:
+    try:
+        return (run / "history").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+class RunsPage:
+    """A table of runs, and their losses in one picture. Lay out ``root``, and call ``update``."""
+
+    def __init__(self, view: Runs) -> None:
+        self._view, self._version = view, -1
+        title = f"<b>oocdl</b> &nbsp;<span style='color:{FAINT_CSS}'>{text(view.run.absolute())}</span>"
+        names = ("xs", "ys", "color", "name")
+        self._source = ColumnDataSource({name: [] for name in names})
+        self._figure = plot("Losses, smoothed", 420)
+        self._figure.multi_line(
+            "xs", "ys", source=self._source, line_color="color", line_width=1.8, legend_field="name"
+        )
+        self._figure.add_tools(HoverTool(tooltips=[("run", "@name"), ("loss", "$data_y{0.0000}")]))
+        self._figure.xaxis.axis_label = "steps"
+        with_legend(self._figure, "top_right")
+        self._table = html(size="13px", color=INK_CSS)
+        parts: list[UIElement] = [
+            html(title, "18px", INK_CSS), card(self._figure), card(self._table, stylesheets=[SCROLLED])
+        ]  # fmt: skip
+        sheet = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; gap: 12px; }"
+        self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[sheet])
+        self.update()
+
+    def update(self) -> None:
+        """Show what there is now."""
+        if self._version == self._view.version:
+            return
+        self._version = self._view.version
+        curves: list[tuple[np.ndarray, np.ndarray, str, str]] = []
+        for place, (name, view) in enumerate(list(self._view.views.items())[:MOST_CURVES]):
+            shown = thinned(len(view.steps), MOST_POINTS)
+            loss = smoothed(view.steps["loss"], SMOOTHING)
+            curves.append((view.steps["step"][shown], loss[shown], CYCLE[place % len(CYCLE)], name))
+        self._source.data = {
+            name: [curve[at] for curve in curves] for at, name in enumerate(("xs", "ys", "color", "name"))
+        }
+        self._table.text = _table(self._view.views)
+
+
+def _table(views: dict[str, View]) -> str:
+    settings = {name: {k: in_words(k, v) for k, v in view.settings.items()} for name, view in views.items()}
+    every = [key for found in settings.values() for key in found]
+    differing = [
+        key for key in dict.fromkeys(every) if len({found.get(key) for found in settings.values()}) > 1
+    ]
+    heads = ("run", "loss", "done", "steps", "s a step", *differing)
+    rows = []
+    for name, view in views.items():
+        steps = view.steps
+        link = f"<a style='color:{LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{text(name)}</a>"
+        seconds = f"{np.nanmedian(steps['seconds'][-20:]):.3g}" if len(steps) else ""
+        done = f"{int(steps['step'][-1])}" if len(steps) else "0"
+        cells = [text(one) for one in (learning(view).short, remaining(view).short, done, seconds)]
+        own = [text(settings[name].get(key, "")) for key in differing]
+        rows.append([link, *cells, *own])
+    style = f"padding:3px 14px 3px 0;border-bottom:1px solid {LINE_CSS};text-align:left;white-space:nowrap"
+    head = "".join(f"<th style='{style};color:{FAINT_CSS};font-weight:600'>{text(one)}</th>" for one in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='{style}'>{one}</td>" for one in row) + "</tr>" for row in rows
+    )
+    return f"<table style='font-family:{FONT};border-collapse:collapse'><tr>{head}</tr>{body}</table>"

@@ -1,0 +1,1 @@
+"""Samples of a dataset, as a page shows them."""

@@ -1,0 +1,76 @@
+"""The page of a folder: its runs in a table, their losses in one picture, each a link."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from bokeh.document import Document
+from bokeh.models import Tabs
+from bokeh.models.widgets import Div
+
+from oocdl.dashboard.runs import Runs, RunsPage
+from oocdl.dashboard.server import ShownRuns
+from oocdl.errors import StoreError
+from oocdl.storage.checksums import sealed
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def write_run(folder: Path, lr: float, *losses: float) -> None:
+    (folder / "history").mkdir(parents=True)
+    settings = {"optimizer": {"type": "Adam", "lr": lr}, "batch_size": 2}
+    (folder / "run.json").write_text(sealed("run", {"settings": settings}))
+    rows = [{"step": n, "loss": loss, "seconds": 0.5, "lr": lr} for n, loss in enumerate(losses, 1)]
+    (folder / "history" / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path / "one", 0.1, *(1 / n for n in range(1, 20)))
+    write_run(tmp_path / "deeper" / EVIL.replace("/", ""), 0.2, *(2 / n for n in range(1, 30)))
+    return tmp_path
+
+
+def page_of(folder: Path) -> RunsPage:
+    runs = Runs(folder)
+    runs.refresh()
+    return RunsPage(runs)
+
+
+def test_runs_are_listed_with_what_differs(folder: Path) -> None:
+    page = page_of(folder)
+    table = next(div.text for div in page.root.select({"type": Div}) if "<table" in div.text)
+    assert "Adam(lr=0.1)" in table and "Adam(lr=0.2)" in table and "batch_size" not in table
+    assert "href='?run=one'" in table and "<img" not in table
+    curves = dict(zip(page._source.data["name"], page._source.data["ys"], strict=True))
+    assert len(curves) == 2 and len(curves["one"]) == 19
+
+
+def test_a_run_that_comes_is_seen_and_one_that_is_damaged_hides_none(folder: Path) -> None:
+    runs = Runs(folder)
+    runs.refresh()
+    assert not runs.refresh()
+    write_run(folder / "later", 0.3, 1.0)
+    (folder / "later" / "live").mkdir()
+    write_run(folder / "damaged", 0.3, 1.0)
+    (folder / "damaged" / "live").mkdir()
+    (folder / "damaged" / "live" / "facts.json").write_text("{")
+    assert runs.refresh() and len(runs.views) == 3 and "later" in runs.views
+    with pytest.raises(StoreError, match="no run in"):
+        Runs(folder / "one" / "history")
+
+
+@pytest.mark.parametrize(("asked", "tabs"), [([b"one"], 1), ([b"none"], 0), ([], 0)])
+def test_a_link_leads_to_a_run(folder: Path, asked: list[bytes], tabs: int) -> None:
+    class Context:
+        class request:
+            arguments = {"run": asked}
+
+    shown, document = ShownRuns(Runs(folder)), Document()
+    asyncio.run(shown.refresh())
+    document._session_context = lambda: Context  # type: ignore[assignment]
+    shown.add_page(document)
+    assert len(list(document.select({"type": Tabs}))) == tabs and len(document.roots) == 1
