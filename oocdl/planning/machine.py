@@ -169,8 +169,8 @@ class Machine:
         if needed > left:
             budget = self.base_bytes + grown + needed + SLACK_BYTES
             raise BudgetError(
-                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {needed >> 20} MiB beside "
-                f"the process itself ({(self.base_bytes + grown) >> 20} MiB); "
+                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {-(-needed >> 20)} MiB "
+                f"beside the process itself ({(self.base_bytes + grown) >> 20} MiB); "
                 f"memory='{-(-budget >> 20)}MiB' would do"
             )
         return left
@@ -284,7 +284,7 @@ class DeviceShortage:
     def error(self) -> BudgetError:
         """The error that tells the user."""
         return BudgetError(
-            f"units of layer '{self.layer}' need {self.needed_bytes >> 20} MiB of {self.device}, where "
+            f"units of layer '{self.layer}' need {-(-self.needed_bytes >> 20)} MiB of {self.device}, where "
             f"{self.free_bytes >> 20} MiB are free; free some of it, ask for smaller units (parallel=, or "
             "less memory=), or use engine='torch'"
         )

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from oocdl.config import Settings
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
@@ -91,6 +92,11 @@ class Course:
         """Samples of the smaller last batch of an epoch; 0 if there is none."""
         return self.samples % self.settings.batch_size
 
+    def passes_until(self, step: int) -> int:
+        """Passes of all steps before ``step``."""
+        epoch, done = divmod(step, self.steps_per_epoch)
+        return epoch * self.passes_per_epoch + done * self.passes
+
     def steps_from(self, number: int) -> Iterator[Step]:
         """The steps of the run from ``number`` on."""
         settings, size = self.settings, self.passes
@@ -138,7 +144,10 @@ def compile_passes(
     def compiled(plan_id: str, request: Request, like: CompiledPass | None = None) -> CompiledPass:
         if like is None:
             return compile_within(draft_pass(request), settings, machine, frozen.get(plan_id))
-        # Weights stay where they are: all passes of a run are cut in the way of its main one.
+        # Weights stay where they are: all passes of a run are split and cut in the way of its main one.
+        factored = like.plan.factored
+        shared = factored.graph.of_role(Role.WEIGHT, Role.STATE, Role.SUM)
+        request = replace(request, factors={value.name: factored.factors[value.name] for value in shared})
         whole = machine.workers > 1 and not like.plan.cuts
         draft = replace(draft_pass(request, like.pieces), side=like.side)
         hosts = like.plan.hosts or machine.workers

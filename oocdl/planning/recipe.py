@@ -26,8 +26,8 @@ from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.channels_last import channels_last
-from oocdl.graph.transforms.differentiate import differentiate
-from oocdl.graph.transforms.factorize import Factored, factorize
+from oocdl.graph.transforms.differentiate import differentiate, sources
+from oocdl.graph.transforms.factorize import Factored, Factors, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.losses import (
@@ -42,6 +42,7 @@ from oocdl.ops.losses import (
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.ops.sequences.written_out import with_attention
 from oocdl.planning.binding import Binding
+from oocdl.planning.rebatched import check_rebatched
 
 
 class PassKind(Enum):
@@ -69,6 +70,8 @@ class Request:
     """How many samples the pass has."""
     rules: Rules
     kind: PassKind
+    factors: Mapping[str, Factors] = field(default_factory=dict)
+    """Weight, state or sum -> its factors, if another pass has decided them."""
 
     @property
     def has_bfloat16(self) -> bool:
@@ -133,6 +136,7 @@ def import_model(request: Request) -> Network:
         training=request.kind is not PassKind.FORWARD,
         freeze=settings.freeze,
     )
+    check_rebatched(request.model, imported, request.rules)
     if request.settings.strict and request.kind is not PassKind.FORWARD:
         imported.trained.refuse()
     network = Network(
@@ -234,7 +238,7 @@ def _differentiate(network: Network, request: Request) -> Network:
     loss = network.loss if whole else shared_loss(build, network.loss)
     found = differentiate(build, loss, weights)
     gradients = {weight: found.get(weight) or build.zeros_like(weight) for weight in weights}
-    idle = frozenset(weights) - found.keys()
+    idle = frozenset(weights) - sources(build, network.loss)
     return replace(network, graph=build.graph(), gradients=gradients, idle=idle)
 
 
@@ -303,7 +307,7 @@ def _bfloat16(network: Network, request: Request) -> Network:
 
 def _factorize(network: Network, request: Request) -> Network:
     """Write dimensions as lists of factors."""
-    return replace(network, factored=factorize(network.graph, request.rules))
+    return replace(network, factored=factorize(network.graph, request.rules, request.factors))
 
 
 def _channels_last(network: Network, request: Request) -> Network:

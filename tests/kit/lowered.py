@@ -54,7 +54,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions))
 
 
-def _with_gradients(
+def with_gradients(
     model: onnx.ModelProto,
     folder: Path,
     inputs: Mapping[str, Array],
@@ -71,7 +71,7 @@ def _with_gradients(
     build = Builder(RULES, rewrite(replace(imported.graph, outputs=tuple(outputs))))
     for number, name in enumerate(outputs):
         if is_float(build.dtype(name)):
-            weights = build.constant(_weights(number, build.shape(name)), build.dtype(name))
+            weights = build.constant(weights_of(number, build.shape(name)), build.dtype(name))
             part, rank = build("Mul", name, weights), len(build.shape(name))
             part = build("ReduceSum", part, axes=tuple(range(rank))) if rank else part
             part = build("Reshape", part, shape=()) if rank else part
@@ -92,7 +92,8 @@ def _with_gradients(
     return build.graph(), build.outputs[: len(outputs)], build.outputs[len(outputs) :]
 
 
-def _weights(number: int, shape: Sequence[int]) -> Array:
+def weights_of(number: int, shape: Sequence[int]) -> Array:
+    """The weights of an output in the sum that is differentiated."""
     return np.random.default_rng([7, number]).normal(size=tuple(shape))
 
 
@@ -103,7 +104,7 @@ def _truth(formula: Formula, inputs: Mapping[str, Array]) -> tuple[list[Array], 
     made = formula(*tensors)
     results = list(made) if isinstance(made, tuple) else [made]
     loss = sum(
-        (result * torch.as_tensor(_weights(number, result.shape))).sum()
+        (result * torch.as_tensor(weights_of(number, result.shape))).sum()
         for number, result in enumerate(results)
         if result.is_floating_point()
     )
@@ -133,7 +134,7 @@ def check(
     runs = [("torch", "float64", count) for count in counts]
     runs += [(engine, "float32", max(counts)) for engine in ("onnxruntime", "numpy")]
     for engine, precision, count in runs:
-        graph, outputs, gradients = _with_gradients(model, folder, inputs, precision, rewrite)
+        graph, outputs, gradients = with_gradients(model, folder, inputs, precision, rewrite)
         given = {
             name: array.astype(precision) if array.dtype.kind == "f" else array
             for name, array in inputs.items()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx
 from onnx import inliner
+from onnx.checker import ValidationError
 
-from oocdl.graph.onnx.model_file import Body, OnnxNode
+from oocdl.errors import ModelError
+from oocdl.graph.onnx.bounds import MOST_CALLS, MOST_INLINED_BYTES, MOST_NODES
+from oocdl.graph.onnx.model_file import Body, OnnxNode, label, shown
 
 
 def bodies(node: OnnxNode) -> list[Body]:
@@ -29,8 +32,60 @@ def results_of_bodies(nodes: Iterable[OnnxNode]) -> frozenset[str]:
 
 
 def without_functions(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """Write out the model's own functions where they are called, but for those in ``kept``, by operator."""
+    """Write out the model's own functions where they are called, but for those in ``kept``, by operator.
+
+    Raises ModelError if they make too much of the model, or cannot be written out.
+    """
     if not model.functions:
         return model
+    count, nbytes, _ = _Calls(model.functions).of(model.graph.node, 0)
+    if count > MOST_NODES or nbytes > MOST_INLINED_BYTES:
+        raise ModelError(
+            f"the model's functions, written out where they are called, make {count} nodes of "
+            f"{nbytes >> 20} MiB of it; at most {MOST_NODES} and {MOST_INLINED_BYTES >> 20} MiB are read"
+        )
     spared = [(item.domain, item.name) for item in model.functions if f"{item.domain}::{item.name}" in kept]
-    return inliner.inline_selected_functions(model, spared, exclude=True)
+    try:
+        return inliner.inline_selected_functions(model, spared, exclude=True)
+    except (RuntimeError, ValidationError) as error:  # of its C++, which checks opsets and references
+        raise ModelError(f"the model's functions cannot be written out: {error}") from None
+
+
+class _Calls:
+    """Counts nodes with those of the functions that they call."""
+
+    def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
+        self.functions = {(item.domain, item.name, item.overload): item for item in functions}
+        self.known: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+
+    def of(self, nodes: Sequence[onnx.NodeProto], depth: int) -> tuple[int, int, int]:
+        """Return nodes, those of functions as bytes, and how deep calls are; ``depth``: that of ``nodes``."""
+        count, nbytes, deepest = 0, 0, 0
+        for index, node in enumerate(nodes):
+            called = (node.domain, node.op_type, node.overload) in self.functions
+            found = self._called(node, index, depth + 1) if called else (1, node.ByteSize() * bool(depth), 0)
+            for more in (found, *(self.of(graph.node, depth) for graph in graphs(node))):
+                count, nbytes, deepest = count + more[0], nbytes + more[1], max(deepest, more[2])
+        return count, nbytes, deepest
+
+    def _called(self, node: onnx.NodeProto, index: int, depth: int) -> tuple[int, int, int]:
+        key = (node.domain, node.op_type, node.overload)
+        function = self.functions[key]
+        if len(node.input) > len(function.input) or len(node.output) > len(function.output):
+            given = f"{len(node.input)} inputs and {len(node.output)} outputs"
+            raise ModelError(f"node {shown(label(node, index))} calls {shown(key[1])} with {given}: too many")
+        if key not in self.known and depth <= MOST_CALLS:
+            count, nbytes, deepest = self.of(function.node, depth)
+            self.known[key] = count, nbytes, deepest + 1
+        if depth > MOST_CALLS or depth + self.known[key][2] - 1 > MOST_CALLS:
+            name = shown(key[1])
+            raise ModelError(f"function {name} calls itself, or more than {MOST_CALLS} stand in one another")
+        return self.known[key]
+
+
+def graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that are attributes of a node of a file."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

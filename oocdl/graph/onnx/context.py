@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode
 
@@ -39,7 +40,10 @@ class Context:
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None
-    """Traced and new extent of the leading axis, where nothing else was re-bound."""
+    """Traced and new extent of the leading axis, where nothing else was re-bound.
+
+    Numbers of the file are then read as the batch, and what comes of it is compared with the file as it is
+    (``planning/rebatched``)."""
     read: frozenset[str]
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
@@ -52,11 +56,17 @@ class Context:
     sequences: dict[str, list[Operand]] = field(default_factory=dict)
     tiles: set[str] = field(default_factory=set)
     """Values that a Tile has made by copies along axes of their own."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks on the model that the user should see."""
+    resized: set[tuple[int, ...]] = field(default_factory=set)
+    """Extents of the trace, value by value, of the axes that have others now."""
+    rebatched: bool = False
+    """Whether a number of the file was read as the size of the batch."""
     node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
     stored: dict[str, str] = field(default_factory=dict)
     """ONNX names of known arrays -> the values of the graph that they became."""
+    lowered: int = 0
+    """Nodes that were lowered, those of bodies each time."""
+    folded_bytes: int = 0
+    """Constants that were computed."""
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise UnsupportedError for this node."""
@@ -125,11 +135,23 @@ class Context:
         """Add a node; its name is that of the ONNX node where it is the same operator."""
         base = self.build.scope.removesuffix("/")
         label = base if op == self.node.op and base not in self.build.values else None
-        return self.build.node(op, inputs, attrs, label=label)
+        self.make_room(1)
+        if op == "Resample":
+            extent, kernel = self.build.shape(inputs[0])[attrs["axis"]], attrs.get("window", (0,))[0]
+            check_taps(extent, attrs["size"], kernel)
+        made = self.build.node(op, inputs, attrs, label=label)
+        for value in made:
+            check_shape(self.build.shape(value), "its result")
+        return made
 
     def make(self, op: str, *inputs: str, **attrs: Any) -> str:
         """Add a node; returns its first output."""
         return self.many(op, *inputs, **attrs)[0]
+
+    def make_room(self, count: int) -> None:
+        """Raise ModelError if the graph cannot take so many more nodes."""
+        if len(self.build.nodes) + count > MOST_NODES:
+            raise ModelError(f"the model makes more than {MOST_NODES} nodes, which is the most that is read")
 
     def number(self, number: float, like: str) -> str:
         """Add a scalar constant of the dtype of ``like``; returns its name."""

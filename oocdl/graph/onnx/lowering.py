@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from oocdl.errors import ModelError, Refusal, UnsupportedError
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
-from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, fold
+from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
 from oocdl.graph.onnx.lower.arithmetic import of_rules
 from oocdl.graph.onnx.lower.registry import LOWERINGS
-from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 from oocdl.graph.onnx.own_operators import OWN, lower_own, not_known
 from oocdl.graph.onnx.refusals import in_body
+from oocdl.graph.onnx.sizes.baked import check_baked, note_resized
 
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
@@ -46,7 +51,7 @@ def lower_nodes(
         if top:
             ctx.build.scope = node.name.strip("/") + "/"
         try:
-            outputs = _lowered(ctx, table, node)
+            outputs = _well_formed(ctx, table, node)
         except UnsupportedError as error:
             itself = Refusal(node.name, node.op, str(error))
             refused += error.refusals or [itself, *_unknown_inside(node, known)]
@@ -57,6 +62,9 @@ def lower_nodes(
             raise
         else:
             ctx.env.update((name, made) for name, made in zip(node.outputs, outputs, strict=False) if name)
+            for name, made in zip(node.outputs, outputs, strict=False) if ctx.traced else ():
+                if isinstance(made, str):
+                    note_resized(ctx, name, ctx.build.shape(made))
     return refused
 
 
@@ -76,15 +84,34 @@ def _unknown_inside(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
     return in_body(found, node.name)
 
 
+def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+    """Lower a node; what Python cannot do with its operands and attributes is an error of the model.
+
+    ``--debug`` shows where that was. What is asserted stays a defect of ours.
+    """
+    ctx.lowered += 1
+    if ctx.lowered > MOST_NODES:
+        raise ModelError(f"the model has more than {MOST_NODES} nodes, with those of loops in each trip")
+    try:
+        return _lowered(ctx, table, node)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"node {shown(node.name)} ({node.op}): its operands and attributes do not fit ({text})"
+        ) from error
+
+
 def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
     missing = [name for name in node.inputs if name and name not in ctx.env]
     if missing:
         raise ModelError(f"{shown(missing[0])}, read by {shown(node.name)}, is made nowhere")
     given = [ctx.env[name] if name else None for name in node.inputs]
     known = [None if isinstance(operand, str) else operand for operand in given]
+    check_baked(ctx)
     listed = ctx.sequences.keys() & set(node.inputs)
     if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
         outputs = fold(node, known)
+        _count_folded(ctx, [array for array in known if array is not None], outputs)
         if ctx.sized.intersection(node.inputs):
             ctx.sized.update(node.outputs)
         return outputs
@@ -96,3 +123,14 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
         why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
         raise UnsupportedError(f"{node.op} of values that are not constant{why}")
     raise UnsupportedError(not_known(node.op))
+
+
+def _count_folded(ctx: Context, given: Sequence[Array], made: Sequence[Array]) -> None:
+    """Count the bytes of constants that are no views; raises ModelError if all of them are too many."""
+    own = (array for array in made if not any(np.may_share_memory(array, other) for other in given))
+    ctx.folded_bytes += sum(array.nbytes for array in own)
+    if ctx.folded_bytes > MOST_CONSTANTS_BYTES:
+        raise ModelError(
+            f"node {shown(ctx.node.name)} ({ctx.node.op}): the constants of the model take more than "
+            f"{size_text(MOST_CONSTANTS_BYTES)}, which is the most that is made"
+        )

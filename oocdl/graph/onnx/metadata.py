@@ -8,6 +8,7 @@ here by ``oocdl.from_torch``, as one JSON text. A file may come from anywhere, s
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter as CountOf
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,10 +18,11 @@ import onnx
 
 from oocdl.errors import ModelError
 from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.sizes.open_axes import Condition, OpenAxes, is_readable
 from oocdl.graph.onnx.tensors import WeightSource
 
 KEY = "oocdl.module"
-FORMAT = 1
+FORMAT = 2
 KINDS = ("parameter", "buffer", "statistic")
 
 
@@ -62,6 +64,16 @@ class Metadata:
     """Parameters that the forward pass does not read: they are not in the file, and never change."""
     counters: Mapping[str, Counter] = field(default_factory=dict)
     """By name in the module."""
+    sizes: OpenAxes = field(default_factory=OpenAxes)
+    """Under which sizes of its inputs the file is the module."""
+    compared: bool = True
+    """Whether file and module were compared by numbers."""
+    predicts: str = ""
+    """In what its predictions are others than those of the module in evaluation mode."""
+    notes: tuple[str, ...] = ()
+    """What the user may not expect of it."""
+    numbers: tuple[float, ...] = ()
+    """Numbers of the module's code that float32 cannot hold."""
 
     def initializer_of(self, name: str) -> str | None:
         """Return the initializer that holds the tensor ``name`` of the module; None if none does."""
@@ -130,6 +142,23 @@ def _metadata(data: Any) -> Metadata:
         facts=facts,
         unread=tuple(_text(name) for name in data["unread"]),
         counters=counters,
+        sizes=_sizes(data["sizes"]),
+        compared=_flag(data["compared"]),
+        predicts=str(data["predicts"]),
+        notes=tuple(_text(note) for note in data["notes"]),
+        numbers=tuple(_number(value) for value in data["numbers"]),
+    )
+
+
+def _sizes(data: Any) -> OpenAxes:
+    conditions = tuple(Condition(_text(one["text"]), str(one["place"])) for one in data["conditions"])
+    unreadable = [item for item in conditions if not is_readable(item.text)]
+    if unreadable:
+        raise ValueError(f"'{unreadable[0].text[:80]}' is no condition")
+    return OpenAxes(
+        conditions=conditions,
+        fixed={_text(axis): str(why) for axis, why in data["fixed"].items()},
+        least_batch=_count(data["least_batch"]),
     )
 
 
@@ -142,6 +171,12 @@ def _text(value: Any) -> str:
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no number")
     return value
 
 

@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 from onnx import numpy_helper
 
 from oocdl.errors import ModelError, UnsupportedError
 
-MIN_OPSET, MAX_OPSET = 9, onnx.defs.onnx_opset_version()
 KEPT_BYTES = 1024
 """Raw tensors up to this size stay in the parsed message."""
 
@@ -118,7 +118,8 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
         for magic, kind in _HEADS.items():
             if head.startswith(magic):
                 raise ModelError(
-                    f"{path} is not an ONNX file (it looks like {kind}); export it with torch.onnx.export"
+                    f"{path} is not an ONNX file (it looks like {kind}); in Python, with its module: "
+                    "oocdl.from_torch(module, example, 'net.onnx') writes it, oocdl.fit(module, ..) trains"
                 )
         try:
             text, spans = _strip(data)
@@ -126,9 +127,20 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
         except (DecodeError, ValueError, RecursionError):
             message = f"{path} is not a complete ONNX file: it cannot be parsed; was the download cut?"
             raise ModelError(message) from None
+    for name in _texts(model):
+        if isinstance(name, bytes):  # as protobuf gives what it cannot decode
+            raise ModelError(f"{path} has a name that is no UTF-8 text: {name[:80]!r}")
     if not model.HasField("graph"):
         raise ModelError(f"{path} is not an ONNX file: there is no graph in it")
     return model, spans
+
+
+def _texts(message: Message) -> Iterator[str | bytes]:
+    """Yield all texts of a message."""
+    for field_, held in message.ListFields():
+        if field_.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
+            for item in held if field_.is_repeated else (held,):
+                yield from _texts(item) if field_.type == FieldDescriptor.TYPE_MESSAGE else (item,)
 
 
 @dataclass(frozen=True)
@@ -207,49 +219,6 @@ def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
         graph = b"".join(inner)
         pieces += [field_header(_GRAPH, len(graph)), graph]
     return b"".join(pieces), spans
-
-
-def check(model: onnx.ModelProto) -> int:
-    """Return the opset of the standard operators; raises ModelError or UnsupportedError for a bad model."""
-    versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
-    if not versions:
-        raise ModelError("the model does not say which opset it needs")
-    opset = max(versions)
-    if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}")
-    graph = model.graph
-    if graph.sparse_initializer:
-        name = shown(graph.sparse_initializer[0].values.name)
-        raise UnsupportedError(f"tensor {name} is sparse; sparse weights are not supported")
-    made = {value.name for value in graph.input}
-    for tensor in graph.initializer:
-        if not tensor.name:
-            raise ModelError("an initializer has no name")
-    names = [tensor.name for tensor in graph.initializer]
-    made |= set(names)
-    if len(set(names)) < len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ModelError(f"the graph is not valid: initializer {shown(twice)} is defined twice")
-    later = {name for node in graph.node for name in node.output if name}
-    for index, node in enumerate(graph.node):
-        for name in node.input:
-            if name and name not in made:
-                why = (
-                    "is used before it is made (a cycle, or unsorted nodes)"
-                    if name in later
-                    else "is made nowhere"
-                )
-                raise ModelError(
-                    f"the graph is not valid: {shown(name)}, read by {shown(label(node, index))}, {why}"
-                )
-        for name in node.output:
-            if name and name in made:
-                raise ModelError(f"the graph is not valid: {shown(name)} is made twice")
-            made.add(name)
-    for value in graph.output:
-        if value.name not in made:
-            raise ModelError(f"the graph is not valid: output {shown(value.name)} is made nowhere")
-    return int(opset)
 
 
 def label(node: onnx.NodeProto, index: int) -> str:

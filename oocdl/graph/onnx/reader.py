@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -20,16 +20,16 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
-from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
+from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, needed
+from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.heads import FINAL, activations_last
-from oocdl.graph.onnx.input_sizes import sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import Metadata, read_metadata
 from oocdl.graph.onnx.model_file import (
     OnnxNode,
     Port,
-    check,
     load,
     plain_nodes,
     port_of,
@@ -39,8 +39,10 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.refusals import all_of
-from oocdl.graph.onnx.remarks import TracedFile
-from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
+from oocdl.graph.onnx.remarks import Remark, TracedFile
+from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, module_path, role_of
+from oocdl.graph.onnx.sizes.baked import note_resized
+from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 
@@ -72,8 +74,16 @@ class Imported:
     """Output -> the value before that."""
     trained: Trained
     """What is trained and why, with remarks that the user should see."""
+    rebatched: bool = False
+    """Whether constants of the file were read as the size of the batch."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the path of the module that it is of, where the file knows it."""
     evaluation_norms: tuple[str, ...] = ()
     """Nodes of BatchNorms that use their running statistics in training too, and do not update them."""
+
+    def remarked(self, remark: Remark) -> Imported:
+        """Return the same with one more remark."""
+        return replace(self, trained=replace(self.trained, remarks=(*self.trained.remarks, remark)))
 
 
 def inspect_onnx(path: str | Path) -> OnnxModel:
@@ -81,7 +91,7 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     path = Path(path).absolute()
     model, spans = load(path)
     model = without_functions(model, OWN)
-    opset = check(model)
+    opset = check(model, OWN)
     initializers = {
         tensor.name: source(tensor, path, spans.get(index))
         for index, tensor in enumerate(model.graph.initializer)
@@ -97,6 +107,9 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     }
     ends = {info.name for info in model.graph.output}
     nodes = direct_statistics(plain_nodes(model), initializers.keys(), ends)
+    metadata = read_metadata(model, initializers, nodes)
+    exact = ExactNumbers(metadata.numbers) if metadata is not None else None
+    nodes = nodes if exact is None else exact.nodes(nodes)
     return OnnxModel(
         path=path,
         opset=opset,
@@ -107,7 +120,8 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         initializers=initializers,
         kinds=said[_KIND],
         folded={name: words(text) for name, text in said[_FOLDED].items() if name in initializers},
-        metadata=read_metadata(model, initializers, nodes),
+        metadata=metadata,
+        exact=exact,
     )
 
 
@@ -128,6 +142,8 @@ class OnnxModel:
     """Initializer -> what the exporter's optimizer has computed it from, where that said so."""
     metadata: Metadata | None = None
     """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
+    exact: ExactNumbers | None = None
+    """The numbers of its code."""
 
     def names_of(self, initializer: str) -> tuple[str, ...]:
         """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
@@ -163,6 +179,8 @@ class OnnxModel:
         training mode; all others normalize by the batch.
         """
         bound, traced = sizes_of(self.inputs, shapes or {})
+        if self.metadata is not None:
+            self.metadata.sizes.check(self.inputs, bound, training)
         reader = _Reader(self, rules, precision, training, tuple(freeze))
         before: Mapping[str, Shape] = {}
         if traced != bound:
@@ -172,7 +190,9 @@ class OnnxModel:
         if len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
             ((old, new),) = heads
             batch = (old[0], new[0]) if old != new else None
-        return reader.run(bound, before, batch).imported()
+        imported = reader.run(bound, before, batch).imported()
+        elsewhere = other_sizes(self.inputs, bound)
+        return imported.remarked(Remark(elsewhere, EXPORT_OPEN)) if elsewhere else imported
 
 
 class _Reader:
@@ -242,6 +262,7 @@ class _Reader:
             number = np.dtype(port.dtype).kind
             dtype = "bool" if number == "b" else "int64" if number in "iu" else ctx.precision
             ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
+            note_resized(ctx, port.name, shapes[port.name])
             self.inputs.append(port.name)
         uses: dict[str, list[tuple[OnnxNode, int]]] = {}
         for node in every_node(self.model.nodes):
@@ -253,7 +274,7 @@ class _Reader:
                 continue
             kind = self.model.kinds.get(name)
             role = role_of(item, uses.get(name, []), kind, self.model.producer, self.model.metadata)
-            if role is Role.CONSTANT and item.is_float and item.nbytes > LIMIT_BYTES:
+            if role is Role.CONSTANT and item.is_float and item.nbytes > MOST_CONSTANT_BYTES:
                 role = Role.WEIGHT  # a large table: streamed like a weight, never updated
                 self.frozen.append(name)
             self.roles[name] = role
@@ -267,9 +288,9 @@ class _Reader:
                 if has_one_bias(item, uses.get(name, []), self.model.producer):
                     ctx.single_biases.add(name)
             else:
-                if item.nbytes > LIMIT_BYTES:
+                if item.nbytes > MOST_CONSTANT_BYTES:
                     raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
-                ctx.env[name] = item.raw()
+                ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
                 if item.is_float:
                     self.fixed.append(name)
 
@@ -304,6 +325,8 @@ class _Reader:
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
             trained=self._trained(values.keys()),
+            rebatched=ctx.rebatched,
+            modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
             evaluation_norms=tuple(
                 node.name for node in self.model.nodes if node.outputs and node.outputs[0] in ctx.evaluated
             ),
@@ -325,7 +348,7 @@ class _Reader:
             evaluated=self.ctx.evaluated,
             metadata=model.metadata,
         )
-        return record_of(file, self.freeze, self.ctx.notes)
+        return record_of(file, self.freeze)
 
     def _ends(self) -> dict[str, tuple[str, str]]:
         """Return output -> the activation it ends in, and output -> the value before that."""

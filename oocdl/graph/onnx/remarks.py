@@ -15,10 +15,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.metadata import Fact, Metadata
 from oocdl.graph.onnx.model_file import OnnxNode, shown
-from oocdl.graph.onnx.roles import batch_norm_modes
+from oocdl.graph.onnx.roles import batch_norm_modes, module_of
 from oocdl.graph.onnx.tensors import WeightSource
 
 EXPORT = "export with oocdl.from_torch(module, example, path), which keeps the network as it is"
@@ -115,30 +115,20 @@ class TracedFile:
     def is_uniform(self, name: str) -> bool:
         """Whether all its numbers are equal, as those of fresh norms and biases are."""
         item = self.initializers[name]
-        if item.nbytes > LIMIT_BYTES:
+        if item.nbytes > MOST_CONSTANT_BYTES:
             return False
         data = item.raw()
         return data.size > 0 and bool((data == data.flat[0]).all())
 
     def modules(self, name: str) -> tuple[str, ...]:
         """The modules whose nodes read an initializer; the nodes, where the file knows no modules."""
-        return tuple(dict.fromkeys(_module(reader.node) for reader in self.readers.get(name, ())))
+        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.readers.get(name, ())))
 
     def remarks(self) -> tuple[Remark, ...]:
         """Return all that looks wrong; nothing where the file itself says what is trained."""
         if self.metadata is not None:
             return ()
         return tuple(remark for sign in SIGNS for remark in sign(self))
-
-
-def _module(node: OnnxNode) -> str:
-    """Return the module that a node is of, calls of one module being one."""
-    scopes = node.scopes
-    if scopes:
-        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
-    if node.name.startswith("/"):
-        return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
-    return node.name
 
 
 def _unnumbered(name: str) -> str:

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.onnx.constant_folding import LIMIT_BYTES
+from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.tensors import WeightSource
@@ -91,7 +91,7 @@ def role_of(
         return Role.CONSTANT
     if kind is None and not item.shape and (generated or producer != "pytorch"):
         return Role.CONSTANT  # a number written in the model's code
-    if kind is None and generated and item.nbytes <= LIMIT_BYTES:
+    if kind is None and generated and item.nbytes <= MOST_CONSTANT_BYTES:
         data = item.raw()
         norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, _ in uses)
         state = all(node.op in _RECURRENT and index in (5, 6) for node, index in uses) and not data.any()
@@ -185,3 +185,26 @@ def evaluated(
     modes = batch_norm_modes(nodes, initializers, opset)
     mixed = any(modes.values())
     return {node.outputs[0] for node, training in modes.items() if mixed and not training}
+
+
+def module_path(node: OnnxNode) -> str:
+    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known.
+
+    TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
+    """
+    if node.scopes:
+        return module_of(node)
+    path: list[str] = []
+    for part in module_of(node).split("/") if node.name.startswith("/") else ():
+        path[-1:] = [part] if path and part.startswith(f"{path[-1]}.") else [*path[-1:], part]
+    return ".".join(path)
+
+
+def module_of(node: OnnxNode) -> str:
+    """Return the module that a node is of, calls of one module being one."""
+    scopes = node.scopes
+    if scopes:
+        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
+    if node.name.startswith("/"):
+        return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
+    return node.name

@@ -27,8 +27,8 @@ def _differences(old: OnnxModel, new: OnnxModel) -> Iterator[str]:
         return
     if old.metadata.module != new.metadata.module:
         yield f"it is a {old.metadata.module}, this is a {new.metadata.module}"
-    for name, item in old.initializers.items():
-        other = new.initializers.get(name)
+    for name in dict.fromkeys((*old.metadata.facts, *old.initializers)):
+        item, other = old.initializers[name], new.initializers.get(name)
         if other is None:
             yield f"{shown(name)} is missing"
         elif (item.shape, item.stored) != (other.shape, other.stored):

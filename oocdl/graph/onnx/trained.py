@@ -63,6 +63,8 @@ class Trained:
     """Operators of the user's own (``oocdl.ops.register``), and how many nodes have each."""
     told: bool = False
     """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
+    notes: tuple[str, ...] = ()
+    """What the user may not expect of the network, as the file says."""
 
     def __repr__(self) -> str:
         found = ", ".join(f"{self.count(part)[0]} {part.value}" for part in Part if self.count(part)[0])
@@ -90,11 +92,8 @@ class Trained:
             raise ModelError(f"strict=True refuses the model for {count} on what is trained: {listed}")
 
 
-def record_of(file: TracedFile, patterns: Collection[str], guesses: Collection[str]) -> Trained:
-    """Make the record of a file whose roles are decided.
-
-    ``patterns`` are those of ``freeze``; ``guesses`` are what the lowering of single nodes had to guess.
-    """
+def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
+    """Make the record of a file whose roles are decided; ``patterns`` are those of ``freeze``."""
     tensors = []
     for name, item in file.initializers.items():
         part, why = _part(file, name, patterns)
@@ -102,12 +101,12 @@ def record_of(file: TracedFile, patterns: Collection[str], guesses: Collection[s
         modules = file.modules(name) if fact is None else fact.names
         tied = modules if part is Part.TRAINED and len(modules) > 1 else ()
         tensors.append(TensorRecord(name=name, shape=item.shape, part=part, why=why, modules=tied))
-    dynamic = "export it with dynamic sizes"
     return Trained(
         tensors=tuple(tensors),
-        remarks=(*file.remarks(), *remarks_of(file), *(Remark(guess, dynamic) for guess in guesses)),
+        remarks=(*file.remarks(), *remarks_of(file)),
         own=tuple(sorted(counted(file.nodes).items())),
         told=file.metadata is not None,
+        notes=() if file.metadata is None else file.metadata.notes,
     )
 
 

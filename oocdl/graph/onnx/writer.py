@@ -20,7 +20,8 @@ import onnx
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, whole
-from oocdl.graph.onnx.model_file import check, field_header, load, shown
+from oocdl.graph.onnx.checks import check
+from oocdl.graph.onnx.model_file import field_header, load, shown
 from oocdl.graph.onnx.tensors import WeightSource, source
 
 Weights = Callable[[str], "Iterable[Array] | None"] | Mapping[str, Any]

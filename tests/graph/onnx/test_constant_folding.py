@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.graph.onnx.constant_folding import fold
+from oocdl.graph.onnx.folding.constant_folding import fold
 from oocdl.graph.onnx.model_file import OnnxNode
 
 

@@ -169,9 +169,12 @@ def test_all_that_is_refused_is_told_at_once_in_bodies_and_functions_too(tmp_pat
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "ConvInteger"])
-def test_a_quantized_network_is_refused_with_the_way_out(op: str, tmp_path: Path) -> None:
-    text = f"{HEAD} g (float[2,3] x) => (float[2,3] y) {{ y = {op}(x) }}"
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [("QuantizeLinear", 2), ("DequantizeLinear", 2), ("QLinearMatMul", 8), ("ConvInteger", 2)],
+)
+def test_a_quantized_network_is_refused_with_the_way_out(op: str, count: int, tmp_path: Path) -> None:
+    text = f"{HEAD} g (float[2,3] x) => (float[2,3] y) {{ y = {op}({', '.join('x' * count)}) }}"
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match=rf"{op} of a quantized network: .* quantize what run.export"):
         inspect_onnx(tmp_path / "m.onnx").bind(RULES)

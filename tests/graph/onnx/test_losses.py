@@ -78,7 +78,7 @@ def test_a_class_that_is_masked_by_infinity_changes_nothing(tmp_path: Path) -> N
 def test_no_label_counts_is_no_number_and_so_is_a_label_that_is_no_class(tmp_path: Path) -> None:
     for labels, ignored in ((np.full((4, 5), 1), 1), (np.full((4, 5), 3), 1)):
         made = model("SoftmaxCrossEntropyLoss", ignore_index=ignored)
-        graph, outputs, _ = lowered._with_gradients(made, tmp_path, {"x": SCORES, "y": labels}, "float64")
+        graph, outputs, _ = lowered.with_gradients(made, tmp_path, {"x": SCORES, "y": labels}, "float64")
         found = lowered.run_graph(graph, RULES, {"x": SCORES, "y": labels}, engine="torch")
         assert np.isnan(found.outputs[outputs[0]])
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import numpy_type
 from oocdl.graph.onnx.lower.random import mean_of
 
 
@@ -38,11 +38,12 @@ def _ceil(ctx: Context) -> Sequence[Operand]:
 
 
 def _sign(ctx: Context) -> Sequence[Operand]:
-    """-1, 0 or 1; no gradient comes back through the comparisons."""
+    """-1, 0 or 1. Floor makes the slope zero, where comparisons alone would give none."""
     x = ctx.value(0)
-    zero, dtype = ctx.number(0, x), ctx.build.dtype(x)
-    signs = (ctx.make("Cast", ctx.make(op, x, zero), to=dtype) for op in ("Greater", "Less"))
-    return [ctx.make("Sub", *signs)]
+    zero = ctx.number(0, x)
+    low = ctx.make("Where", ctx.make("Less", x, zero), ctx.number(-1, x), x)
+    found = ctx.make("Where", ctx.make("Greater", x, zero), ctx.number(1, x), low)
+    return [ctx.make("Floor", found) if ctx.build.dtype(x) == ctx.precision else found]
 
 
 def _mean(ctx: Context) -> Sequence[Operand]:
@@ -70,15 +71,34 @@ def _cast(ctx: Context) -> Sequence[Operand]:
     return [found if ctx.build.dtype(found) == dtype else ctx.make("Cast", found, to=dtype)]
 
 
-def _clip(ctx: Context) -> Sequence[Operand]:
-    x = ctx.value(0)
-    ctx.constants("bounds", 1, 2)
-    for index, (name, op) in enumerate((("min", "Max"), ("max", "Min")), start=1):
-        found = ctx.known(index)
-        bound = ctx.attr(name) if found is None else float(found.reshape(-1)[0])
+def bounded(ctx: Context, x: str, low: float | None, high: float | None) -> str:
+    """Return ``x`` between two numbers, flat where it is one of them."""
+    for op, bound in (("Max", low), ("Min", high)):
         if bound is not None:
-            x = ctx.make(op, x, ctx.number(float(bound), x))
-    return [x]
+            x = ctx.make(op, x, ctx.number(float(bound), x), bound=True)
+    return x
+
+
+def _clip(ctx: Context) -> Sequence[Operand]:
+    ctx.constants("bounds", 1, 2)
+    known = (ctx.known(1), ctx.known(2))
+    low, high = (
+        ctx.attr(name) if found is None else float(found.reshape(-1)[0])
+        for name, found in zip(("min", "max"), known, strict=True)
+    )
+    return [bounded(ctx, ctx.value(0), low, high)]
+
+
+def _extreme(op: str) -> Lower:
+    """Lower Max or Min; that of a value and a number is a bound where dynamo has made it of a clamp."""
+
+    def lower(ctx: Context) -> Sequence[Operand]:
+        number = ctx.known(1)
+        if number is not None and number.ndim == 0 and "aten.clamp" in ctx.node.origin:
+            return [ctx.make(op, ctx.value(0), ctx.value(1), bound=True)]
+        return _chain(op)(ctx)
+
+    return lower
 
 
 def need_floats(ctx: Context, *indices: int) -> None:
@@ -137,8 +157,8 @@ def _gemm(ctx: Context) -> Sequence[Operand]:
 
 
 ARITHMETIC: dict[str, Lower] = {
-    "Max": _chain("Max"),
-    "Min": _chain("Min"),
+    "Max": _extreme("Max"),
+    "Min": _extreme("Min"),
     "Sum": _chain("Add"),
     "Mean": _mean,
     "Ceil": _ceil,

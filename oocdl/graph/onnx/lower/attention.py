@@ -9,6 +9,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -36,7 +37,7 @@ def _with_past(ctx: Context, x: str, past: int) -> str:
 
 def _indices(ctx: Context, count: int, axis: int, first: int = 0) -> str:
     """Add numbers from ``first`` on along one of the two last axes."""
-    numbers = np.arange(first, first + count)
+    numbers = first + numbered(count)
     return ctx.build.constant(numbers.reshape(-1, 1) if axis == -2 else numbers, "int64")
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.constant_folding import allow
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import allow
 from oocdl.graph.onnx.lower.arithmetic import need_floats
 
 

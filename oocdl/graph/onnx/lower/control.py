@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.onnx.bounds import MOST_TRIPS
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.lower.sequences import joined
 from oocdl.graph.onnx.lower.structure import slice_axis
 from oocdl.graph.onnx.model_file import Body, shown
 from oocdl.graph.onnx.refusals import grouped, in_body
-
-MOST_TRIPS = 10_000
-"""Trips of a loop that are unrolled; more would be more nodes than anything here is made for."""
 
 
 def _body(ctx: Context, name: str) -> Body:

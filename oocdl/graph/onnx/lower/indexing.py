@@ -15,7 +15,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.onnx.constant_folding import allow
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
 from oocdl.graph.onnx.lower.reductions import maxima, minima, products
@@ -122,8 +122,7 @@ def _flat(ctx: Context, index: int, extents: Shape) -> str:
 def _numbered(ctx: Context, ids: str, extent: int) -> str:
     """Number indices along an axis from 0: one that counts from the end becomes one of those, and one
     that is outside of the axis is an error."""
-    allow(ctx.node, (extent,), 8)
-    return ctx.make("Gather", ctx.build.constant(np.arange(extent), "int64"), ids)
+    return ctx.make("Gather", ctx.build.constant(numbered(extent), "int64"), ids)
 
 
 def _gather_nd(ctx: Context) -> Sequence[Operand]:
@@ -179,7 +178,7 @@ def _reduced(ctx: Context, x: str, ids: str, updates: str, batch: int) -> str:
     if prod(shape) * count > MOST_COMPARED:
         ctx.refuse(f"reduction {how} of {count} updates into {rows} rows, each compared with each,")
     ids = ctx.reshape(_numbered(ctx, ids, rows), (*shape[:batch], 1, count, *(1,) * len(row)))
-    numbers = np.arange(rows).reshape(rows, 1, *(1,) * len(row))
+    numbers = numbered(rows).reshape(rows, 1, *(1,) * len(row))
     kind = np.dtype(ctx.build.dtype(x)).kind
     bounds = (-np.inf, np.inf) if kind == "f" else (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
     neutral = {"mul": 1, "max": bounds[0], "min": bounds[1]}[how]
@@ -244,7 +243,7 @@ def _one_hot(ctx: Context) -> Sequence[Operand]:
     ids, extent = _ids(ctx, 0), ctx.build.constant(count, "int64")
     negative = ctx.make("Less", ids, ctx.build.constant(0, "int64"))
     ids = ctx.make("Where", negative, ctx.make("Add", ids, extent), ids)
-    numbers = np.arange(count).reshape(-1, *(1,) * (len(shape) - axis))
+    numbers = numbered(count).reshape(-1, *(1,) * (len(shape) - axis))
     wide = ctx.reshape(ids, (*shape[:axis], 1, *shape[axis:]))
     is_it = ctx.make("Equal", wide, ctx.build.constant(numbers, "int64"))
     off, on = (_one_of(ctx, values, place) for place in (0, 1))

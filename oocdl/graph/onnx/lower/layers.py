@@ -218,9 +218,11 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
     x = ctx.value(0)
     given = ctx.constants("a ratio", 1)[1] if ctx.has(1) else None
     ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
-    if not 0 <= ratio < 1:
-        raise ModelError(f"a dropout ratio has to be at least 0 and less than 1, not {ratio}")
+    if not 0 <= ratio <= 1:
+        raise ModelError(f"a dropout ratio has to be between 0 and 1, not {ratio}")
     uniform = None
+    if ctx.training and ratio == 1 and not (len(ctx.node.outputs) > 1 and ctx.used(ctx.node.outputs[1])):
+        return [ctx.make("Mul", x, ctx.number(0.0, x))]
     if ctx.training and ratio:
         name = ctx.build.unique(f"{ctx.build.scope}uniform")
         uniform = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from oocdl.errors import ModelError
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
 
 
@@ -21,7 +20,7 @@ def _negative_log_likelihood(ctx: Context, chances: str) -> Operand:
     if len(shape) < 2 or ctx.shape(1) != (shape[0], *shape[2:]):
         raise ModelError(f"labels {list(ctx.shape(1))} are not those of scores {list(shape)}")
     labels = ctx.reshape(ctx.value(1), (shape[0], 1, *shape[2:]))
-    classes = build.constant(np.arange(shape[1]).reshape(-1, *(1,) * (len(shape) - 2)), "int64")
+    classes = build.constant(numbered(shape[1]).reshape(-1, *(1,) * (len(shape) - 2)), "int64")
     here, zero = ctx.make("Equal", labels, classes), ctx.number(0.0, chances)
 
     def at_label(values: str) -> str:  # Where, not Mul: what is not chosen may be infinite

@@ -8,8 +8,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.constant_folding import allow, ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import allow, ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _REPEATS = ("edge", "reflect", "wrap")

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from oocdl.graph.ir.graph import Array, Role, Shape
-from oocdl.graph.onnx.constant_folding import numpy_type
+from oocdl.graph.onnx.bounds import check_shape
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import numpy_type
 
 _MEAN_ELEMENTS = 1 << 16
 """Elements of a known array that a mean is made as; a larger one is expanded where it is used."""
@@ -24,6 +25,7 @@ _MEAN_ELEMENTS = 1 << 16
 
 def uniform(ctx: Context, shape: Shape) -> str:
     """Add uniform numbers in [0, 1); returns their name."""
+    check_shape(shape, "what it draws")
     name = ctx.build.unique(f"{ctx.build.scope}uniform")
     return ctx.build.value(name, shape, ctx.precision, Role.RANDOM)
 

@@ -8,8 +8,9 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.onnx.constant_folding import allow, numpy_type
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import allow, numpy_type
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 
@@ -21,7 +22,8 @@ def _tile(ctx: Context) -> Sequence[Operand]:
         raise ModelError(f"repeats {repeats} are not a positive number for each axis of {list(shape)}")
     batched = ctx.batch is not None and not ctx.is_sized(1) and shape[:1] == (1,)
     if batched and ctx.batch is not None and 1 < repeats[0] == ctx.batch[0]:
-        repeats[0] = ctx.batch[1]  # something that is the same for all samples, traced with a batch
+        # Something that is the same for all samples, traced with a batch.
+        repeats[0], ctx.rebatched = ctx.batch[1], True
     apart = [(count, extent) for count, extent in zip(repeats, shape, strict=True)]
     before = [n for count, extent in apart for n in ((1, extent) if count > 1 else (extent,))]
     after = [n for count, extent in apart for n in ((count, extent) if count > 1 else (extent,))]
@@ -60,8 +62,8 @@ def _trilu(ctx: Context) -> Sequence[Operand]:
     x, (rows, columns) = ctx.value(0), ctx.shape(0)[-2:]
     diagonal = ctx.constants("a diagonal", 1)[1] if ctx.has(1) else None
     first = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
-    row = ctx.build.constant(np.arange(rows)[:, None] + first, "int64")
-    column = ctx.build.constant(np.arange(columns), "int64")
+    row = ctx.build.constant(numbered(rows)[:, None] + first, "int64")
+    column = ctx.build.constant(numbered(columns), "int64")
     outside = ctx.make("Less" if ctx.attr("upper", 1) else "Greater", column, row)
     return [ctx.make("Where", outside, ctx.number(0.0, x), x)]
 
@@ -83,7 +85,7 @@ def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     if batch == time or ctx.shape(1) != (shape[batch],):
         raise ModelError(f"lengths {list(ctx.shape(1))} of axis {batch} and {time} do not fit {list(shape)}")
     lengths = ctx.reshape(ctx.value(1), (shape[batch], 1))
-    place = ctx.build.constant(np.arange(shape[time])[None], "int64")
+    place = ctx.build.constant(numbered(shape[time])[None], "int64")
     mirrored = ctx.make("Sub", ctx.make("Sub", lengths, ctx.number(1, lengths)), place)
     ids = ctx.make("Where", ctx.make("Less", place, lengths), mirrored, place)
     perm = (batch, time, *(axis for axis in range(rank) if axis not in (batch, time)))
@@ -122,9 +124,9 @@ def _col2im(ctx: Context) -> Sequence[Operand]:
     steps = [(padded[a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in range(rank)]
     if len(block) != rank or rows % prod(block) or columns != prod(steps):
         raise ModelError(f"columns {[n, rows, columns]} are not those of blocks {block} of image {image}")
+    allow(ctx.node, (prod(block), columns), 8)
     inside, step = np.indices(block).reshape(rank, -1, 1), np.indices(steps).reshape(rank, 1, -1)
     places = [inside[a] * dilations[a] + step[a] * strides[a] for a in range(rank)]
-    allow(ctx.node, (prod(block), columns), 8)
     ids = ctx.build.constant(np.ravel_multi_index(places, padded).reshape(-1), "int64")
     channels = rows // prod(block)
     apart = ctx.reshape(ctx.value(0), (n, channels, prod(block) * columns))

@@ -16,8 +16,9 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.index import pieces
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.lower.arithmetic import bounded, need_floats
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 SEGMENT_ELEMENTS = 1 << 21
@@ -91,7 +92,7 @@ def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     """Return where samples have steps [T, N, 1]; None if all have all of them."""
     if not ctx.has(4):
         return None
-    times = np.arange(steps).reshape(-1, 1, 1)
+    times = numbered(steps).reshape(-1, 1, 1)
     known = ctx.known(4)
     if known is not None:
         if known.size != samples:
@@ -151,7 +152,9 @@ def _direction(
 def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
     """Return h of all steps [T, N, H], and the last states, by as many segments as there have to be."""
     steps, _, width = ctx.build.shape(given.x)
-    segments = pieces(steps, -(-steps * width // SEGMENT_ELEMENTS))
+    count = -(-steps * width // SEGMENT_ELEMENTS)
+    ctx.make_room(count)
+    segments = pieces(steps, count)
     attrs: dict[str, object] = {"reverse": given.reverse, "activations": given.activations}
     if ctx.node.op == "GRU":
         attrs["linear_before_reset"] = bool(given.bias)
@@ -192,8 +195,7 @@ def _act(ctx: Context, activation: str, value: str) -> str:
     """Clip an element of a gate, and activate it. The cell is not clipped, as ONNX Runtime has it."""
     clip = ctx.attr("clip")
     if clip is not None:
-        value = ctx.make("Max", value, ctx.number(-float(clip), value))
-        value = ctx.make("Min", value, ctx.number(float(clip), value))
+        value = bounded(ctx, value, -clip, clip)
     return ctx.make(activation, value)
 
 

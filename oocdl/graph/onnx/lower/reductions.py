@@ -9,8 +9,9 @@ from math import prod
 import numpy as np
 
 from oocdl.graph.ir.graph import Array, normalize_axes
-from oocdl.graph.onnx.constant_folding import ints
+from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 
@@ -113,7 +114,7 @@ def _reduce(op: str) -> Lower:
 
 def _along(axis: int, extent: int, rank: int) -> Array:
     """Return 0, 1, .. along an axis, of shape one elsewhere."""
-    return np.arange(extent).reshape([extent if place == axis else 1 for place in range(rank)])
+    return numbered(extent).reshape([extent if place == axis else 1 for place in range(rank)])
 
 
 def _place(ctx: Context, x: str, axis: int, smallest: bool, last: bool) -> str:
@@ -227,9 +228,10 @@ def _lrn(ctx: Context) -> Sequence[Operand]:
     x, size = ctx.value(0), int(ctx.attr("size"))
     channels = ctx.build.shape(x)[1]
     padded = ctx.make("Mul", x, x)
-    if size > 1:
-        padded = ctx.make("Pad", padded, axis=1, before=(size - 1) // 2, after=size // 2)
-    parts = (slice_axis(ctx, padded, 1, first, first + channels, 1) for first in range(size))
+    before, after = (min(side, channels - 1) for side in ((size - 1) // 2, size // 2))
+    if before or after:
+        padded = ctx.make("Pad", padded, axis=1, before=before, after=after)
+    parts = (slice_axis(ctx, padded, 1, first, first + channels, 1) for first in range(before + after + 1))
     total = reduce(lambda a, b: ctx.make("Add", a, b), parts)
     scaled = ctx.make("Mul", total, ctx.number(ctx.attr("alpha", 0.0001) / size, total))
     base = ctx.make("Add", scaled, ctx.number(ctx.attr("bias", 1.0), total))

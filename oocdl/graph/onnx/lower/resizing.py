@@ -11,8 +11,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _MODES = ("nearest", "linear", "cubic")
@@ -151,21 +151,11 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
 
 
 def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (axis, size) as they are written; those of a traced file grow with its extents."""
-    shape, before = ctx.shape(0), ctx.was(0)
+    """Return (axis, size) as they are written."""
     sizes = ints(ctx.node, inputs, "", 3)
     if not sizes:
         raise ModelError("neither scales nor sizes are given")
-    result = []
-    for axis, size in zip(axes, sizes, strict=True):
-        if before is not None and not ctx.is_sized(3) and before[axis] != shape[axis]:
-            if size * shape[axis] % before[axis]:
-                raise ModelError(
-                    f"its fixed size {size} was made for an extent of {before[axis]}, not {shape[axis]}"
-                )
-            size = size * shape[axis] // before[axis]
-        result.append((axis, size))
-    return result
+    return list(zip(axes, sizes, strict=True))
 
 
 def _grid_sample(ctx: Context) -> Sequence[Operand]:

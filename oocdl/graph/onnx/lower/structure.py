@@ -1,8 +1,7 @@
 """Lowers ONNX operators to those of ``ops``: operators that only move elements.
 
-Files that were exported with fixed sizes hold these sizes in the constants of
-Reshape, Slice and Expand. Where the inputs are re-bound to other sizes, such a
-constant is read against the shape the node had when the file was traced.
+Files that were exported with a fixed batch hold its size in the constants of Reshape, Slice and Expand. Where
+only the batch is another, such a constant is read against the shape the node had when the file was traced.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
-from oocdl.graph.onnx.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.lower.repeats import repeated
-from oocdl.graph.onnx.model_file import shown
 
 
 def _concat(ctx: Context) -> Sequence[Operand]:
@@ -31,7 +29,10 @@ def _concat(ctx: Context) -> Sequence[Operand]:
 
 def _with_batch(ctx: Context, value: str, batch: int) -> str:
     first, *rest = ctx.build.shape(value)
-    return ctx.make("Expand", value, shape=(batch, *rest)) if first == 1 < batch else value
+    if first != 1 or batch == 1:
+        return value
+    ctx.rebatched = True
+    return ctx.make("Expand", value, shape=(batch, *rest))
 
 
 def _split(ctx: Context) -> Sequence[Operand]:
@@ -49,12 +50,12 @@ def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int
 
 
 def _slice(ctx: Context) -> Sequence[Operand]:
-    x, before = ctx.value(0), ctx.was(0)
+    x, before = ctx.value(0), ctx.was(0) if ctx.batch is not None else None
     inputs = ctx.constants("positions", 1, 2, 3, 4)
     for axis, first, last, step in slices(ctx.node, inputs, len(ctx.shape(0))):
         extent = ctx.build.shape(x)[axis]
         if before is not None and last == before[axis] and not ctx.is_sized(2):
-            last = extent  # a traced end that was the whole axis
+            last, ctx.rebatched = extent, True  # a traced end that was the whole batch
         if not step:
             raise ModelError(f"step 0 along axis {axis}")
         taken = range(extent)[slice(first, last, step)]
@@ -102,28 +103,24 @@ def _groups(before: Shape, after: Shape) -> list[tuple[slice, slice]] | None:
 
 
 def rebound(
-    before: Shape, after: Shape, now: Shape, batch: tuple[int, int] | None, free: int | None = None
-) -> tuple[Shape, bool] | None:
+    before: Shape, after: Shape, now: Shape, batch: tuple[int, int], free: int | None = None
+) -> Shape | None:
     """Return the target of a traced Reshape ``before -> after`` for an input of shape ``now``.
 
-    The second result is whether the target is a guess.
-
-    A run of axes that has not changed keeps its target; one that becomes a
-    single axis takes the new size. Where a run is divided anew, the axis that grows
-    is ``free`` (the -1 of the constant), or, going by ``batch`` (traced and new
-    extent), the one that is the batch, else its outermost multiple. ``None`` if
+    A run of axes that has not changed keeps its target; one that becomes a single axis takes the new size.
+    Where a run is divided anew, the axis that grows is ``free`` (the -1 of the constant), or, going by
+    ``batch`` (traced and new extent), the one that is the batch, else its outermost multiple. ``None`` if
     nothing of this holds.
 
-    >>> rebound((1, 8, 4, 4), (1, 8, 16), (3, 8, 6, 6), None)
-    ((3, 8, 36), False)
+    >>> rebound((1, 8, 4, 4), (1, 128), (3, 8, 4, 4), (1, 3))
+    (3, 128)
     >>> rebound((34, 16), (17, 2, 16), (85, 16), (2, 5))
-    ((17, 5, 16), True)
+    (17, 5, 16)
     """
     groups = _groups(before, after)
     if groups is None:
         return None
     result: list[int] = []
-    guess = False
     for source, place in groups:
         old, new, target = before[source], now[source], after[place]
         if old == new or not target:
@@ -136,23 +133,21 @@ def rebound(
             axis = free - place.start
             rest = prod(target) // target[axis]
             result += [*target[:axis], prod(new) // rest, *target[axis + 1 :]]
-        elif batch is not None:
+        else:
             order = sorted(range(len(target)), key=lambda axis: (target[axis] != batch[0], axis))
             axis = next((axis for axis in order if target[axis] % batch[0] == 0), 0)
             grown = [*target[:axis], target[axis] // batch[0] * batch[1], *target[axis + 1 :]]
             if prod(grown) != prod(new):
                 return None
-            result, guess = [*result, *grown], True
-        else:
-            return None
-    return (tuple(result), guess) if prod(result) == prod(now) else None
+            result += grown
+    return tuple(result) if prod(result) == prod(now) else None
 
 
 def _reshape(ctx: Context) -> Sequence[Operand]:
     x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
     target = _ints(ctx, 1)
     zero = bool(ctx.attr("allowzero", 0))
-    if before is None or ctx.is_sized(1):
+    if before is None or ctx.batch is None or ctx.is_sized(1):
         wanted = reshaped(shape, target, zero)
         return [repeated(ctx, x, shape, wanted) or ctx.reshape(x, wanted)]
     free = target.index(-1) if -1 in target else None
@@ -162,14 +157,8 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
             f"its fixed shape {target} was made for an input of {list(before)} and does not fit "
             f"{list(shape)}; export the model with dynamic sizes"
         )
-    result, guess = found
-    if guess:
-        ctx.notes.append(
-            f"Reshape {shown(ctx.node.name)} has the fixed shape {target}; "
-            f"it is read as {list(result)} for this batch "
-            "(a model exported with dynamic sizes says so itself)"
-        )
-    return [repeated(ctx, x, shape, result) or ctx.reshape(x, result)]
+    ctx.rebatched = True
+    return [repeated(ctx, x, shape, found) or ctx.reshape(x, found)]
 
 
 def _ints(ctx: Context, index: int) -> list[int]:
@@ -180,14 +169,15 @@ def _ints(ctx: Context, index: int) -> list[int]:
 
 def _expand(ctx: Context) -> Sequence[Operand]:
     x, shape, target, before = ctx.value(0), ctx.shape(0), _ints(ctx, 1), ctx.was(0)
-    if before is not None and not ctx.is_sized(1):
+    if ctx.batch is None or ctx.is_sized(1):
+        pass
+    elif before is not None:
         shift = len(target) - len(shape)
         for axis, (old, new) in enumerate(zip(before, shape, strict=True)):
             if axis + shift >= 0 and target[axis + shift] == old:
-                target[axis + shift] = new
-    elif ctx.batch is not None and target[:1] == [ctx.batch[0]] and not ctx.is_sized(1):
-        added = len(shape) < len(target) or shape[0] == 1
-        target[0] = ctx.batch[1] if added else target[0]
+                target[axis + shift], ctx.rebatched = new, True
+    elif target[:1] == [ctx.batch[0]] and (len(shape) < len(target) or shape[0] == 1):
+        target[0], ctx.rebatched = ctx.batch[1], True
     result = np.broadcast_shapes(shape, tuple(target))
     return [x if result == shape else ctx.make("Expand", x, shape=tuple(int(e) for e in result))]
 

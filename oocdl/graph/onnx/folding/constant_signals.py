@@ -28,6 +28,8 @@ def mel_weights(bins: int, dft_length: int, rate: int, low: float, high: float) 
     hertz = 700 * np.expm1(mel / 2595 * np.log(10))
     corners = ((dft_length + 1) * hertz // rate).astype(int)
     found = np.zeros((dft_length // 2 + 1, bins))
+    if corners.min() < 0 or corners.max() > len(found):
+        raise ValueError(f"frequencies {low} to {high} are not in {len(found)} bins at a rate of {rate}")
     for place, (left, centre, right) in enumerate(zip(corners, corners[1:], corners[2:], strict=False)):
         found[left : centre + 1, place] = np.arange(centre - left + 1) / max(centre - left, 1)
         if left == centre:

@@ -8,6 +8,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.bounds import check_shape
 from oocdl.graph.onnx.model_file import Port, shown
 
 
@@ -45,8 +46,30 @@ def sizes_of(
             if isinstance(dim, str) and sizes.setdefault(dim, int(extent)) != extent:
                 raise ModelError(f"dim '{dim}' is {sizes[dim]}, but {extent} in input {shown(port.name)}")
             extents.append(int(extent))
+        check_shape(extents, f"input {shown(port.name)}")
         bound[port.name] = tuple(extents)
         traced[port.name] = tuple(
             dim if isinstance(dim, int) else extent for dim, extent in zip(port.dims, extents, strict=True)
         )
     return bound, traced
+
+
+def other_sizes(inputs: Sequence[Port], shapes: Mapping[str, Shape]) -> str:
+    """Say which inputs are given other sizes than the file fixes, but for the batch; '' if none is.
+
+    What an exporter leaves no trace of cannot be seen in a file: a window that an adaptive pooling had, a
+    branch that was taken for a size, an amount of padding.
+    """
+    for port in inputs:
+        pairs = list(zip(port.dims, shapes.get(port.name, port.dims), strict=True))
+        if any(isinstance(dim, int) and dim != extent for dim, extent in pairs[1:]):
+            sizes, given = [dim for dim, _ in pairs], [int(extent) for _, extent in pairs]
+            return (
+                f"the file fixes input {shown(port.name)} to {sizes}, and it is given {given}: windows, "
+                "branches and paddings that the exporter chose by its sizes stay those of the file"
+            )
+    return ""
+
+
+EXPORT_OPEN = "export it with these axes open (dynamic axes, dynamic shapes)"
+"""The cure of that."""

@@ -1,8 +1,7 @@
 """Folds the constants that exporters leave in files: shapes, masks, position numbers.
 
-Small arrays known at import are computed here with NumPy, so that only nodes
-that work on tensors remain. Nothing larger than ``LIMIT_BYTES`` is ever made:
-a few bytes of ONNX can ask for petabytes.
+Small arrays known at import are computed here with NumPy, so that only nodes that work on tensors remain.
+Nothing larger than ``MOST_CONSTANT_BYTES`` is ever made: a few bytes of ONNX can ask for petabytes.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import onnx
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.onnx.constant_signals import mel_weights, recast, shifted, unique, window
+from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
+from oocdl.graph.onnx.folding.constant_signals import mel_weights, recast, shifted, unique, window
 from oocdl.graph.onnx.indices import along, flat_indices, scatter
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
-
-LIMIT_BYTES = 64 * 2**20
 
 DATA_SHAPED = frozenset({"Compress", "ConstantOfShape", "NonMaxSuppression", "NonZero", "Range", "Unique"})
 """Operators whose result has a shape that depends on numbers: these have to be known before the run."""
@@ -50,12 +48,12 @@ def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
 
 
 def allow(node: OnnxNode, shape: Sequence[int], itemsize: int) -> None:
-    """Raise ModelError if a constant of ``shape`` would have more than ``LIMIT_BYTES``."""
-    if prod(int(extent) for extent in shape) * itemsize > LIMIT_BYTES:
+    """Raise ModelError if a constant of ``shape`` would have more than ``MOST_CONSTANT_BYTES``."""
+    if prod(int(extent) for extent in shape) * itemsize > MOST_CONSTANT_BYTES:
         size = size_text(prod(int(extent) for extent in shape) * itemsize)
         raise ModelError(
             f"node {shown(node.name)} ({node.op}) would make a constant of {size}; "
-            f"the limit is {size_text(LIMIT_BYTES)}"
+            f"the limit is {size_text(MOST_CONSTANT_BYTES)}"
         )
 
 
@@ -128,6 +126,8 @@ def parts(node: OnnxNode, inputs: Inputs, extent: int) -> tuple[int, ...]:
     sizes = ints(node, inputs, "split", 1)
     if sizes is None:
         count = int(node.attrs.get("num_outputs", len(node.outputs)))
+        if count != len(node.outputs):
+            raise ValueError(f"{count} parts are not its {len(node.outputs)} outputs")
         piece = ceil(extent / count)
         sizes = (*(piece,) * (count - 1), extent - piece * (count - 1))
     if sum(sizes) != extent:

@@ -1,0 +1,1 @@
+"""Constants that are computed when a file is read."""

@@ -1,0 +1,200 @@
+"""Refuses other sizes than a file was traced at, where a node has a number in it that may be such a size.
+
+An exporter that is not told which axes are open writes their sizes into shapes, ends, windows and divisors.
+A file does not say which of its numbers are sizes; those that would be are refused, by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
+from math import isclose, prod, sqrt
+
+import numpy as np
+
+from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.context import Context
+from oocdl.graph.onnx.folding.constant_folding import ints, slices
+from oocdl.graph.onnx.model_file import shown
+
+_FAR = 1 << 30
+"""An end of a Slice beyond this stands for the end of the axis."""
+
+
+def check_baked(ctx: Context) -> None:
+    """Raise ModelError if the node of ``ctx`` holds a size of the trace that is another one now."""
+    check = _CHECKS.get(ctx.node.op)
+    if not ctx.traced or check is None:
+        return
+    changed = _changed(ctx, 0)
+    for axis, why in check(ctx, changed) if changed or ctx.node.op in _ARITHMETIC else ():
+        old = ctx.traced[ctx.node.inputs[0]] if axis is not None else ()
+        about = f"axis {axis} of extent {old[axis]}" if axis is not None else "a size"
+        raise ModelError(
+            f"node {shown(ctx.node.name)} ({ctx.node.op}): {why} may stand for {about} in the file, which is "
+            "given other sizes here; export it with these axes open, or give it the sizes that it has"
+        )
+
+
+def _changed(ctx: Context, index: int) -> tuple[int, ...]:
+    """Return the axes of an input that have another extent than in the trace, but for a batch alone."""
+    before = ctx.was(index) if ctx.has(index) else None
+    if before is None:
+        return ()
+    pairs = enumerate(zip(before, ctx.shape(index), strict=True))
+    return tuple(axis for axis, (old, new) in pairs if old != new and not (axis == 0 and ctx.batch))
+
+
+Found = Iterator[tuple[int | None, str]]
+"""(axis of the first input, what may stand for its extent)"""
+
+
+def _reshape(ctx: Context, changed: tuple[int, ...]) -> Found:
+    target = ctx.known(1)
+    if target is None or ctx.is_sized(1):
+        return
+    before = ctx.traced[ctx.node.inputs[0]]
+    wanted = [int(extent) for extent in target.reshape(-1)]
+    copied = {axis for axis, extent in enumerate(wanted) if extent == 0 and not ctx.attr("allowzero", 0)}
+    inside = [axis for axis in changed if axis not in copied]
+    if not inside:
+        return
+    first, last = inside[0], inside[-1]
+    if -1 not in wanted:
+        yield first, f"shape {wanted}"
+        return
+    free = wanted.index(-1)
+    # What is written before and after the -1 has to be made of axes that keep their extents.
+    ahead = prod(before[axis] if axis in copied else wanted[axis] for axis in range(free))
+    behind = prod(wanted[free + 1 :])
+    spans = (prod(before[:first]), ahead), (prod(before[last + 1 :]), behind)
+    alone = any(before[axis] == 1 for axis in inside)  # a 1 in the shape would stand for it
+    if any(span != written if alone else span % written for span, written in spans):
+        yield first, f"shape {wanted}"
+
+
+def _slice(ctx: Context, changed: tuple[int, ...]) -> Found:
+    inputs = [ctx.known(index) for index in range(len(ctx.node.inputs))]
+    if any(ctx.is_sized(index) for index in (1, 2)) or inputs[1:3].count(None):
+        return
+    for axis, first, last, step in slices(ctx.node, inputs, len(ctx.shape(0))):
+        ends = (first, last) if step > 0 else (last, first)
+        if axis in changed and 0 < ends[1] < _FAR:
+            yield axis, f"end {ends[1]}"
+
+
+def _gather(ctx: Context, changed: tuple[int, ...]) -> Found:
+    places, axis = ctx.known(1), ctx.attr("axis", 0) % len(ctx.shape(0))
+    if places is None or ctx.is_sized(1) or axis not in changed or not places.size:
+        return
+    old = ctx.traced[ctx.node.inputs[0]][axis]
+    if places.ndim or int(places) == old - 1 > 0:
+        yield axis, "its indices"
+
+
+def _resize(ctx: Context, changed: tuple[int, ...]) -> Found:
+    axes = [axis % len(ctx.shape(0)) for axis in ctx.attr("axes", range(len(ctx.shape(0))))]
+    sizes = ints(ctx.node, [ctx.known(3)], "", 0) if ctx.has(3) else None
+    made = ctx.traced.get(ctx.node.outputs[0], ctx.traced[ctx.node.inputs[0]])
+    for axis, size in zip(axes, sizes or (), strict=False):
+        if axis in changed and size == made[axis]:
+            yield axis, f"size {size}"
+
+
+def _split(ctx: Context, changed: tuple[int, ...]) -> Found:
+    axis = ctx.attr("axis", 0) % len(ctx.shape(0))
+    written = "split" in ctx.node.attrs or (ctx.has(1) and not ctx.is_sized(1))
+    if axis in changed and written:
+        yield axis, "its sizes"
+
+
+def _conv(ctx: Context, changed: tuple[int, ...]) -> Found:
+    """Yield a padding that is as large as the window: a Pad that the exporter has joined with it."""
+    pads = ctx.attr("pads", ())
+    extents = ctx.attr("kernel_shape", ctx.shape(1)[2:] if ctx.has(1) else ())
+    dilations = ctx.attr("dilations", (1,) * len(extents))
+    for axis, (extent, dilation) in enumerate(zip(extents, dilations, strict=True), start=2):
+        largest = max(pads[axis - 2 :: len(extents)], default=0)
+        if axis in changed and largest > (extent - 1) * dilation:
+            yield axis, f"a padding of {largest}"
+
+
+def _pool(ctx: Context, changed: tuple[int, ...]) -> Found:
+    before = ctx.traced[ctx.node.inputs[0]]
+    for axis, extent in enumerate(ctx.attr("kernel_shape", ()), start=2):
+        if axis in changed and extent == before[axis] > 1:
+            yield axis, f"a window of {extent}"
+
+
+def _pad(ctx: Context, changed: tuple[int, ...]) -> Found:
+    """Yield a padding that is as large as the axis was; smaller ones are those of windows."""
+    before, rank = ctx.traced[ctx.node.inputs[0]], len(ctx.shape(0))
+    written = ctx.known(1) if ctx.has(1) else np.asarray(ctx.attr("pads", ()))
+    axes = ctx.known(3) if ctx.has(3) else np.arange(rank)
+    if written is None or axes is None or ctx.is_sized(1):
+        return
+    for axis, ends in zip(axes.reshape(-1).tolist(), written.reshape(2, -1).T.tolist(), strict=True):
+        if axis % rank in changed and max(ends) * 2 >= before[axis % rank]:
+            yield axis % rank, f"a padding of {max(ends)}"
+
+
+def _expand(ctx: Context, changed: tuple[int, ...]) -> Found:
+    target = ctx.known(1)
+    if target is None or ctx.is_sized(1):
+        return
+    shift = target.size - len(ctx.shape(0))
+    for axis in changed:
+        if int(target.reshape(-1)[axis + shift]) != 1:
+            yield axis, f"shape {target.reshape(-1).tolist()}"
+
+
+def _squeeze(ctx: Context, changed: tuple[int, ...]) -> Found:
+    if "axes" not in ctx.node.attrs and not ctx.has(1):
+        yield from ((axis, "a Squeeze of all axes of 1") for axis in changed)
+
+
+def _arithmetic(ctx: Context, changed: tuple[int, ...]) -> Found:
+    """Yield a number that is an extent of the trace, a product of some, or a root or reciprocal of these."""
+    for index in range(len(ctx.node.inputs)):
+        array = ctx.known(index)
+        if array is not None and array.size == 1 and not ctx.is_sized(index):
+            number = abs(float(array.reshape(())))
+            if any(isclose(number, size, rel_tol=1e-6) for size in _sizes(ctx.resized)):
+                yield None, f"the number {number:g}"
+
+
+def note_resized(ctx: Context, name: str, shape: Shape) -> None:
+    """Note the extents that a value had in the trace along axes that have others now, but for the batch."""
+    before = ctx.traced.get(name, shape)
+    if before != shape and len(before) == len(shape):
+        pairs = list(zip(before, shape, strict=True))[1:]
+        ctx.resized.add(tuple(old for old, new in pairs if old != new))
+
+
+def _sizes(resized: Iterable[tuple[int, ...]]) -> Iterator[float]:
+    """Yield what a size may be written as; 1 and 2 are numbers of their own right."""
+    for extents in resized:
+        for count in range(1, len(extents) + 1):
+            for chosen in combinations(extents, count):
+                size = prod(chosen)
+                if size > 2:
+                    yield from (size, 1 / size, sqrt(size), 1 / sqrt(size))
+
+
+_ARITHMETIC = ("Mul", "Div")
+_CHECKS: Mapping[str, Callable[[Context, tuple[int, ...]], Found]] = {
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Resize": _resize,
+    "Split": _split,
+    "Conv": _conv,
+    "AveragePool": _pool,
+    "MaxPool": _pool,
+    "LpPool": _pool,
+    "Expand": _expand,
+    "Pad": _pad,
+    "Squeeze": _squeeze,
+    **dict.fromkeys(_ARITHMETIC, _arithmetic),
+}

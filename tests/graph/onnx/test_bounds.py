@@ -1,0 +1,163 @@
+"""Small files that make much of themselves, and nodes that are not as ONNX defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, parser
+
+from oocdl.errors import ModelError
+from oocdl.graph.onnx import lowering
+from oocdl.graph.onnx.reader import Imported, inspect_onnx
+from oocdl.ops import RULES
+from tests.kit.bombs import little_memory
+from tests.kit.onnx_kit import conv_model, run
+
+HEAD = '<ir_version: 8, opset_import: ["": 17, "own": 1]>'
+X = f"{HEAD} net (float[2,3,4] x) => (float[p,q,r] y)"
+NODE = helper.make_node
+
+
+def bound(folder: Path, content: bytes) -> Imported:
+    (folder / "m.onnx").write_bytes(content)
+    return inspect_onnx(folder / "m.onnx").bind(RULES, training=False)
+
+
+def functions(depth: int, last: str) -> str:
+    """Functions of which each calls the next one twice."""
+    text = f"{HEAD} net (float[2] x) => (float[2] y) {{ y = own.f0 (x) }}"
+    for number in range(depth):
+        after = f"own.f{number + 1}" if number < depth - 1 else last
+        text += (
+            f'<domain: "own", opset_import: ["": 17, "own": 1]> f{number} (x) => (y) '
+            f"{{ a = {after} (x) y = {after} (a) }}"
+        )
+    return text
+
+
+BOMBS = {
+    "functions that call each other twice": (
+        functions(30, "Tanh"),
+        "they are called, make",
+    ),
+    "functions in functions": (functions(70, "Tanh"), "more than 64 stand in one another"),
+    "a function that calls itself": (functions(3, "own.f0"), "calls itself"),
+    "a call of too many": (
+        functions(1, "Tanh").replace("own.f0 (x)", "own.f0 (x, x)"),
+        "node 'y' calls 'f0' with 2 inputs and 1 outputs: too many",
+    ),
+    "loops in loops": (
+        X
+        + """{ n = Constant <value_int=9000> ()
+        y = Loop (n, , x) <body = o (int64 i, bool c, float[2,3,4] a) => (bool d, float[2,3,4] b) {
+            d = Identity (c)
+            b = Loop (n, , a) <body = p (int64 j, bool e, float[2,3,4] s) => (bool f, float[2,3,4] t) {
+                f = Identity (e) t = Identity (s) }>
+        }> }""",
+        "more than 2000 nodes",
+    ),
+    "constants": (
+        X
+        + "{ s = Constant <value_ints=[65536]> () c0 = ConstantOfShape (s)"
+        + "".join(f" c{n + 1} = Exp (c{n})" for n in range(40))
+        + " y = Add (x, c40) }",
+        "the constants of the model take more than 8 MiB",
+    ),
+    "axes": (X + f"{{ s = Constant <value_ints={[1] * 40 + [24]}> () y = Reshape (x, s) }}", "has 41 axes"),
+    "elements": (
+        X + f"{{ s = Constant <value_ints={[2**20, 2**20, 2**15, 1, 1, 1]}> () y = Expand (x, s) }}",
+        "elements",
+    ),
+    "numbers of an axis": (
+        X
+        + "{ s = Constant <value_ints=[2,3,1099511627776]> () w = ReduceMax <axes=[2]> (x) z = Expand (w, s) "
+        "i = ArgMax <axis=2> (z) y = Cast <to=1> (i) }",
+        "at most 8388608 are numbered",
+    ),
+    "windows": (
+        X.replace("2,3,4", "2,3,2147483648") + "{ y = AveragePool <kernel_shape=[2]> (x) }",
+        "windows along an axis of 2147483648 read 4294967294 elements",
+    ),
+    "steps": (
+        X.replace("2,3,4] x", "1099511627776,3,4] x, float[1,12,4] w, float[1,12,3] r")
+        + "{ y = LSTM <hidden_size=3> (x, w, r) }",
+        "nodes",
+    ),
+    "parts": (X + "{ y = Split <axis=1, num_outputs=1099511627776> (x) }", "parts"),
+}
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_what_would_make_too_much_of_itself_is_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowering, "MOST_NODES", 2000)  # the bounds themselves take seconds
+    monkeypatch.setattr(lowering, "MOST_CONSTANTS_BYTES", 8 << 20)
+    text, part = BOMBS[case]
+    text = text.replace('"": 17', '"": 18') if case == "parts" else text
+    content = parser.parse_model(text).SerializeToString()
+    with pytest.raises(ModelError) as caught:
+        bound(tmp_path, content)
+    assert part in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("size", [7, 8, 2**40])
+def test_a_window_over_more_channels_than_there_are_is_one_over_all(size: int, tmp_path: Path) -> None:
+    text = X + f"{{ y = LRN <size={size}, alpha={size / 2}> (x) }}"
+    with little_memory():
+        imported = bound(tmp_path, parser.parse_model(text).SerializeToString())
+    x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    wanted = x / (1 + 0.5 * (x * x).sum(1, keepdim=True)) ** 0.75
+    np.testing.assert_allclose(run(imported, x)[imported.outputs[0][1]], wanted, rtol=1e-5)
+
+
+def node(op: str, inputs: str = "x", **attrs: object) -> onnx.ModelProto:
+    model = conv_model(nodes=[NODE(op, inputs.split(","), ["y"], name="n", **attrs)])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    return model
+
+
+def without_outputs() -> onnx.ModelProto:
+    model = node("Relu")
+    del model.graph.output[:]
+    return model
+
+
+MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "no outputs": (without_outputs, "it has no outputs"),
+    "an attribute left out": (lambda: node("MaxPool"), "node 'n' (MaxPool) has no attribute kernel_shape"),
+    "an attribute of another type": (
+        lambda: node("Conv", "x,w", pads=1.5),
+        "node 'n' (Conv) has an attribute pads of type FLOAT; it has to be INTS",
+    ),
+    "an input left out": (lambda: node("Conv", "x,"), "node 'n' (Conv) has no input 1 (W), which it needs"),
+    "too few inputs": (lambda: node("Conv"), "node 'n' (Conv) has 1 inputs; it takes 2 to 3"),
+    "too many inputs": (lambda: node("Relu", "x,w"), "node 'n' (Relu) has 2 inputs; it takes 1 to 1"),
+    "an axis that is not there": (
+        lambda: node("Transpose", perm=[0, 0, 7, -9]),
+        "node 'n' (Transpose)",
+    ),
+    "what does not fit": (
+        lambda: node("DepthToSpace", blocksize=0),
+        "node 'n' (DepthToSpace): its operands and attributes do not fit (ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_node_that_is_not_as_onnx_defines_it_is_named(case: str, tmp_path: Path) -> None:
+    make, part = MALFORMED[case]
+    with pytest.raises(ModelError) as caught:
+        bound(tmp_path, make().SerializeToString())
+    assert part in str(caught.value), caught.value
+
+
+def test_a_name_that_is_no_text_is_shown(tmp_path: Path) -> None:
+    content = node("Relu", "wxyz").SerializeToString().replace(b"wxyz", b"w\xff\xfez")
+    with pytest.raises(ModelError, match=r"a name that is no UTF-8 text: b'w\\xff\\xfez'"):
+        bound(tmp_path, content)
