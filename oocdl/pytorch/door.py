@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings
+from oocdl.config import Settings, flag
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.metadata import Metadata
@@ -31,39 +31,62 @@ class Exported:
         return str(self.path)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of the file of a module."""
+
+    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None
+    """Axes to leave open; None: all that the module leaves free."""
+    verify: bool = True
+    """Whether file and module are compared by numbers."""
+
+    def __post_init__(self) -> None:
+        flag("verify", self.verify)
+
+
+AS_IT_IS = Asked()
+"""What is asked where nobody says anything."""
+
+
 def from_torch(
     module: Any,
     example_inputs: Any,
     path: str | Path,
     *,
-    dynamic: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     outputs: Sequence[str] | None = None,
+    verify: bool = True,
 ) -> Exported:
     """Write a ``torch.nn.Module`` as an ONNX file that trains exactly as the module does.
 
     The file holds the module's weights, and in its metadata what ONNX cannot say: which tensors are
     parameters, which of them have ``requires_grad``, which norms are in evaluation mode, ``padding_idx``,
-    ties, and PyTorch's names. The module is written in the modes in which its parts are (``train()``,
-    ``eval()``), and stays as it was, with its random state.
+    ties, PyTorch's names, and under which sizes of the inputs the file is the module. The module is written
+    in the modes in which its parts are (``train()``, ``eval()``), and stays as it was, with its random state.
 
     Parameters
     ----------
     module
-        The network. What it does must be a function of its inputs and parameters: a gradient that is cut
-        (``detach()``, ``no_grad()``), backward hooks, buffers that its forward changes (beside the running
-        statistics of BatchNorms), and ``alpha_dropout`` are refused by name. Random numbers are drawn anew in
-        each step; predictions leave out dropout and stochastic depth, and draw others, with a warning.
+        The network. What it does must be a function of its inputs and parameters: a gradient that is cut in
+        place, backward hooks, what its forward changes and reads again (beside the running statistics of
+        BatchNorms), random numbers of Python and NumPy, and ``alpha_dropout`` are refused by name. Random
+        numbers of PyTorch are drawn anew in each step; predictions leave out dropout and stochastic depth,
+        and draw others, with a warning.
     example_inputs
         A tensor, a sequence of them, or a mapping by the arguments of ``forward``. Only dtypes and shapes
         matter; a small example stands for a volume that would not fit.
     path
         The file to write; weights of more than 1 GiB go into ``<path>.data`` beside it.
     dynamic
-        Axes of the inputs that the file leaves open, as ``(0, 2, 3, 4)``, or by input. By default the batch,
-        axis 0. Other sizes are re-bound where that is possible, as for any file.
+        Axes of the inputs that the file leaves open: "space" (the batch, and all from the third on), "batch",
+        numbers such as ``(0, 2, 3)``, or these by input. By default all axes of which the module is free. An
+        axis that is asked for and is not free is refused, with the line that needs its size.
     outputs
         Names of the outputs. By default the keys of a mapping that the module returns, ``output``, or
         ``output_0``, ``output_1``, ...
+    verify
+        Run module and file on the same numbers, at two sizes of each open axis, and refuse a file whose
+        outputs, gradients or statistics differ by more than rounding. False skips this, and the run says so.
 
     Returns
     -------
@@ -79,14 +102,14 @@ def from_torch(
     >>> file = oocdl.from_torch(net, torch.zeros(1, 1, 16, 16, 16), "net.onnx")  # doctest: +SKIP
     >>> run = oocdl.fit(file, "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    found: Exported = _inside("export").export(module, example_inputs, path, dynamic, outputs)
+    found: Exported = _inside("export").export(module, example_inputs, path, Asked(dynamic, verify), outputs)
     return found
 
 
-def from_dataset(module: Any, dataset: Dataset, settings: Settings, path: Path) -> Exported:
+def from_dataset(module: Any, dataset: Dataset, settings: Settings, path: Path, asked: Asked) -> Exported:
     """Write a module with an example made of the dataset; raises what ``from_torch`` raises."""
     example = _inside("example").example_of(module, dataset, settings)
-    found: Exported = _inside("export").export(module, example, path)
+    found: Exported = _inside("export").export(module, example, path, asked)
     return found
 
 

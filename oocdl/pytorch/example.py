@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from oocdl.config import Settings
-from oocdl.errors import InputError
+from oocdl.errors import InputError, UnsupportedError
 from oocdl.planning.binding import choose
+from oocdl.pytorch.calls import shapes_of_call, signature_of
+from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
-from oocdl.pytorch.probe import shapes_of_call
+from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 Form = tuple[tuple[int, ...], torch.dtype]
@@ -35,21 +37,33 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
         array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
         chosen[name] = dataset.arrays[array]
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    batch = max(2, settings.batch_size)
+    counts = (max(2, settings.batch_size), max(2, settings.batch_size) + 1)
     reason = ""
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
             try:
-                if _keeps_the_batch(module, names, forms, batch):
-                    return _tensors(names, forms, batch)
+                if _keeps_the_batch(module, names, forms, counts):
+                    return _tensors(names, forms, settings.batch_size)
                 reason = reason or "its outputs do not have the batch as their first axis"
             except Exception as error:  # a wrong form fails with whatever the module raises
                 reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                _refuse(module, _tensors(names, forms, counts[0]))
     shown = ", ".join(f"{name}={list(array.shape[1:])} of {array.dtype}" for name, array in chosen.items())
     raise InputError(
         f"{type(module).__name__} cannot be called with samples of {shown}: {reason}; write the file with "
         "oocdl.from_torch(module, example_inputs, path), and give that"
     )
+
+
+def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    """Raise UnsupportedError if a module cannot be called for what it does, whatever form its inputs have."""
+    signature = signature_of(module, tuple(inputs))
+    try:
+        in_child(f"a call of {type(module).__name__}", lambda: probe(module, signature, inputs) and None)
+    except UnsupportedError:
+        raise
+    except InputError:
+        return
 
 
 def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
@@ -78,8 +92,10 @@ def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[st
     }
 
 
-def _keeps_the_batch(module: nn.Module, names: Sequence[str], forms: Sequence[Form], batch: int) -> bool:
-    for count in (batch, batch + 1):
+def _keeps_the_batch(
+    module: nn.Module, names: Sequence[str], forms: Sequence[Form], counts: Sequence[int]
+) -> bool:
+    for count in counts:
         outputs = shapes_of_call(module, _tensors(names, forms, count))
         if not all(shape[:1] == (count,) for shape in outputs):
             return False

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path
+from torch import nn
 
 from oocdl.errors import InputError, UnsupportedError
-from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.sizes.open_axes import OpenAxes
 from oocdl.ops.registry import RULES
-from oocdl.pytorch.annotate import annotate, keys_of
-from oocdl.pytorch.door import Exported
-from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, named_axes
-from oocdl.pytorch.probe import Findings, as_call, probe
+from oocdl.pytorch.annotate import Facts, annotate, keys_of
+from oocdl.pytorch.calls import Signature, inputs_of
+from oocdl.pytorch.child import first_line, in_child
+from oocdl.pytorch.comparison.compare import differs, predicts_otherwise
+from oocdl.pytorch.door import Asked, Exported
+from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
+from oocdl.pytorch.study.freedom import BATCH
+from oocdl.pytorch.study.state import same_generators
+from oocdl.pytorch.study.study import Axes, Study, narrowed, study
 from oocdl.pytorch.tensors import twin_of
 
 
@@ -29,7 +34,7 @@ def export(
     module: nn.Module,
     example_inputs: Any,
     path: str | Path,
-    dynamic: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    asked: Asked,
     outputs: Sequence[str] | None = None,
 ) -> Exported:
     """What ``from_torch`` does once PyTorch is there."""
@@ -38,152 +43,161 @@ def export(
         raise InputError(f"from_torch takes a torch.nn.Module, got {type(module).__name__}")
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent}")
-    with torch.random.fork_rng(devices=[]):
-        _refuse_hooks(module)
-        twin = twin_of(module)
-        args, kwargs, names = _inputs(module, example_inputs)
-        axes = named_axes(names, (0,) if dynamic is None else dynamic)
-        args, kwargs = _widened(args, kwargs, names, axes)
-        with exporting():
-            found = probe(twin, args, kwargs)
-        call = Call(
-            args=args,
-            kwargs=kwargs,
-            inputs=names,
-            outputs=_output_names(found.outputs, outputs, names),
-            axes=axes,
-            asked=dynamic is not None,
-        )
-        metadata = _first_that_works(module, twin, call, found, target)
-    return Exported(target, metadata.exporter, tuple(_notes(module, metadata, found)))
+    title = type(module).__name__
+    with same_generators():
+        if any(x.is_cuda for x in (*module.parameters(), *module.buffers())):
+            module = copy.deepcopy(module).cpu()
+        signature, inputs = inputs_of(module, example_inputs)
+        tried = _tried(asked.dynamic, {name: x.dim() for name, x in inputs.items()})
+        wanted = asked.dynamic is not None
+
+        def look() -> Study:
+            twin_of(module)
+            with exporting():
+                return study(module, signature, inputs, tried, wanted, outputs)
+
+        made = in_child(f"a call of {title}", look)
+        metadata = _first_that_works(module, signature, made, target, asked)
+    return Exported(target, metadata.exporter, metadata.notes)
+
+
+def _tried(dynamic: Any, ranks: Mapping[str, int]) -> Axes:
+    """Return the axes of each input that are to be open, if they can be."""
+    if dynamic is None:
+        return {name: range(rank) for name, rank in ranks.items()}
+    if dynamic == "space":
+        return {name: (0, *range(2, rank)) for name, rank in ranks.items()}
+    if dynamic == "batch":
+        return dict.fromkeys(ranks, (0,))
+    if isinstance(dynamic, str):
+        raise InputError(f"dynamic takes 'space', 'batch' or numbers of axes, got '{dynamic}'")
+    if isinstance(dynamic, Mapping):
+        return {name: tuple(dynamic.get(name, ())) for name in ranks}
+    return dict.fromkeys(ranks, tuple(dynamic))
 
 
 def _first_that_works(
-    module: nn.Module, twin: nn.Module, call: Call, found: Findings, target: Path
+    module: nn.Module, signature: Signature, made: Study, target: Path, asked: Asked
 ) -> Metadata:
-    """Export with one exporter after the other, until one has written the module."""
-    reasons = []
-    for name, write in EXPORTERS.items():
-        double = copy.deepcopy(twin)  # an exporter may run it, and so change its statistics
-        keys = keys_of(double)
-        with tempfile.TemporaryDirectory(prefix=".oocdl-", dir=target.parent) as folder:
-            draft = Path(folder) / "draft.onnx"
-            try:
-                with exporting():
-                    write(double, call, draft)
+    """Export with one exporter after the other, until one has written the module.
+
+    Where none can write it with all axes that are free, and none are asked for, only the batch is left open.
+    """
+    title = type(module).__name__
+    studies: list[Study | None] = [made]
+    if asked.dynamic is None and any(name != BATCH for name in made.free.names.values()):
+        studies.append(None)
+    reasons: dict[str, str] = {}
+    for one in studies:
+        if one is None:
+            why = f"its file is another network at other sizes ({_joined(reasons)})"
+            one = in_child(f"a call of {title}", partial(narrowed, module, signature, made, why))
+        for name in EXPORTERS:
+            with tempfile.TemporaryDirectory(prefix=".oocdl-", dir=target.parent) as folder:
                 ready = Path(folder) / target.name
-                metadata = annotate(draft, ready, module, {**keys_of(double), **keys}, found, name)
-                _check_readable(ready, call)
-                for file in sorted(Path(folder).glob(f"{target.name}*"), reverse=True):
-                    file.replace(target.with_name(file.name))  # the model comes after its data
-            except Exception as error:  # exporters raise whatever comes
-                reasons.append(f"{name}: {_first_line(error)}")
-            else:
-                return metadata
-    raise UnsupportedError(f"{type(module).__name__} cannot be written as ONNX. " + " | ".join(reasons))
+                write = partial(_written, module, signature, one, name, ready, asked.verify)
+                try:
+                    metadata = in_child(f"PyTorch's {name} exporter", write)
+                except InputError as error:
+                    reasons[name] = first_line(error)
+                else:
+                    for file in sorted(Path(folder).glob(f"{target.name}*"), reverse=True):
+                        file.replace(target.with_name(file.name))  # the model comes after its data
+                    return metadata
+    raise UnsupportedError(f"{title} cannot be written as ONNX. {_joined(reasons)}")
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    text = " ".join(lines[0].split())
-    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= 400 else f"{text[:397]}...")
+def _joined(reasons: Mapping[str, str]) -> str:
+    return " | ".join(f"{exporter}: {why}" for exporter, why in reasons.items())
 
 
-def _check_readable(path: Path, call: Call) -> None:
-    """Raise ModelError if oocdl cannot train what is in the file, at the sizes of the example."""
-    shapes: dict[str, Shape] = {
-        name: tuple(x.shape) for name, x in zip(call.inputs, (*call.args, *call.kwargs.values()), strict=True)
+def _written(
+    module: nn.Module, signature: Signature, made: Study, exporter: str, ready: Path, verify: bool
+) -> Metadata:
+    """Write the module as ``ready`` with one exporter, and compare the two."""
+    twin = twin_of(module)
+    keys = keys_of(twin)
+    draft = ready.with_name("draft.onnx")
+    with exporting(), rewritten():
+        EXPORTERS[exporter](twin, _call_of(signature, made, twin), draft)
+    facts = _facts(module, made, exporter, verify)
+    keys = {**keys_of(twin), **keys}  # an exporter may have run it, and so changed its statistics
+    metadata = annotate(draft, ready, module, keys, made.found, facts)
+    model = inspect_onnx(ready)
+    model.bind(RULES, made.example, precision="float64", training=True)
+    if not verify:
+        return metadata
+    with exporting():
+        wrong = differs(module, signature, model, made)
+        if wrong is not None:
+            raise UnsupportedError(f"its file is another network: {wrong}")
+        otherwise = predicts_otherwise(module, signature, model, made)
+    if not otherwise:
+        return metadata
+    note = f"in evaluation mode the module computes something else than the run predicts: {otherwise}"
+    facts = replace(facts, notes=(*facts.notes, note), predicts=otherwise)
+    return annotate(draft, ready, module, keys, made.found, facts)
+
+
+def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
+    """Return how an exporter is to call the module: at small sizes, where these are open."""
+    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
+    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype, 0))
+    axes = {name: tuple(axis for one, axis in made.free.names if one == name) for name in signature.names}
+    return Call(
+        args=tuple(args),
+        kwargs=kwargs,
+        inputs=signature.names,
+        outputs=made.outputs,
+        axes={name: open_ for name, open_ in axes.items()},
+    )
+
+
+def _facts(module: nn.Module, made: Study, exporter: str, verify: bool) -> Facts:
+    """Collect what the file is to say of the module."""
+    names, sizes = made.free.names, made.sizes
+    dims: dict[str, tuple[int | str, ...]] = {
+        name: tuple(names.get((name, axis), size) for axis, size in enumerate(shape))
+        for name, shape in made.example.items()
     }
-    inspect_onnx(path).bind(RULES, shapes, precision="float64", training=True)
-
-
-def _inputs(module: nn.Module, given: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor], tuple[str, ...]]:
-    """Return positional and named inputs, and the names of both: those of forward's arguments."""
-    if isinstance(given, Mapping):
-        args, kwargs = as_call(module, given)
-        names = list(given)
-    else:
-        args, kwargs = [given] if isinstance(given, Tensor) else list(given), {}
-        parameters = inspect.signature(module.forward).parameters.values()
-        slots = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        names = [*slots[: len(args)], *(f"input_{n}" for n in range(len(slots), len(args)))]
-    for name, x in zip(names, (*args, *kwargs.values()), strict=True):
-        if not isinstance(x, Tensor):
-            raise InputError(
-                f"the example of input '{name}' is {type(x).__name__}; inputs have to be tensors"
-            )
-    if not names:
-        raise InputError(
-            "example_inputs is empty: give a tensor, several, or a mapping by forward's arguments"
+    for name, shape in zip(made.outputs, sizes.outputs, strict=False):
+        dims[name] = tuple(
+            size or (BATCH if axis == 0 and BATCH in names.values() else f"{name}_{axis}")
+            for axis, size in enumerate(shape)
         )
-    cpu = {name: x.detach().cpu() for name, x in kwargs.items()}
-    return tuple(x.detach().cpu() for x in args), cpu, tuple(names)
+    called = (*sizes.first.items(), *sizes.second.items())
+    batches = [shape[0] for name, shape in called if names.get((name, 0)) == BATCH]
+    return Facts(
+        exporter=exporter,
+        dims=dims,
+        sizes=OpenAxes(
+            conditions=made.free.conditions,
+            fixed={f"{name}.{axis}": why for (name, axis), why in made.free.fixed.items()},
+            least_batch=min(batches, default=1) if verify else 1,
+        ),
+        notes=tuple(_notes(module, made, verify)),
+        compared=verify,
+    )
 
 
-def _widened(
-    args: tuple[Tensor, ...],
-    kwargs: dict[str, Tensor],
-    names: Sequence[str],
-    axes: Mapping[str, tuple[int, ...]],
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Repeat a batch of one: torch.export takes an axis of one for a fixed one."""
-    tensors = [*args, *kwargs.values()]
-    open_batch = [x for name, x in zip(names, tensors, strict=True) if x.dim() and 0 in axes[name]]
-    if not open_batch or any(x.shape[0] != 1 for x in open_batch):
-        return args, kwargs
-    wide = [
-        torch.cat([x, x]) if x.dim() and 0 in axes[name] else x
-        for name, x in zip(names, tensors, strict=True)
-    ]
-    return tuple(wide[: len(args)]), dict(zip(kwargs, wide[len(args) :], strict=True))
-
-
-def _output_names(made: Any, asked: Sequence[str] | None, inputs: Sequence[str]) -> tuple[str, ...]:
-    """Name the outputs: as asked, by the keys of a mapping, else ``output``, or ``output_0`` and so on."""
-    leaves = [(path, x) for path, x in tree_flatten_with_path(made)[0] if isinstance(x, Tensor)]
-    if not leaves:
-        raise InputError("the module returns no tensor")
-    if asked is not None:
-        names = [str(name) for name in ([asked] if isinstance(asked, str) else asked)]
-        if len(names) != len(leaves) or len(set(names)) < len(names):
-            raise InputError(f"outputs names {', '.join(names)}; the module returns {len(leaves)} tensors")
-    else:
-        keys = [str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) for path, _ in leaves if path]
-        named = len(set(keys)) == len(leaves) and all(keys) and isinstance(made, Mapping | tuple)
-        numbered = ["output"] if len(leaves) == 1 else [f"output_{n}" for n in range(len(leaves))]
-        names = keys if named else numbered
-    return tuple(f"{name}_out" if name in inputs else name for name in names)
-
-
-def _refuse_hooks(module: nn.Module) -> None:
-    """Raise UnsupportedError for what runs in backward only, and for norms that average cumulatively."""
-    found = []
-    for name, part in module.named_modules():
-        where = f"'{name or type(module).__name__}'"
-        if part._backward_hooks or part._backward_pre_hooks:
-            found.append(f"a backward hook of {where}")
-        norm = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
-        if norm and part.track_running_stats and part.momentum is None:
-            found.append(f"momentum=None of {where}, a cumulative average (give a number)")
-    for name, p in module.named_parameters():
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            found.append(f"a hook on the gradient of '{name}'")
-    if found:
-        raise UnsupportedError(
-            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(found)}"
-        )
-
-
-def _notes(module: nn.Module, metadata: Metadata, found: Findings) -> list[str]:
-    """Return what the user may not expect."""
-    notes = []
+def _notes(module: nn.Module, made: Study, verify: bool) -> Iterator[str]:
+    """Yield what the user may not expect."""
     if not any(part.training for part in module.modules()):
-        notes.append(
+        yield (
             "the module is in evaluation mode, and is trained so: without dropout, with norms that use their "
             "running statistics (call module.train() before for training mode)"
         )
-    if metadata.unread:
-        some = ", ".join(metadata.unread[:3]) + (", ..." if len(metadata.unread) > 3 else "")
-        notes.append(f"the forward pass does not read {some}: not trained, as in PyTorch")
-    return notes
+    read = made.found.read
+    unread = [name for name, _ in module.named_parameters() if name not in read]
+    if unread:
+        some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
+        yield f"the forward pass does not read {some}: not trained, as in PyTorch"
+    narrow = sorted(
+        {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.element_size() < 4}
+    )
+    if narrow:
+        yield f"parameters of {', '.join(narrow)} are trained in the precision of the run"
+    for place, dtype in list(made.found.casts.items())[:3]:
+        yield f"the code rounds to {dtype} {place}; the run computes in its own precision there"
+    if not verify:
+        yield "verify=False: the file was not compared with the module"

@@ -1,8 +1,9 @@
 """The tensors of a module by name, and a copy of the module in which no two have the same contents.
 
-Exporters rename initializers and merge those that are equal. In the copy every parameter and every float
-buffer holds other random numbers, so that nothing is merged, and each initializer is known by its contents,
-whatever it is called. The true contents are put into the file afterwards.
+Exporters rename initializers and merge those that are equal. In the copy everything that training changes
+(parameters, running statistics) holds other random numbers, so that nothing is merged, and each initializer
+is known by its contents, whatever it is called. The true contents are put into the file afterwards. Other
+buffers keep their numbers: exporters compute with them.
 """
 
 from __future__ import annotations
@@ -59,10 +60,7 @@ def key_of(array: np.ndarray) -> Key:
 
 
 def twin_of(module: nn.Module) -> nn.Module:
-    """Return a copy on the processor, with other random numbers in each parameter and each float buffer.
-
-    Whole numbers stay: they may be positions, at which something is looked up.
-    """
+    """Return a copy on the processor, with other random numbers in each parameter and running statistic."""
     for name, part in module.named_modules():
         for title, value in vars(part).items():
             if isinstance(value, Tensor) and not value.is_leaf:
@@ -81,15 +79,26 @@ def twin_of(module: nn.Module) -> nn.Module:
     twin = copy.deepcopy(module).cpu()
     random = torch.Generator().manual_seed(0)
     used: set[Key] = set()
+    statistics = _statistics(twin)
     with torch.no_grad():
         for held in floats(twin):
-            while True:
+            while held.is_parameter or held.names[0] in statistics:
                 held.tensor.copy_(torch.randn(held.tensor.shape, generator=random, dtype=torch.float64))
                 key = key_of(array_of(held.tensor))
                 if key not in used or not held.tensor.numel():
+                    used.add(key)
                     break
-            used.add(key)
     return twin
+
+
+def _statistics(module: nn.Module) -> frozenset[str]:
+    """Return the names of the running statistics of norms."""
+    return frozenset(
+        f"{name}.{title}".lstrip(".")
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase)
+        for title in ("running_mean", "running_var")
+    )
 
 
 def floats(module: nn.Module) -> Iterator[Held]:

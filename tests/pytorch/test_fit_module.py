@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import oocdl
 from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.pytorch import export
 from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK
 from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, save_arrays, volume
@@ -52,6 +53,26 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("module-*"))
+
+
+@pytest.mark.parametrize("resume", [True, False, "restart"])
+def test_a_process_that_is_killed_while_it_exports_is_in_nobodys_way(
+    data: Path, monkeypatch: pytest.MonkeyPatch, resume: bool | str
+) -> None:
+    with monkeypatch.context() as patch:
+        real = export.in_child
+
+        def seen(what: str, call: Callable[[], Any]) -> Any:
+            found = real(what, call)
+            if "exporter" in what:
+                shutil.copytree("Net.run", "killed.run")
+            return found
+
+        patch.setattr(export, "in_child", seen)
+        oocdl.fit(Net(), data, **OPTIONS)
+    assert [path.name[:7] for path in Path("killed.run").iterdir()] == [".oocdl-"]
+    run = oocdl.fit(Net(), data, **OPTIONS, workdir="killed.run", resume=resume)
+    assert run.finished and not list(Path("killed.run").glob(".*")) and oocdl.verify("killed.run").sound
 
 
 def test_the_file_is_in_the_run_and_goes_with_it(data: Path, tmp_path: Path) -> None:

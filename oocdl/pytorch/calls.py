@@ -1,0 +1,87 @@
+"""How a module is called: its inputs by name, and which of them are given by position."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from oocdl.errors import InputError
+from oocdl.graph.ir.graph import Shape
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs of a call by name, in order."""
+
+    names: tuple[str, ...]
+    positional: int
+    """The first so many are given by position, the others by name."""
+
+    def split(self, inputs: Tensors) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return positional and named arguments."""
+        values = [inputs[name] for name in self.names]
+        return values[: self.positional], dict(
+            zip(self.names[self.positional :], values[self.positional :], strict=True)
+        )
+
+
+def signature_of(module: nn.Module, names: tuple[str, ...]) -> Signature:
+    """Return how inputs are given that are named after the arguments of ``forward``."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    slots = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    count = len(names) if many and not slots else 0
+    while count < min(len(names), len(slots)) and names[count] == slots[count]:
+        count += 1
+    return Signature(names, count)
+
+
+def inputs_of(module: nn.Module, given: Any) -> tuple[Signature, dict[str, Tensor]]:
+    """Return example inputs by the names of forward's arguments, on the processor. Raises InputError."""
+    if isinstance(given, Mapping):
+        signature, values = signature_of(module, tuple(map(str, given))), list(given.values())
+    else:
+        values = [given] if isinstance(given, Tensor) else list(given)
+        parameters = inspect.signature(module.forward).parameters.values()
+        slots = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names = [*slots[: len(values)], *(f"input_{n}" for n in range(len(slots), len(values)))]
+        signature = Signature(tuple(names), len(names))
+    for name, x in zip(signature.names, values, strict=True):
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"the example of input '{name}' is {type(x).__name__}; inputs have to be tensors"
+            )
+    if not values:
+        raise InputError(
+            "example_inputs is empty: give a tensor, several, or a mapping by forward's arguments"
+        )
+    return signature, {name: x.detach().cpu() for name, x in zip(signature.names, values, strict=True)}
+
+
+def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Return a copy of a module whose tensors have no contents."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    # A generator of random numbers cannot be copied in that mode.
+    memo: dict[int, Any] = {id(one): one.clone_state() for one in held if isinstance(one, Generator)}
+    with FakeCopyMode(mode):
+        return copy.deepcopy(module, memo)
+
+
+def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
+    """Return the shapes of what ``module`` returns for ``inputs`` without contents; raises what it raises."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    double = without_contents(module, mode)
+    args, kwargs = signature_of(double, tuple(inputs)).split(
+        {name: mode.from_tensor(x) for name, x in inputs.items()}
+    )
+    with mode:
+        return [tuple(x.shape) for x in tree_leaves(double(*args, **kwargs)) if isinstance(x, Tensor)]

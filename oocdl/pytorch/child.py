@@ -1,0 +1,133 @@
+"""Runs a function in a forked copy of this process: what crashes, changes or allocates there stays there.
+
+PyTorch's exporters run the code of a module, and some of that code ends a process (a segmentation fault in
+the tracer) or changes global state. A copy costs some ten milliseconds, and its memory goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import re
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
+
+import torch
+
+from oocdl.errors import OocdlError, UnsupportedError
+
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Child(Generic[T]):
+    """A function that runs in a copy of this process."""
+
+    what: str
+    """What it does, as the subject of a sentence."""
+    pid: int
+    pipe: int
+    """The end from which its pickled result is read."""
+
+    def result(self) -> T:
+        """Wait for the result. Raises what the function has raised, UnsupportedError if the copy has died."""
+        try:
+            with open(self.pipe, "rb") as file:
+                data = file.read()
+            status = os.waitpid(self.pid, 0)[1]
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            raise
+        if not data:
+            number = os.waitstatus_to_exitcode(status)
+            how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
+            raise UnsupportedError(f"{self.what} crashed ({how})")
+        made, error = pickle.loads(data)
+        if error is not None:
+            raise error
+        result: T = made
+        return result
+
+
+@dataclass(frozen=True)
+class Here(Generic[T]):
+    """A function that runs in this process, once it is waited for."""
+
+    result: Callable[[], T]
+
+
+def start(what: str, work: Callable[[], T]) -> Child[T] | Here[T]:
+    """Begin to run ``work`` in a copy of this process, on one thread, with its output thrown away.
+
+    The result and typed errors are pickled; any other exception becomes an UnsupportedError that names it.
+    Where CUDA is in use it runs in this process: autograd does not survive a fork there.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return Here(work)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, whose locks a copy may inherit; PyTorch's loaders fork all the same.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _run(work, writer)
+    os.close(writer)
+    return Child(what, pid, reader)
+
+
+def in_child(what: str, work: Callable[[], T]) -> T:
+    """Run ``work`` in a copy of this process, and return its result."""
+    return start(what, work).result()
+
+
+def _run(work: Callable[[], T], writer: int) -> NoReturn:
+    """Do the work of a copy, and end it without the clean-up that is the original's."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # rather this copy than its original, if memory ends
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        silent = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silent, stream)
+        torch.set_num_threads(1)
+        data = pickle.dumps(_outcome(work))
+        with open(writer, "wb") as pipe:
+            pipe.write(data)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, OocdlError | None]:
+    try:
+        return work(), None
+    except OocdlError as error:
+        error.__cause__ = error.__context__ = error.__traceback__ = None  # they hold what cannot be pickled
+        return None, error
+    except Exception as error:  # a module's code raises whatever it likes
+        return None, UnsupportedError(first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says, behind its type where it is none of ours.
+
+    PyTorch's exporter wraps what went wrong in errors of its own, whose text is on how to report it.
+    """
+    while type(error).__module__.startswith("torch.onnx") and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", lines[0]).split())
+    kind = "" if isinstance(error, OocdlError) else f"{type(error).__name__}: "
+    return kind + (text if len(text) <= 400 else f"{text[:397]}...")

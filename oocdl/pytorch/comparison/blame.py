@@ -1,0 +1,109 @@
+"""Finds the first operation of a module whose result, or whose gradient, is not in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from oocdl.pytorch.study.places import Places
+
+_EQUAL = 1e-6
+"""Of sums over a tensor, relative: what is off by less is the same tensor, however it is laid out."""
+
+
+@dataclass(eq=False)
+class Operation:
+    """A call of one of PyTorch's functions that made tensors."""
+
+    name: str
+    place: str
+    read: tuple[int, ...]
+    """The operations whose results it took, by number."""
+    made: list[tuple[float, ...]]
+    """Marks of its results."""
+    gradients: list[tuple[float, ...]]
+    """Marks of the gradients of its results."""
+
+
+class Recorder(TorchFunctionMode):
+    """Notes every function that a call of a module runs, with marks of results and of their gradients."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+        self.operations: list[Operation] = []
+        self._makers: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        read = tuple(self._makers[id(x)] for x in given if id(x) in self._makers)
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        made = [x for x in tensors if x.is_floating_point() and not isinstance(x, torch.nn.Parameter)]
+        if not made:
+            return out
+        name = getattr(func, "__name__", str(func))
+        operation = Operation(name, self.places.here(), read, [mark(x) for x in made], [])
+        for x in made:
+            self._makers[id(x)] = len(self.operations)
+            if x.requires_grad:
+                x.register_hook(lambda grad, known=operation.gradients: known.append(mark(grad)))  # type: ignore[no-untyped-call]
+        self.operations.append(operation)
+        self._alive.append((given, made))  # a tensor that is freed would give its id to another
+        return out
+
+
+def mark(x: Tensor) -> tuple[float, ...]:
+    """Return sums that tell a tensor from others, in whichever order its elements are."""
+    x = x.detach().double().nan_to_num(0.0, 0.0, 0.0)
+    return float(x.numel()), float(x.sum()), float(x.abs().sum()), float(x.square().sum())
+
+
+class Known:
+    """The marks of all values of a file."""
+
+    def __init__(self) -> None:
+        self._marks: dict[float, list[tuple[float, ...]]] = {}
+
+    def add(self, x: Tensor) -> None:
+        """Note a value."""
+        found = mark(x)
+        self._marks.setdefault(found[0], []).append(found)
+
+    def __contains__(self, found: tuple[float, ...]) -> bool:
+        for other in self._marks.get(found[0], ()):
+            size = max(found[2], other[2], 1e-300)
+            if abs(found[1] - other[1]) <= _EQUAL * size and abs(found[2] - other[2]) <= _EQUAL * size:
+                square = max(found[3], other[3], 1e-300)
+                if abs(found[3] - other[3]) <= _EQUAL * square:
+                    return True
+        return False
+
+
+def first_difference(operations: Sequence[Operation], known: Known) -> str:
+    """Say which operation is the first whose result, else whose gradient, a file does not have; or ''."""
+    good = [any(made in known for made in operation.made) for operation in operations]
+    for number in reversed(range(len(operations))):
+        if good[number]:
+            for earlier in operations[number].read:
+                good[earlier] = True
+    for operation, fine in zip(operations, good, strict=True):
+        if not fine:
+            return f"{operation.name} {operation.place}"
+    readers: dict[int, list[int]] = {}
+    for number, operation in enumerate(operations):
+        for earlier in operation.read:
+            readers.setdefault(earlier, []).append(number)
+    for number in reversed(range(len(operations))):
+        gradients = operations[number].gradients
+        if number in readers and gradients and not any(grad in known for grad in gradients):
+            reader = operations[readers[number][0]]
+            return f"the gradient of {reader.name} {reader.place}"
+    return ""

@@ -1,0 +1,176 @@
+"""Compares a module with its file by numbers: outputs, gradients and statistics, at several sizes.
+
+Both run in float64, in training mode with the same random numbers, twice in a row: first with the module's
+own weights on data with ties and zeros, then with weights that are moved, at other sizes. Where they differ
+by more than rounding, the file is another network.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oocdl.errors import UnsupportedError
+from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.pytorch.calls import Signature
+from oocdl.pytorch.child import first_line
+from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
+from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
+from oocdl.pytorch.comparison.pinned import Pinned
+from oocdl.pytorch.comparison.rounding import Jitter, Wide, errors
+from oocdl.pytorch.comparison.twin import Twin
+from oocdl.pytorch.study.data import Data
+from oocdl.pytorch.study.freedom import BATCH
+from oocdl.pytorch.study.places import Places
+from oocdl.pytorch.study.sizes import Shapes, Sizes
+from oocdl.pytorch.study.study import Study
+from oocdl.pytorch.tensors import array_of, named_tensors
+
+FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}
+"""What is off by less, relative to the largest number of its tensor, is equal.
+
+PyTorch itself computes some float64 gradients with constants of float32 (1/6 in Hardsigmoid's, 1/alpha in
+CELU's): 3e-8."""
+NOISE = 20
+"""A file's results may be off by so many times what PyTorch's own are in other roundings."""
+ROUNDINGS = 3
+MOST_NOISE = 1e-3
+"""Where rounding alone moves results by more, numbers say nothing."""
+_ORDER = ("output", "update", "gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A result of which module and file disagree."""
+
+    title: str
+    """As ``Pass.results`` has it."""
+    error: float
+    allowed: float
+    shapes: Shapes
+    """Of the inputs."""
+    place: str
+    """The first operation of the module whose result, or gradient, the file does not have; may be empty."""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
+        first = f", first in {self.place}" if self.place else ""
+        return (
+            f"its {self.title} is off by {self.error:.1e} (rounding: {self.allowed:.0e}) for {sizes}{first}"
+        )
+
+
+def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> Difference | None:
+    """Train module and file on the same numbers; returns what differs, None if nothing does.
+
+    The second call finds what the first has changed (running statistics). Raises UnsupportedError where the
+    two do not take the same random numbers.
+    """
+    for number, shapes in enumerate((sizes.first, sizes.second)):
+        if number:
+            twin.move(number)
+        made = training_pass(model, shapes, _precision(twin))
+        found = _one(twin, made, data, shapes, number)
+        if found is not None:
+            return found
+    return None
+
+
+def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> Difference | None:
+    """Call both on the same numbers, and compare all results."""
+    start = twin.held()
+    for positive in (False, True):
+        inputs = data.inputs(shapes, twin.dtype, seed, ties=not seed, positive=positive)
+        cotangents = _cotangents(made, twin.dtype, seed)
+        draws = Pinned(made.draws, twin.dtype, seed)
+        wanted = twin.call(inputs, cotangents, draws)
+        if all(bool(x.isfinite().all()) for x in wanted.values()):
+            break
+        twin.put(start)
+    draws.check_all_drawn()
+    given = inputs | {name: x for name, x in cotangents.items() if x is not None}
+    off = errors(made.run(start, given, draws.random), wanted)
+    allowed = dict.fromkeys(off, FLOOR[twin.dtype])
+    if any(error > allowed[title] for title, error in off.items()):
+        after = twin.held()
+        for number in range(ROUNDINGS):
+            twin.put(start)
+            again = Pinned(made.draws, twin.dtype, seed)
+            moved = errors(twin.call(inputs, cotangents, again, Jitter(number)), wanted)
+            allowed = {title: max(most, NOISE * moved.get(title, 0.0)) for title, most in allowed.items()}
+        allowed = {title: min(most, MOST_NOISE) for title, most in allowed.items()}
+        twin.put(after)
+    wrong = [title for title, error in off.items() if not error <= allowed[title]]
+    if not wrong:
+        return None
+    twin.put(start)
+    recorder, known = Recorder(Places(twin.module)), Known()
+    twin.call(inputs, cotangents, Pinned(made.draws, twin.dtype, seed), recorder)
+    made.run(start, given, draws.random, known.add)
+    first = min(wrong, key=lambda title: _ORDER.index(title.partition(" ")[0]))
+    return Difference(
+        title=first,
+        error=off[first],
+        allowed=allowed[first],
+        shapes=shapes,
+        place=first_difference(recorder.operations, known),
+    )
+
+
+def _precision(twin: Twin) -> str:
+    return str(twin.dtype).removeprefix("torch.")
+
+
+def _cotangents(made: Pass, dtype: torch.dtype, seed: int) -> dict[str, Tensor | None]:
+    """Return a gradient for each output that has one; None for others, and for all in a prediction."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = {name: made.graph.values[value].shape for name, value in made.cotangents.items()}
+    return {
+        name: torch.randn(shapes[name], generator=random, dtype=torch.float64).to(dtype)
+        if name in shapes
+        else None
+        for name, _ in made.imported.outputs
+    }
+
+
+def differs(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> str | None:
+    """Say in what a file trains otherwise than its module; None if it does not."""
+    assert model.metadata is not None
+    held = {one.names[0]: one.tensor for one in named_tensors(module)}
+    for name, fact in model.metadata.facts.items():
+        if not np.array_equal(model.initializers[name].raw(), array_of(held[fact.names[0]]), equal_nan=True):
+            return f"'{fact.names[0]}' holds other numbers there"
+    twin = Twin(module, signature, model.metadata, _dtype_of(module, signature, made))
+    found = compare(twin, model, made.sizes, made.data)
+    return None if found is None else str(found)
+
+
+def _dtype_of(module: nn.Module, signature: Signature, made: Study) -> torch.dtype:
+    """Return float64, but float32 for code with types of its own that does not run in float64."""
+    args, kwargs = signature.split(made.data.inputs(made.sizes.first, torch.float64, 0))
+    try:
+        with torch.no_grad(), Wide(torch.float64):
+            copy.deepcopy(module).cpu().double()(*args, **kwargs)
+    except Exception:  # whatever PyTorch raises of types that do not fit; any other failure shows in float32
+        return torch.float32
+    return torch.float64
+
+
+def predicts_otherwise(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> str:
+    """Say in what predictions of a file are others than the module's in evaluation mode; '' if in nothing."""
+    assert model.metadata is not None
+    free = any(name == BATCH for name in made.free.names.values())
+    shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
+    twin = Twin(module, signature, model.metadata, _dtype_of(module, signature, made))
+    twin.module.eval()
+    try:
+        found = _one(twin, inference_pass(model, shapes, _precision(twin)), made.data, shapes, len(_ORDER))
+    except UnsupportedError as error:
+        return str(error)
+    except Exception as error:  # a module that is trained may never have been called so
+        return first_line(error)
+    return "" if found is None else str(found)

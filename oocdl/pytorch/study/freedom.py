@@ -1,0 +1,207 @@
+"""Which axes of a module's inputs may have any size, by one call on tensors whose sizes are symbols.
+
+PyTorch follows the symbols through every operator. Where the module's code makes a number of one (``int``,
+``math.sqrt``, a loop) its value is fixed; where it compares them, the outcome becomes a condition under which
+the module takes the same path.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import FrameSummary
+from types import FrameType
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
+from torch.utils._sympy.printers import PythonPrinter
+
+from oocdl.graph.onnx.sizes.open_axes import Condition, is_readable
+from oocdl.pytorch.calls import Signature, Tensors, without_contents
+from oocdl.pytorch.study.places import Places
+
+BATCH = "batch"
+_TORCH = Path(torch.__file__).parent
+_KERNELS = ("contiguous", "strides_like", "conv", "elementwise_output_strides", "memory_format")
+"""Parts of the names of PyTorch's functions whose conditions choose a kernel or an order in memory."""
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+Axis = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freedom:
+    """Axes that may have any size, and conditions on sizes."""
+
+    names: Mapping[Axis, str]
+    """(input, axis) -> the name of its size, for every axis that is free; equal sizes have one name."""
+    fixed: Mapping[Axis, str]
+    """(input, axis) -> the line of code that needs its size, for axes that were tried and are not free."""
+    conditions: tuple[Condition, ...]
+    """What holds of the sizes whenever the module takes the path that it took."""
+
+
+def freedom(
+    module: nn.Module,
+    signature: Signature,
+    inputs: Tensors,
+    tried: Mapping[str, Sequence[int]],
+    seconds: float,
+) -> Freedom:
+    """Call ``module`` with symbols for the sizes of the ``tried`` axes, which are at least 2.
+
+    Raises TimeoutError after ``seconds`` of this process's time, and whatever the call raises.
+    """
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    double = without_contents(module, mode)
+    fakes = {name: _symbolic(mode, name, x, tried.get(name, ())) for name, x in inputs.items()}
+    symbols: dict[sympy.Symbol, Axis] = {}
+    for name, fake in fakes.items():
+        for axis, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                symbols[size.node.expr] = (name, axis)
+    args, kwargs = signature.split(fakes)
+    calls = _Calls(Places(double), env)
+    with _limited(seconds), mode, enable_python_dispatcher(), calls:
+        double(*args, **kwargs)
+    calls.note()
+    return _read(env, symbols, calls.found)
+
+
+def _symbolic(mode: FakeTensorMode, name: str, x: Tensor, tried: Sequence[int]) -> Tensor:
+    sizes = [DimDynamic.DYNAMIC if axis in tried else DimDynamic.STATIC for axis in range(x.dim())]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * x.dim())
+    return mode.from_tensor(x, source=ConstantSource(name), symbolic_context=context)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after some seconds of this process's time: a few modules take minutes."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"sizes could not be followed in {seconds:g} s")
+
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class _Calls(TorchFunctionMode):
+    """Notes where conditions arise, and has recurrent layers run one step, whose result it repeats.
+
+    PyTorch would unroll them, and so fix the length of a sequence.
+    """
+
+    def __init__(self, places: Places, env: ShapeEnv) -> None:
+        super().__init__()
+        self.places, self.env = places, env
+        self.found: list[str] = []
+        """The place of each of the environment's conditions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.note()
+        if getattr(func, "__name__", "") in _RECURRENT and isinstance(args[-1], bool):
+            return _repeated(func, *args)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            if len(self.env.guards) > len(self.found):
+                place = self.places.here()
+                self.found += [place] * (len(self.env.guards) - len(self.found))
+
+    def note(self) -> None:
+        """Give conditions that arose since the last call the lines where they did."""
+        for guard in self.env.guards[len(self.found) :]:
+            frame = guard.sloc.framework_loc
+            self.found.append(
+                f"{Path(frame.filename).name}:{frame.lineno}" if isinstance(frame, FrameSummary) else ""
+            )
+
+
+def _repeated(func: Any, x: Tensor, *rest: Any) -> Any:
+    time = 1 if rest[-1] else 0
+    made, *states = func(x.narrow(time, 0, 1), *rest)
+    shape = list(made.shape)
+    shape[time] = x.shape[time]
+    return (made.expand(shape), *states)
+
+
+def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
+    """Return what the call has told of its symbols."""
+    names: dict[Axis, str] = {}
+    fixed: dict[Axis, str] = {}
+    titles: dict[sympy.Symbol, sympy.Symbol] = {}
+    fixing: dict[sympy.Symbol, str] = {}
+    for guard, place in zip(env.guards, places, strict=True):
+        if isinstance(guard.expr, sympy.Eq):
+            fixing |= dict.fromkeys(guard.expr.free_symbols, place)
+    for symbol, axis in symbols.items():
+        leader = env.replacements.get(symbol, symbol)
+        while leader != env.replacements.get(leader, leader):
+            leader = env.replacements[leader]
+        if not isinstance(leader, sympy.Symbol):
+            fixed[axis] = fixing.get(symbol, "")
+            continue
+        first = symbols.get(leader, axis)
+        names[axis] = BATCH if first[1] == 0 else f"{first[0]}_{first[1]}"
+        titles[symbol] = titles[leader] = sympy.Symbol(names[axis])
+    conditions: dict[str, str] = {}
+    for guard, place in zip(env.guards, places, strict=True):
+        expr = guard.expr.xreplace(titles)
+        unknown = {symbol for symbol in expr.free_symbols if symbol.name not in names.values()}
+        if not expr.free_symbols or unknown or _is_of_a_kernel(guard):
+            continue
+        conditions.setdefault(PythonPrinter().doprint(expr), place)
+    return _without_unreadable(names, fixed, conditions)
+
+
+def _without_unreadable(
+    names: Mapping[Axis, str], fixed: Mapping[Axis, str], conditions: Mapping[str, str]
+) -> Freedom:
+    """Take axes for fixed whose conditions no reader of the file could check."""
+    lost: dict[str, str] = {}
+    kept = []
+    for text, place in conditions.items():
+        if is_readable(text):
+            kept.append(Condition(text, place))
+        else:
+            lost |= {name: place for name in set(names.values()) if name in text}
+    return Freedom(
+        names={axis: name for axis, name in names.items() if name not in lost},
+        fixed={**fixed, **{axis: lost[name] for axis, name in names.items() if name in lost}},
+        conditions=tuple(item for item in kept if not any(name in item.text for name in lost)),
+    )
+
+
+def _is_of_a_kernel(guard: Any) -> bool:
+    """Whether a condition chooses how something is computed, not what."""
+    frame = guard.sloc.framework_loc
+    if frame is None:
+        return False
+    file = Path(frame.filename)
+    if not file.is_relative_to(_TORCH) or file.is_relative_to(_TORCH / "nn"):
+        return False
+    return any(word in frame.name for word in _KERNELS) or _is_about_one(guard.expr)
+
+
+def _is_about_one(expr: Any) -> bool:
+    """Whether a condition says that a size is not 1, which PyTorch's operators treat as they do others."""
+    if isinstance(expr, sympy.Ne):
+        return 1 in expr.args
+    if isinstance(expr, sympy.Lt | sympy.Le):
+        expr = expr.reversed
+    return isinstance(expr, sympy.Gt) and expr.rhs == 1 or isinstance(expr, sympy.Ge) and expr.rhs == 2

@@ -1,0 +1,138 @@
+"""Calls a module a few times, and notes what a file cannot say, or could not carry.
+
+The module runs on tensors without contents where it can, so that a sample need not fit in memory, and as it
+would be trained: with autograd, in the modes in which its user has put its parts. Several calls, because a
+file holds one: what a call leaves behind for the next (a counter, a kept tensor), and what differs between
+calls (Python's random numbers) is refused by name, unless nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from oocdl.errors import InputError, UnsupportedError
+from oocdl.pytorch.calls import Signature, Tensors, without_contents
+from oocdl.pytorch.study.state import Counter, changed, global_generators, snapshot
+from oocdl.pytorch.study.watch import DrawnAt, Findings, Watch
+
+_FAR = 1_000_003
+"""What is added to a counter to see whether anything depends on it."""
+Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
+
+
+def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
+    """Call copies of ``module``, and return what was seen of the first call.
+
+    Raises InputError if it cannot be called with these inputs, UnsupportedError that names everything that an
+    ONNX file cannot carry.
+    """
+    _refuse_hooks(module)
+    try:
+        found = _fake(module, signature, inputs)
+    except UnsupportedError:
+        raise
+    except Exception:  # no operator's error has a common type; the real call says what is wrong
+        try:
+            found = _repeated(copy.deepcopy(module), signature.split(inputs), nullcontext())
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
+            raise InputError(f"{type(module).__name__} cannot be called with {shapes}: {text}") from error
+    if found.refused:
+        listed = "; ".join(dict.fromkeys(found.refused))
+        raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
+    return found
+
+
+def _fake(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    double = without_contents(module, mode)
+    fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
+    return _repeated(double, signature.split(fakes), mode)
+
+
+def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) -> Findings:
+    """Call a module of our own three times, and compare what is seen of the calls, and what they leave."""
+    args, kwargs = call
+    with mode:
+        watch = Watch(module, (*args, *kwargs.values()))
+        dice = global_generators()
+        found, states = [], []
+        for _ in range(3):
+            found.append(watch.call(module, args, kwargs))
+            states.append(snapshot(module))
+        refused = [text for one in found for text in one.refused]
+        drawn = [name for name, was in dice.items() if global_generators()[name] != was]
+        refused += [_drawn(name, module, call) for name in drawn]
+        left = changed(states[1], states[2])
+        counters = {path for path in left if type(states[1].get(path)) is int}
+        refused = [f"'{path}' is changed by the forward pass" for path in sorted(left - counters)] or refused
+        if not refused:
+            refused += [
+                f"'{path}' is changed by the forward pass, and read by it"
+                for path in sorted(counters)
+                if _is_read(module, path, watch, call)
+            ]
+        if not refused:
+            refused += _differences(*found)
+    found[0].refused[:] = refused
+    return found[0]
+
+
+def _drawn(name: str, module: nn.Module, call: Call) -> str:
+    """Say where numbers are drawn that are not PyTorch's."""
+    dice = DrawnAt(module, name)
+    with dice:
+        module(*call[0], **call[1])
+    return f"{name} is drawn from {dice.place}".rstrip()
+
+
+def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
+    """Whether a call depends on a whole number that each call changes."""
+    owner, _, title = path.rpartition(".")
+    part = dict(module.named_modules()).get(owner)
+    if part is None or type(getattr(part, title, None)) is not int:
+        return True
+    uses: list[str] = []
+    value = getattr(part, title)
+    before = watch.call(module, *call).trace
+    setattr(part, title, Counter(value + _FAR, uses))
+    after = watch.call(module, *call).trace
+    return bool(uses) or before != after
+
+
+def _differences(first: Findings, second: Findings, third: Findings) -> list[str]:
+    """Say that two calls differ, if they do; the first may be alone in computing what later ones keep."""
+    keeps = any("'kept " in line for line in second.trace)
+    for earlier, later in [(second, third)] + ([] if keeps else [(first, second)]):
+        if earlier.trace != later.trace:
+            lines = zip_longest(earlier.trace, later.trace, later.places, fillvalue="nothing")
+            one, other, place = next(line for line in lines if line[0] != line[1])
+            return [f"two calls with equal inputs differ {place}: {one[:100]}, then {other[:100]}"]
+    return []
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """Raise UnsupportedError for what runs in backward only, and for norms that average cumulatively."""
+    found = []
+    for name, part in module.named_modules():
+        where = f"'{name or type(module).__name__}'"
+        if part._backward_hooks or part._backward_pre_hooks:
+            found.append(f"a backward hook of {where}")
+        norm = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
+        if norm and part.track_running_stats and part.momentum is None:
+            found.append(f"momentum=None of {where}, a cumulative average (give a number)")
+    for name, p in module.named_parameters():
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            found.append(f"a hook on the gradient of '{name}'")
+    if found:
+        raise UnsupportedError(
+            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(found)}"
+        )

@@ -1,0 +1,88 @@
+"""Sizes at which a module is compared with its file: small ones that it takes, two of each open axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from oocdl.graph.onnx.sizes.open_axes import Condition
+from oocdl.pytorch.study.freedom import BATCH, Axis
+
+_EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_LEAST = 8
+"""Smaller extents are tried last: windows would see little else than padding."""
+_CALLS = 40
+"""So many sizes are tried; a module that takes none of them is compared at the example's."""
+Shapes = Mapping[str, tuple[int, ...]]
+Works = Callable[[Shapes], Sequence[tuple[int, ...]] | None]
+"""Returns the shapes of the outputs for inputs of such shapes; None if the module cannot be called so."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Two sets of shapes, in which every open axis has two sizes."""
+
+    first: Shapes
+    second: Shapes
+    outputs: Sequence[tuple[int | str, ...]] = ()
+    """Of each output the sizes, "" where they differ between the two."""
+
+
+def shapes_at(example: Shapes, names: Mapping[Axis, str], extents: Mapping[str, int]) -> Shapes:
+    """Return the shapes of the example with other extents of the open axes."""
+    return {
+        name: tuple(extents.get(names.get((name, axis), ""), size) for axis, size in enumerate(shape))
+        for name, shape in example.items()
+    }
+
+
+def choose(
+    example: Shapes, names: Mapping[Axis, str], conditions: Sequence[Condition], works: Works
+) -> Sizes | None:
+    """Return small sizes that the conditions allow and the module takes; None if none are found.
+
+    ``names``: (input, axis) -> the name of its size, for the axes that are open. Of batches, the first is 2
+    and the second 1, or 3 where the module refuses 1.
+    """
+    own = {name: example[title][axis] for (title, axis), name in names.items()}
+    titles = [name for name in own if name != BATCH]
+
+    def takes(extents: Mapping[str, int], batch: int) -> tuple[Shapes, Sequence[tuple[int, ...]]] | None:
+        sizes = {**extents, BATCH: batch} if BATCH in own else dict(extents)
+        asked = {name: max(size, 2) if name == BATCH else size for name, size in sizes.items()}
+        if not all(item.holds(asked) for item in conditions):
+            return None
+        shapes = shapes_at(example, names, sizes)
+        made = works(shapes)
+        return None if made is None else (shapes, made)
+
+    for small, large in _pairs(titles, own):
+        first = takes(small, 2)
+        for batch in (1, 3):
+            second = takes(large, batch) if first else None
+            if first and second and [len(one) for one in second[1]] == [len(one) for one in first[1]]:
+                pairs = zip(first[1], second[1], strict=True)
+                return Sizes(first[0], second[0], [_common(one, other) for one, other in pairs])
+    return None
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> tuple[int | str, ...]:
+    return tuple(a if a == b else "" for a, b in zip(one, other, strict=True))
+
+
+def _pairs(
+    titles: Sequence[str], own: Mapping[str, int]
+) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
+    """Yield extents for both calls: in each, neighbouring axes differ."""
+    if not titles:
+        yield {}, {}
+        return
+    known = sorted({*_EXTENTS, *(own[name] for name in titles)})
+    pairs = sorted(combinations(known, 2), key=lambda pair: (pair[0] < _LEAST, pair[0] * pair[1]))
+    for low, high in pairs:
+        turns = [(low, high) if place % 2 == 0 else (high, low) for place in range(len(titles))]
+        yield (
+            {name: turn[0] for name, turn in zip(titles, turns, strict=True)},
+            {name: turn[1] for name, turn in zip(titles, turns, strict=True)},
+        )

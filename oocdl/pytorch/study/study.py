@@ -1,0 +1,182 @@
+"""What a module needs and allows, found by calling copies of it: before anything is exported."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+
+from oocdl.errors import InputError, UnsupportedError
+from oocdl.pytorch.calls import Signature, Tensors
+from oocdl.pytorch.child import first_line, start
+from oocdl.pytorch.study.data import Data
+from oocdl.pytorch.study.freedom import BATCH, Freedom, freedom
+from oocdl.pytorch.study.probe import probe
+from oocdl.pytorch.study.sizes import Shapes, Sizes, choose
+from oocdl.pytorch.study.watch import Findings
+
+_SECONDS = 10.0
+"""Time of the processor in which sizes are followed that nobody asks for: some modules take minutes."""
+_ASKED_SECONDS = 600.0
+Axes = Mapping[str, Sequence[int]]
+"""Input -> some of its axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What was found of a module; plain data, which can be pickled."""
+
+    found: Findings
+    example: Shapes
+    """Shapes of the inputs as they are given, of at least two samples where the batch is open."""
+    free: Freedom
+    sizes: Sizes
+    """At which the module is exported and compared."""
+    data: Data
+    outputs: tuple[str, ...]
+
+
+def study(
+    module: nn.Module,
+    signature: Signature,
+    inputs: Tensors,
+    tried: Axes,
+    asked: bool,
+    outputs: Sequence[str] | None,
+) -> Study:
+    """Call copies of ``module`` in many ways.
+
+    ``tried``: the axes that may be open; ``asked``: whether they have to be. Raises InputError if it cannot
+    be called, UnsupportedError that names what a file cannot carry, or an axis that is asked for
+    and is not free.
+    """
+    wide = _widened(inputs, tried)
+    sizes_of = partial(_free, module, signature, tried=tried, asked=asked)
+    following = start("following sizes", partial(sizes_of, wide))  # on the other core
+    try:
+        found = probe(module, signature, wide)
+        free = following.result()
+    except InputError:
+        if wide is inputs:
+            raise
+        found, wide = probe(module, signature, inputs), inputs
+        free = sizes_of(wide)
+    names = _output_names(found.outputs, outputs, signature.names)
+    if BATCH not in free.names.values() and wide is not inputs:
+        wide, found = inputs, probe(module, signature, inputs)
+    found.outputs = None  # tensors without contents cannot be pickled
+    data = Data(
+        dtypes={name: x.dtype for name, x in inputs.items()},
+        rows=min(found.rows, default=2),
+        special=tuple(sorted({row for row in found.padding.values() if row is not None})),
+    )
+    example = {name: tuple(x.shape) for name, x in wide.items()}
+    works = _Works(module, signature, data)
+    sizes = choose(example, free.names, free.conditions, works)
+    if sizes is None and not asked:
+        free = _only_the_batch(free, "no other size was found that the module takes")
+        sizes = choose(example, free.names, free.conditions, works)
+    if sizes is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
+        )
+    return Study(found=found, example=example, free=free, sizes=sizes, data=data, outputs=names)
+
+
+def narrowed(module: nn.Module, signature: Signature, made: Study, reason: str) -> Study:
+    """Return a study with all axes but the batch fixed at the sizes of the example, for a reason."""
+    free, works = _only_the_batch(made.free, reason), _Works(module, signature, made.data)
+    sizes = choose(made.example, free.names, free.conditions, works)
+    if sizes is None:
+        raise UnsupportedError(f"it cannot be called with {made.example}: {works.reason}")
+    return replace(made, free=free, sizes=sizes)
+
+
+def _only_the_batch(free: Freedom, reason: str) -> Freedom:
+    names = {axis: name for axis, name in free.names.items() if name == BATCH}
+    lost = {axis: reason for axis in free.names.keys() - names.keys()}
+    about = [item for item in free.conditions if BATCH in item.text]
+    return Freedom(names=names, fixed={**free.fixed, **lost}, conditions=tuple(about))
+
+
+class _Works:
+    """Whether a copy of a module can be called with inputs of some shapes."""
+
+    def __init__(self, module: nn.Module, signature: Signature, data: Data) -> None:
+        self.module, self.signature, self.data = copy.deepcopy(module), signature, data
+        self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        self.reason = ""
+        """Why the last call failed."""
+
+    def __call__(self, shapes: Shapes) -> list[tuple[int, ...]] | None:
+        args, kwargs = self.signature.split(self.data.inputs(shapes, self.dtype, 0))
+        try:
+            with torch.no_grad():
+                made = self.module(*args, **kwargs)
+        except Exception as error:  # a size that does not fit fails with whatever the module raises
+            self.reason = first_line(error)
+            return None
+        return [tuple(x.shape) for x in tree_leaves(made) if isinstance(x, Tensor)]
+
+
+def _widened(inputs: Tensors, tried: Axes) -> Tensors:
+    """Repeat a batch of one, which would be taken for an axis that has no other size."""
+    wide = [name for name, x in inputs.items() if x.dim() and 0 in tried.get(name, ())]
+    if not wide or any(inputs[name].shape[0] != 1 for name in wide):
+        return inputs
+    return {name: torch.cat([x, x]) if name in wide else x for name, x in inputs.items()}
+
+
+def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes, asked: bool) -> Freedom:
+    """Find the axes that are free; UnsupportedError if one that is asked for is not."""
+    tried = {
+        name: [axis for axis in tried.get(name, ()) if axis < x.dim() and x.shape[axis] > 1]
+        for name, x in inputs.items()
+    }
+    try:
+        found = freedom(module, signature, inputs, tried, _ASKED_SECONDS if asked else _SECONDS)
+    except TimeoutError as error:
+        if asked:
+            raise UnsupportedError(str(error)) from None
+        batch = {name: [axis for axis in axes if axis == 0] for name, axes in tried.items()}
+        late = f"{error}; dynamic= asks for it"
+        found = _free(module, signature, inputs, batch, False)
+        fixed = {(name, axis): late for name, axes in tried.items() for axis in axes if axis}
+        return replace(found, fixed={**fixed, **found.fixed})
+    except Exception as error:  # whatever a module raises of sizes that are symbols
+        reason = f"its sizes cannot be followed: {first_line(error)}"
+        fixed = {(name, axis): reason for name, axes in tried.items() for axis in axes}
+        found = Freedom(names={}, fixed=fixed, conditions=())
+    if any(axis == 0 for _, axis in found.fixed):  # samples are the first axis of every input
+        names = {axis: name for axis, name in found.names.items() if name != BATCH}
+        found = replace(found, names=names)
+    if asked and found.fixed:
+        (name, axis), why = next(iter(found.fixed.items()))
+        raise UnsupportedError(
+            f"axis {axis} of '{name}' cannot be left open: {type(module).__name__} needs its size"
+            + (f", {why}" if why else "")
+        )
+    return found
+
+
+def _output_names(made: Any, asked: Sequence[str] | None, inputs: Sequence[str]) -> tuple[str, ...]:
+    """Name the outputs: as asked, by the keys of a mapping, else ``output``, or ``output_0`` and so on."""
+    leaves = [(path, x) for path, x in tree_flatten_with_path(made)[0] if isinstance(x, Tensor)]
+    if not leaves:
+        raise InputError("the module returns no tensor")
+    if asked is not None:
+        names = [str(name) for name in ([asked] if isinstance(asked, str) else asked)]
+        if len(names) != len(leaves) or len(set(names)) < len(names):
+            raise InputError(f"outputs names {', '.join(names)}; the module returns {len(leaves)} tensors")
+    else:
+        keys = [str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) for path, _ in leaves if path]
+        named = len(set(keys)) == len(leaves) and all(keys) and isinstance(made, Mapping | tuple)
+        numbered = ["output"] if len(leaves) == 1 else [f"output_{n}" for n in range(len(leaves))]
+        names = keys if named else numbered
+    return tuple(f"{name}_out" if name in inputs else name for name in names)

@@ -1,0 +1,332 @@
+"""Looks at every operator that one call of a module runs, also those inside functions of PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from oocdl.pytorch.study.places import Places, is_of_user
+from oocdl.pytorch.study.state import cell_of, global_generators
+from oocdl.pytorch.tensors import named_tensors
+
+_NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
+"""Operators whose results do not depend on the numbers in their operands."""
+_NORMS = ("native_batch_norm", "_native_batch_norm", "_batch_norm_with_update", "cudnn_batch_norm")
+_ARRAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+_NUMBERS = ("_local_scalar_dense", "is_nonzero", "equal")
+_SEEDS = tuple(
+    f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
+)
+_ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What one call of a module has shown. Names are those of the module; of a tied tensor, the first."""
+
+    outputs: Any = None
+    """What the module returned."""
+    reached: set[str] = field(default_factory=set)
+    """Parameters that a gradient reaches."""
+    read: set[str] = field(default_factory=set)
+    """Parameters and buffers that some operator reads."""
+    norms: dict[str, bool] = field(default_factory=dict)
+    """Running mean or variance -> whether its norm is in training mode, which updates it."""
+    padding: dict[str, int | None] = field(default_factory=dict)
+    """Table of an embedding -> its ``padding_idx``."""
+    rows: list[int] = field(default_factory=list)
+    """How many rows each table has in which inputs are looked up."""
+    counters: Counter[str] = field(default_factory=Counter)
+    """``num_batches_tracked`` -> by how much one pass raises it."""
+    random: list[str] = field(default_factory=list)
+    """Places at which random numbers are drawn."""
+    casts: dict[str, str] = field(default_factory=dict)
+    """Place at which the code rounds to another type of numbers -> that type."""
+    numbers: set[float] = field(default_factory=set)
+    """Python's floats that operators take."""
+    refused: list[str] = field(default_factory=list)
+    """What ONNX cannot carry, each in words."""
+    trace: list[str] = field(default_factory=list)
+    """Each operator with its numbers, and with what made its operands: equal for equal calls."""
+    places: list[str] = field(default_factory=list)
+    """Where each operator of the trace is called; empty in the first call."""
+
+
+class NoOperators(TorchFunctionMode):
+    """Sees what is no operator: hooks on gradients, and tensors that become arrays or lists."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, place = self.watch.found, self.watch.places.here
+        if func is Tensor.register_hook:
+            found.refused.append(f"a hook on the gradient of a tensor, {place()}")
+        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
+            found.refused.append(f"the contents of a tensor are replaced by .data, {place()}")
+        if func in _ARRAYS and any(cell_of(x) in self.watch.data for x in args if isinstance(x, Tensor)):
+            found.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
+        before = len(found.random)
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(found.random) > before:
+            # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
+            found.refused.append(f"{func.__name__} {place()}")
+        return out
+
+
+class DrawnAt(TorchFunctionMode):
+    """Finds where in a module a generator is drawn from that is not PyTorch's."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.places, self.name, self.place = Places(module), name, ""
+        self.state = global_generators()[name]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.place and global_generators()[self.name] != self.state:
+            self.place = self.places.here()
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at every operator of several calls, one after another; ``found`` is of the last one."""
+
+    def __init__(self, module: nn.Module, inputs: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = Findings()
+        self.places = Places(module)
+        self.state = {cell_of(held.tensor): held.names[0] for held in named_tensors(module)}
+        self.parameters = {id(p): self.state[cell_of(p)] for p in module.parameters()}
+        self.counts = {
+            f"{name}.num_batches_tracked".lstrip(".")
+            for name, part in module.named_modules()
+            if isinstance(part, nn.modules.batchnorm._NormBase)
+        }
+        self.inputs = [*inputs]
+        self.alive: list[Any] = []
+        self.repeated = False
+        self.data = {*map(cell_of, self.inputs), *self.state}
+        """Tensors whose numbers depend on inputs, parameters or buffers."""
+        self.from_inputs = {*map(cell_of, self.inputs)}
+        self.made: dict[int, str] = {}
+        """Tensors of this call -> what made them; of earlier calls, with a note."""
+        self.old: set[int] = set()
+        """Tensors that an earlier call has made from data."""
+        self.indexed: dict[str, str] = {}
+        """Parameters and buffers that are indexed: the place."""
+        self.cut: dict[tuple[int, bool], str] = {}
+        """Tensors that depend on a cut gradient, by cell and by whether they have a gradient: the place."""
+        self.graded: set[int] = set()
+        """Tensors that autograd follows."""
+
+    def call(self, module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Findings:
+        """Call the module once more, and return what was seen of this call."""
+        self.found = Findings()
+        self.made |= {cell_of(x): f"input {number}" for number, x in enumerate(self.inputs)}
+        with ExitStack() as stack:
+            for title in _SEEDS:
+                stack.enter_context(patch(title, self._seeding(title)))
+            for mode in (torch.enable_grad(), patch(_ATTENTION, self._attention), NoOperators(self), self):
+                stack.enter_context(mode)
+            self.found.outputs = module(*args, **kwargs)
+        self._finish()
+        for cell, text in self.made.items():
+            if cell in self.data:
+                self.old.add(cell)
+            if not text.startswith("kept "):
+                self.made[cell] = f"kept {text}"
+        self.repeated = True
+        return self.found
+
+    def _seeding(self, title: str) -> Callable[..., Any]:
+        """Return a function of PyTorch's that refuses to be called by the module's own code."""
+        name, plain = title.rpartition(".")[2], getattr(torch.random, title.rpartition(".")[2])
+
+        def call(*args: Any) -> Any:
+            if is_of_user(sys._getframe(1).f_code.co_filename):
+                self.found.refused.append(
+                    f"PyTorch's random numbers are seeded ({name}) {self.places.here()}"
+                )
+            return plain(*args)
+
+        return call
+
+    def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Note the scale of an attention: its kernels take a root of it."""
+        scale = kwargs.get("scale")
+        self.found.numbers.add(query.shape[-1] ** -0.5 if scale is None else float(scale))
+        return torch._C._nn.scaled_dot_product_attention(query, *args, **kwargs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func).removeprefix("aten.").partition(".")[0]
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        self._reads(func, args, kwargs, given)
+        out = func(*args, **kwargs)
+        self.alive.append(out)  # a cell that is freed would be given to another tensor
+        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        bound = {slot.name: value for slot, value in zip(func._schema.arguments, args, strict=False)}
+        bound |= kwargs
+        ratio = bound.get("dropout_p", 0.0 if "scaled_dot_product" in name else 1.0)
+        if torch.Tag.nondeterministic_seeded in func.tags and ratio:
+            self.found.random.append(f"{name} {self.places.here()}")
+            if bound.get("generator") is not None:
+                self.found.refused.append(f"random numbers of a generator of its own {self.places.here()}")
+        if name.startswith(_NORMS):
+            self._norm(bound, name)
+        elif func._schema.is_mutable:
+            self._changes(func, bound, name)
+        self._looks_up(name, bound, given)
+        if name in _NUMBERS and any(cell_of(x) in self.data for x in given):
+            what = "a number that depends on data is read as one of Python's"
+            self.found.refused.append(f"{what} (item(), float(), if) {self.places.here()}")
+        if name == "_to_copy" and cell_of(given[0]) in self.data:
+            before, after = given[0].dtype, made[0].dtype
+            if before in _FLOATS and after in _FLOATS and before != after:
+                self.found.casts.setdefault(self.places.here(), str(after).removeprefix("torch."))
+        if not any(word in str(func) for word in _NO_VALUES):
+            self._follow(name, given, made)
+        for number, x in enumerate(made):
+            if cell_of(x) not in self.state:
+                self.made[cell_of(x)] = f"{len(self.found.trace)}:{number}"
+        return out
+
+    def _reads(self, func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[Tensor]) -> None:
+        """Note the operator in the trace, and what it reads."""
+        self.found.read.update(self.state[cell_of(x)] for x in given if cell_of(x) in self.state)
+        for x in given:
+            if cell_of(x) in self.old and self.made[cell_of(x)].startswith("kept "):
+                self.found.refused.append(f"what an earlier call has computed is read {self.places.here()}")
+        if func.namespace == "prim":
+            return  # PyTorch remembers what such an operator has told it
+        leaves = tree_leaves((args, dict(kwargs)))
+        self.found.numbers.update(x for x in leaves if type(x) is float and math.isfinite(x))
+        told = tree_map(lambda x: self._told(x) if isinstance(x, Tensor) else repr(x), (args, dict(kwargs)))
+        grad = "" if torch.is_grad_enabled() else " without gradients"
+        self.found.trace.append(f"{func}{told}{grad}")
+        self.found.places.append(self.places.here() if self.repeated else "")
+
+    def _told(self, x: Tensor) -> str:
+        """Say which tensor this is, in words that are the same in each call."""
+        cell = cell_of(x)
+        if cell in self.state:
+            return self.state[cell]
+        if cell in self.made:
+            return self.made[cell]
+        constant = getattr(x, "constant", None)
+        held = b"" if constant is None else constant.detach().cpu().contiguous().numpy().tobytes()
+        return f"constant {tuple(x.shape)} {x.dtype} {hashlib.blake2b(held, digest_size=8).hexdigest()}"
+
+    def _follow(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """Note what the results depend on: data, and gradients that were cut."""
+        with_gradient = any(x.requires_grad for x in given)
+        kept = with_gradient and torch.is_grad_enabled() and name != "detach"
+        where = next(
+            (self.cut[key] for x in given if (key := (cell_of(x), x.requires_grad)) in self.cut), None
+        )
+        if with_gradient and not kept and where is None:
+            how = "detach() or .data" if name == "detach" else "torch.no_grad()"
+            where = f"{how} {self.places.here()}"
+        for x in made:
+            cell = cell_of(x)
+            if any(cell_of(y) in self.data for y in given):
+                self.data.add(cell)
+            if any(cell_of(y) in self.from_inputs for y in given):
+                self.from_inputs.add(cell)
+            if kept and x.is_floating_point():
+                self.graded.add(cell)
+            if where is not None and x.is_floating_point():
+                self.cut[cell, kept] = where
+
+    def _norm(self, bound: Mapping[str, Any], name: str) -> None:
+        training = "no_training" not in name and bool(bound.get("training", True))
+        for slot in ("running_mean", "running_var"):
+            held = bound.get(slot)
+            title = None if held is None else self.state.get(cell_of(held))
+            if title is None:
+                continue
+            if self.found.norms.setdefault(title, training) != training:
+                self.found.refused.append(f"a norm that runs in both modes, {self.places.here()}")
+
+    def _looks_up(self, name: str, bound: Mapping[str, Any], given: Sequence[Tensor]) -> None:
+        """Note tables, and how they are read."""
+        if name == "embedding":
+            self._embedding(bound)
+        elif name in ("index", "index_select", "gather", "take") and cell_of(given[0]) in self.state:
+            self.indexed[self.state[cell_of(given[0])]] = self.places.here()
+        else:
+            return
+        table, *places = given
+        if any(cell_of(x) in self.from_inputs for x in places):
+            self.found.rows.append(int(table.shape[0]))
+
+    def _embedding(self, bound: Mapping[str, Any]) -> None:
+        title = self.state.get(cell_of(bound["weight"]))
+        if bound.get("scale_grad_by_freq", False) or bound.get("sparse", False):
+            self.found.refused.append(f"an embedding with scale_grad_by_freq or sparse {self.places.here()}")
+        if title is None:
+            return
+        row = bound.get("padding_idx", -1)
+        padding = None if row < 0 else int(row)
+        if self.found.padding.setdefault(title, padding) != padding:
+            where = self.places.here()
+            self.found.refused.append(f"a table that is looked up with two padding_idx, {where}")
+
+    def _changes(self, func: Any, bound: Mapping[str, Any], name: str) -> None:
+        """Note a tensor that the operator writes into, and that lives longer than the call."""
+        for slot in func._schema.arguments:
+            held = bound.get(slot.name)
+            if slot.alias_info is None or not slot.alias_info.is_write or not isinstance(held, Tensor):
+                continue
+            cell, where = cell_of(held), self.places.here()
+            title = self.state.get(cell)
+            if title in self.counts:
+                self.found.counters[title] += 1
+            elif title is not None:
+                self.found.refused.append(f"'{title}' is changed by the forward pass {where}")
+            elif self.made.get(cell, "kept ").startswith("kept "):
+                self.found.refused.append(f"a tensor that lives longer than a call is changed {where}")
+            elif cell in self.graded and not (torch.is_grad_enabled() and held.requires_grad):
+                how = ".data or detach()" if torch.is_grad_enabled() else "torch.no_grad()"
+                self.found.refused.append(f"a gradient is cut by {name}, in place under {how}, {where}")
+
+    def _finish(self) -> None:
+        """Look at what came out: which gradients are cut, and which parameters they reach."""
+        found = self.found
+        results = [x for x in tree_leaves(found.outputs) if isinstance(x, Tensor)]
+        for x in results:
+            if (cell_of(x), x.requires_grad) in self.cut:
+                found.refused.append(
+                    f"the gradient is cut by {self.cut[cell_of(x), x.requires_grad]} "
+                    "(to freeze parameters, use requires_grad_(False))"
+                )
+        for title, where in self.indexed.items():
+            if found.padding.get(title) is not None:
+                found.refused.append(f"'{title}' has a padding_idx, and is indexed without one {where}")
+        nodes = [x.grad_fn for x in results if x.grad_fn is not None]
+        seen = set(nodes)
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                found.refused.append(f"an autograd.Function of its own ({type(node).__name__})")
+            variable = getattr(node, "variable", None)
+            if id(variable) in self.parameters:
+                found.reached.add(self.parameters[id(variable)])
+            fresh = {after for after, _ in node.next_functions if after is not None} - seen
+            seen |= fresh
+            nodes += fresh

@@ -1,0 +1,190 @@
+"""A module trained by ``fit(module)`` beside PyTorch: equal, or refused by a typed error; nothing else."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.optim import SGD
+from oocdl.pytorch.comparison.rounding import Jitter
+from tests.kit.settings import EXACT
+from tests.kit.torch_modules import save_arrays
+
+TOLERANCE = 1e-9
+ROUNDED = 1e-2
+"""Of predictions, where the code rounds to 16 bits and the run says that it does not."""
+NOISE, ROUNDINGS = 50, 3
+"""Results may be off by so many times what PyTorch's are in other roundings."""
+RATE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a module is trained."""
+
+    steps: int = 3
+    batch: int = 2
+    accumulate: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``fit``."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of it."""
+
+    word: str
+    """``equal``, ``refused`` or ``different``."""
+    why: str = ""
+
+
+def trained_by_pytorch(
+    module: nn.Module, x: Tensor, target: Tensor, course: Course, jitter: Jitter | None = None
+) -> dict[str, Tensor]:
+    """Train ``module`` in place, in float64; returns losses and its state."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, weight_decay=0.01)
+    losses, place = [], 0
+    with jitter or nullcontext():
+        for _ in range(course.steps):
+            optimizer.zero_grad()
+            total = 0.0
+            for _ in range(course.accumulate):
+                rows = [(place + n) % len(x) for n in range(course.batch)]
+                place += course.batch
+                loss = F.mse_loss(_first(module(x[rows])), target[rows])
+                (loss / course.accumulate).backward()
+                total += loss.item() / course.accumulate
+            optimizer.step()
+            losses.append(total)
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return {"losses": torch.tensor(losses), **state}
+
+
+def _first(made: Any) -> Tensor:
+    found: Tensor = next(leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+    return found
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference, relative to the largest number, or to 1e-3."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    found, wanted = found.double(), wanted.double()
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    away = (found - wanted).abs().where(~same, torch.zeros_like(found)).nan_to_num(float("inf"))
+    return float(away.max()) / max(float(wanted.nan_to_num().abs().max()), 1e-3)
+
+
+def beside(
+    module: nn.Module, x: np.ndarray, folder: Path, course: Course, elsewhere: Sequence[np.ndarray] = ()
+) -> Verdict:
+    """Train ``module``, in float64, on ``x`` in both ways, and compare losses, state and predictions.
+
+    ``elsewhere``: arrays of other sizes, on which the trained run predicts, or is to refuse to.
+    """
+    module = module.double()
+    given = torch.as_tensor(x)
+    shape = _first(copy.deepcopy(module)(given[: course.batch])).shape
+    target = torch.randn(len(x), *shape[1:], generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    twin, fresh = copy.deepcopy(module), copy.deepcopy(module)
+    wanted = trained_by_pytorch(twin, given, target, course)
+    save_arrays(folder / "data.zarr", {"x": x, "target": target.numpy()})
+    names = [name for name in ("x", "input") if name in _arguments(module)] or ["x"]
+    made = tree_leaves(copy.deepcopy(module)(given[: course.batch]))
+    output = "output" if len([leaf for leaf in made if isinstance(leaf, Tensor)]) == 1 else "output_0"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", oocdl.errors.ModelWarning)
+            run = oocdl.fit(
+                module,
+                folder / "data.zarr",
+                workdir=folder / "net.run",
+                **{
+                    **EXACT,
+                    "loss": {output: "mse"},
+                    "targets": {output: "target"},
+                    "optimizer": SGD(lr=RATE, momentum=0.9, weight_decay=0.01),
+                    "steps": course.steps,
+                    "batch_size": course.batch,
+                    "accumulate": course.accumulate,
+                    "inputs": {names[0]: "x"},
+                    **course.options,
+                },
+            )
+    except InputError as why:
+        return Verdict("refused", str(why))
+    loaded = copy.deepcopy(fresh)
+    run.load_into(loaded)
+    found = {"losses": torch.tensor([row["loss"] for row in run.history]), **loaded.state_dict()}
+    wrong = _wrong(found, wanted, lambda jitter: trained_by_pytorch(
+        copy.deepcopy(fresh), given, target, course, jitter))  # fmt: skip
+    if wrong:
+        return Verdict("different", wrong)
+    for number, array in enumerate((x, *elsewhere)):
+        verdict = _predicts(run, loaded, array, folder / f"predictions-{number}", output, course.batch)
+        if verdict.word == "different" or (verdict.word == "refused" and not number):
+            return Verdict("different", f"predictions on {array.shape}: {verdict.why}")
+    return Verdict("equal")
+
+
+def _wrong(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], again: Any) -> str:
+    """Say which result is off by more than rounding; '' if none is."""
+    off = {name: error(found[name], tensor) for name, tensor in wanted.items()}
+    if all(one <= TOLERANCE for one in off.values()):
+        return ""
+    allowed = dict.fromkeys(wanted, TOLERANCE)
+    for seed in range(ROUNDINGS):
+        moved = again(Jitter(seed))
+        allowed = {
+            name: max(most, NOISE * error(moved[name], wanted[name])) for name, most in allowed.items()
+        }
+    wrong = [name for name, one in off.items() if not one <= allowed[name]]
+    return f"'{wrong[0]}' is off by {off[wrong[0]]:.1e} (rounding: {allowed[wrong[0]]:.0e})" if wrong else ""
+
+
+def _predicts(
+    run: oocdl.Run, module: nn.Module, x: np.ndarray, folder: Path, output: str, batch: int
+) -> Verdict:
+    """Compare predictions with the module's in evaluation mode, batch by batch."""
+    save_arrays(folder / "data.zarr", {"x": x})
+    module = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        wanted = torch.cat([_first(module(part)) for part in torch.as_tensor(x).split(batch)])
+    inputs = {name: "x" for name in ("x", "input") if name in _arguments(module)} or {"x": "x"}
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", oocdl.errors.ModelWarning)
+            group = run.predict(
+                folder / "data.zarr", folder / "out.zarr", memory="4GiB", batch_size=batch, inputs=inputs
+            )
+    except InputError as why:
+        return Verdict("refused", str(why))
+    off = error(torch.as_tensor(np.asarray(group[output])), wanted)
+    metadata = inspect_onnx(next(run.path.glob("*.onnx"))).metadata
+    rounds = metadata is not None and any("the code rounds to" in note for note in metadata.notes)
+    if off <= (ROUNDED if rounds else TOLERANCE):
+        return Verdict("equal")
+    if any(issubclass(one.category, oocdl.errors.ModelWarning) for one in told):
+        return Verdict("equal", "it was said that predictions differ")
+    return Verdict("different", f"off by {off:.1e}")
+
+
+def _arguments(module: nn.Module) -> set[str]:
+    return {*inspect.signature(module.forward).parameters}

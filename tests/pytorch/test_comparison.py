@@ -1,0 +1,110 @@
+"""A file that is another network than its module is refused, however little of it was changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import oocdl
+from oocdl.errors import UnsupportedError
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.pytorch import export as exporting
+from oocdl.pytorch.exporters import Call, with_torchscript
+
+IMAGE = torch.zeros(2, 2, 8, 8)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.LeakyReLU(0.1), nn.AvgPool2d(2)
+    return nn.Sequential(*layers, nn.Dropout(0.3), nn.Conv2d(4, 3, 1), nn.Softmax(1))
+
+
+def node(proto: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    return next(node for node in proto.graph.node if node.op_type == op)
+
+
+def attribute(op: str, name: str, value: object) -> Callable[[onnx.ModelProto], None]:
+    def change(proto: onnx.ModelProto) -> None:
+        kept = [one for one in node(proto, op).attribute if one.name != name]
+        del node(proto, op).attribute[:]
+        node(proto, op).attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+    return change
+
+
+def another(op: str, now: str) -> Callable[[onnx.ModelProto], None]:
+    def change(proto: onnx.ModelProto) -> None:
+        found = node(proto, op)
+        found.op_type = now
+        del found.attribute[:]
+
+    return change
+
+
+def without(op: str) -> Callable[[onnx.ModelProto], None]:
+    def change(proto: onnx.ModelProto) -> None:
+        gone = node(proto, op)
+        for other in proto.graph.node:
+            other.input[:] = [gone.input[0] if name == gone.output[0] else name for name in other.input]
+        proto.graph.node.remove(gone)
+
+    return change
+
+
+CHANGES: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
+    "a slope": (attribute("LeakyRelu", "alpha", 0.101), "leaky_relu in '2'"),
+    "an activation": (another("LeakyRelu", "Relu"), "leaky_relu in '2'"),
+    "an epsilon": (attribute("BatchNormalization", "epsilon", 1.1e-5), "in '1'"),
+    "a momentum": (attribute("BatchNormalization", "momentum", 0.8), "running_"),
+    "a padding": (attribute("Conv", "pads", [2, 2, 0, 0]), "in '0'"),
+    "an axis": (attribute("Softmax", "axis", 2), "softmax in '6'"),
+    "a norm that is gone": (without("BatchNormalization"), "batch_norm in '1'"),
+    "a dropout that is gone": (without("Dropout"), "draws random numbers"),
+    "an average that is a maximum": (another("AveragePool", "GlobalAveragePool"), "2"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_was_changed_is_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit, message = CHANGES[change]
+
+    def changed(module: nn.Module, call: Call, path: Path) -> None:
+        with_torchscript(module, call, path)
+        proto = onnx.load(path)
+        edit(proto)
+        onnx.save(proto, path)
+
+    monkeypatch.setattr(exporting, "EXPORTERS", {"changed": changed})
+    with pytest.raises(UnsupportedError, match="Sequential cannot be written as ONNX. changed: ") as told:
+        oocdl.from_torch(network(), IMAGE, tmp_path / "net.onnx")
+    assert message in str(told.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_crash_of_an_exporter_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crashes(module: nn.Module, call: Call, path: Path) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(exporting, "EXPORTERS", {"one": crashes})
+    with pytest.raises(UnsupportedError, match=r"PyTorch's one exporter crashed \(signal SIGSEGV\)$"):
+        oocdl.from_torch(network(), IMAGE, tmp_path / "net.onnx")
+    monkeypatch.setattr(exporting, "EXPORTERS", {"one": crashes, "two": with_torchscript})
+    assert oocdl.from_torch(network(), IMAGE, tmp_path / "net.onnx").exporter == "two"
+
+
+def test_a_file_that_was_not_compared_says_so(tmp_path: Path) -> None:
+    file = oocdl.from_torch(network(), IMAGE, tmp_path / "net.onnx", verify=False)
+    model = inspect_onnx(file)
+    assert model.metadata is not None and not model.metadata.compared
+    assert file.notes == ("verify=False: the file was not compared with the module",)
+    assert model.bind(exporting.RULES, {"input": (2, 2, 8, 8)}).trained.notes == file.notes

@@ -1,0 +1,51 @@
+"""Random modules: three steps, state, predictions at two sizes and the reloaded module are PyTorch's.
+
+``OOCDL_MODULES=1000:2000`` tries those seeds, each of them a module, instead of the first few. What fails is
+shrunk, and told as a ``Spec``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kit.beside import Verdict, beside
+from tests.kit.random_modules import Spec, shrunk, spec_of
+
+FIRST, LAST = map(int, os.environ.get("OOCDL_MODULES", "0:300").split(":"))
+TOGETHER = 20
+"""Modules a test."""
+REFUSED_AT_MOST = 0.3
+"""Of all modules: a search that is refused finds nothing."""
+
+
+def verdict_of(spec: Spec) -> Verdict:
+    """Train a module in both ways; what PyTorch cannot call is no case."""
+    x, other = spec.arrays()
+    try:
+        spec.module().double()(torch.as_tensor(x[: spec.batch]))
+    except Exception as error:
+        return Verdict("none", str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return beside(spec.module(), x, Path(folder), spec.course(), [other])
+        except Exception as error:
+            return Verdict("different", f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize("first", range(FIRST, LAST, TOGETHER))
+def test_modules_train_as_in_pytorch(first: int, no_fsync: None) -> None:
+    found = {seed: verdict_of(spec_of(seed)) for seed in range(first, min(first + TOGETHER, LAST))}
+    wrong = {seed: one for seed, one in found.items() if one.word == "different"}
+    if wrong:
+        seed, verdict = next(iter(wrong.items()))
+        least = shrunk(spec_of(seed), lambda spec: verdict_of(spec).word == "different")
+        raise AssertionError(
+            f"{len(wrong)} differ; {seed} ({verdict.why}) is {least}: {verdict_of(least).why}"
+        )
+    refused = [one.why for one in found.values() if one.word == "refused"]
+    assert len(refused) <= max(1, REFUSED_AT_MOST * len(found)), refused
