@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -254,13 +254,9 @@ class Settings:
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
-        """Return plain data from which ``restored`` makes the settings that predict and evaluate need."""
-        names = (
-            "inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
-            "precision", "memory_bytes", "spill", "freeze",
-        )  # fmt: skip
-        heads = {"heads": self.loss} if isinstance(self.loss, Mapping) else self.loss
-        return {"loss": plain(heads), **{name: plain(getattr(self, name)) for name in names}}
+        """Return all of it as plain data, for ``oocdl/training/stored_settings.py`` to read."""
+        found = {one.name: plain(getattr(self, one.name)) for one in fields(self)}
+        return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -308,33 +304,6 @@ def make_settings(**options: Any) -> Settings:
         if options.get(name) is not None:
             values[f"{name}_bytes"] = parse_bytes(options[name])
     return Settings(**values)
-
-
-def restored(data: Mapping[str, Any]) -> Settings:
-    """Make the settings of which ``Settings.stored`` has made ``data``.
-
-    Raises KeyError, TypeError, ValueError or AttributeError for bad data.
-    """
-    values = dict(data)
-    loss = values.pop("loss")
-    if "heads" in loss:
-        values["loss"] = {
-            name: (_loss_of(spec), float(weight)) for name, (spec, weight) in loss["heads"].items()
-        }
-    else:
-        values["loss"] = _loss_of(loss)
-    values = {f.name: values[f.name] for f in fields(Settings) if f.name in values}
-    return Settings(**{**values, "freeze": tuple(values["freeze"])})
-
-
-def _loss_of(data: Mapping[str, Any]) -> Any:
-    values: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            values[name] = _loss_of(value)
-        elif name != "type":
-            values[name] = tuple(value) if isinstance(value, list) else value
-    return {kind.__name__: kind for kind in get_args(Loss)}[data["type"]](**values)
 
 
 def plain(value: Any) -> Any:

@@ -96,7 +96,7 @@ GATES = {
     ),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
-    "zarr": ("storage.*", "training.*", "cli.demo"),
+    "zarr": ("storage.*", "training.*", "cli.demo", "cli.predict_sample"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
     "typer": ("cli.app", "cli.look", "cli.options", "cli.cluster", "cli.config_file", "cli.say"),

@@ -26,7 +26,7 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
-from oocdl.host.limits import anonymous_bytes
+from oocdl.host.limits import anonymous_bytes, machine_seconds
 from oocdl.planning.calls import CombineCall, HasCalls, PickCall, Read, UnitCall, acquired, in_place
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
@@ -67,6 +67,7 @@ class Context:
     def look(self, threads: int, base_bytes: int) -> ProcessLook:
         """Tell how this process stands."""
         stats, board = self.tier.stats, self.board
+        busy, idle = machine_seconds()
         return ProcessLook(
             name=f"{socket.gethostname()}, process {os.getpid()}",
             threads=threads,
@@ -78,6 +79,8 @@ class Context:
             spilled_bytes=self.tier.spilled_bytes,
             read_bytes=stats.read_bytes,
             written_bytes=stats.written_bytes,
+            busy_seconds=busy,
+            idle_seconds=idle,
             phases=board.now(),
             last_pass=board.last_pass,
         )

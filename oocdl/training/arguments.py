@@ -11,6 +11,8 @@ from oocdl.config import flag
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
 
+MOST_PORT = 65535
+
 
 def check_call(
     workdir: Any,
@@ -30,7 +32,8 @@ def check_call(
         raise InputError(f"resume must be True, False or 'restart', got {_short(resume)}")
     flag("replan", replan)
     flag("progress", progress)
-    flag("dashboard", dashboard)
+    if not isinstance(dashboard, bool) and whole_number("dashboard", dashboard) > MOST_PORT:
+        raise InputError(f"dashboard must be True, False or a port up to {MOST_PORT}, got {dashboard}")
     if scheduler is not None and not callable(scheduler):
         raise InputError(f"scheduler takes a Dask 'get', such as dask.threaded.get, got {_short(scheduler)}")
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,25 +14,30 @@ from oocdl.config import make_settings
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
-from oocdl.pytorch.door import from_dataset, is_module
+from oocdl.pytorch.door import Asked, from_dataset, is_module
 from oocdl.storage.dataset.dataset import open_dataset
-from oocdl.storage.run.run_store import MODULE_FILES
+from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 
 
 @contextmanager
-def planned_file(model: Any, dataset: Any, options: Mapping[str, Any]) -> Iterator[Any]:
+def planned_file(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked) -> Iterator[Any]:
     """Give ``model`` if it is a path; of a module, a file that is there until the block ends."""
     if not is_module(model):
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
-        yield _write(model, dataset, options, Path(folder) / f"{type(model).__name__}.onnx")
+        yield _write(model, dataset, options, asked, Path(folder) / f"{type(model).__name__}.onnx")
 
 
 @contextmanager
 def trained_file(
-    model: Any, dataset: Any, options: Mapping[str, Any], workdir: Path | None, resume: bool | str
+    model: Any,
+    dataset: Any,
+    options: Mapping[str, Any],
+    asked: Asked,
+    workdir: Path | None,
+    resume: bool | str,
 ) -> Iterator[tuple[Any, Path | None]]:
     """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
 
@@ -48,7 +54,7 @@ def trained_file(
     try:
         if resume is False and _file_of(folder) is not None:
             raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-        _write(model, dataset, options, new)
+        _write(model, dataset, options, asked, new)
         old = _file_of(folder) if resume is True else None
         if old is not None:
             _check_same(old, new, folder)
@@ -60,6 +66,8 @@ def trained_file(
             named = used is not None and file.name.startswith(used.name)
             if not named and (ours or used == new):
                 file.unlink(missing_ok=True)
+        for left in folder.glob(EXPORT_FOLDERS) if used == new else ():
+            shutil.rmtree(left, ignore_errors=True)
         if made and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -69,10 +77,10 @@ def name_in_run(model: Path, folder: Path) -> Path:
     return Path(model.name) if model.parent == folder.absolute() else model
 
 
-def _write(model: Any, dataset: Any, options: Mapping[str, Any], path: Path) -> Path:
+def _write(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked, path: Path) -> Path:
     settings = make_settings(**options)
     data = open_dataset(dataset, settings.allow_missing_chunks)
-    return from_dataset(model, data, settings, path).path
+    return from_dataset(model, data, settings, path, asked).path
 
 
 def _file_of(folder: Path) -> Path | None:

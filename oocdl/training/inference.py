@@ -28,9 +28,9 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
-from oocdl.storage.files import existing
+from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.predictions import Predictions, warn_of_draws
+from oocdl.training.predictions import Predictions, warn_of_predictions
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
 from oocdl.training.signature import Size
@@ -105,7 +105,7 @@ class Inference:
         for compiled in self.compiled.values():
             check_device(compiled.plan, self.machine)
         self.first = self.compiled[f"infer{self.batch}"]
-        warn_of_draws(self.first.plan.factored.graph)
+        warn_of_predictions(self.first.plan.factored.graph, model)
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
         """Return factors by array of this dataset: those that the same input or head had in training."""
@@ -135,6 +135,7 @@ class Inference:
         other = Path(tempfile.gettempdir()) / f"oocdl-spill-{os.geteuid()}"
         folder = self.settings.spill_folder(other)
         if folder == other:
+            make_private(other)
             text = f"the run in {self.trained.path} cannot be written; spilling to {other}"
             warnings.warn(text, stacklevel=5)
         return folder

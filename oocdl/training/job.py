@@ -11,14 +11,15 @@ from oocdl.config import Settings, make_settings
 from oocdl.errors import BudgetError, InputError, OocdlError
 from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
+from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.host.paths import path_of
 from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, check_capacity, check_device, machine_for
-from oocdl.planning.passes import Course, compile_passes, imported_for, own_plans
+from oocdl.planning.passes import MAIN, Course, compile_passes, imported_for, own_plans
 from oocdl.report.plan_view import Plan
-from oocdl.storage.dataset.dataset import Dataset, open_dataset
+from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
 from oocdl.training.resume import freeze, numerics_of
 from oocdl.training.stored_passes import UNREADABLE, from_bytes, to_bytes
@@ -115,19 +116,33 @@ class Job:
 
 def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
     """Open a model and a dataset, and measure what the process may take, or those of a crew."""
-    opened, data, settings, binding = _bound(model, dataset, options)
+    opened, data, settings, binding = _bound(model, dataset, make_settings(**options))
     return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
+
+
+def plan_again(
+    model: Path, source: DatasetSpec | None, settings: Settings, frozen: Mapping[str, Any]
+) -> Plan:
+    """Make the plan of a run again: by its cuts, for as many processes as it had.
+
+    Raises InputError where the dataset had no name, and what ``fit`` raises for a model or a dataset.
+    """
+    if source is None:
+        raise InputError("the run was trained on a store that was open; oocdl.plan(model, store) plans anew")
+    opened, data, settings, binding = _bound(model, source, settings)
+    workers = int(frozen[MAIN].get("workers", 0))
+    crew = Crew(settings.threads or cores(), workers, workers, anonymous_bytes()) if workers else None
+    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew)).plan(frozen)
 
 
 def check_job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> None:
     """Raise what ``job_of`` raises for a model, a dataset and options, whatever machine they are for."""
-    _bound(model, dataset, options)
+    _bound(model, dataset, make_settings(**options))
 
 
 def _bound(
-    model: str | Path, dataset: Any, options: Mapping[str, Any]
+    model: str | Path, dataset: Any, settings: Settings
 ) -> tuple[OnnxModel, Dataset, Settings, Binding]:
-    settings = make_settings(**options)
     use_one_heap()
     opened = inspect_onnx(path_of("model", model))
     data = open_dataset(dataset, settings.allow_missing_chunks)

@@ -98,7 +98,7 @@ class Trainer:
         done = int(manifest.meta["step"]) if manifest else 0
         self.committed = done
         total = max(done, self.course.total_steps)
-        trace = StepTrace(self.trace, done, total)
+        trace = StepTrace(self.trace, done, total, self.plan.layer_names)
         notes = tuple(self.job.dataset.notes())
         self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
         if done < total or manifest is None:
@@ -213,6 +213,8 @@ class Trainer:
                 self._prepare_kept(plan_id, step.number)
             losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
             _check_loss(losses[-1]["loss"], step.number, info.indices)
+            if step.number + 1 == self.course.total_steps:
+                self.look_at = 0.0  # how the last step went is told whole
             session.tick()
         self.samples = info.indices
         after = session.moved()

@@ -21,6 +21,8 @@ import zarr
 
 from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
 from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes
 from oocdl.storage.checksums import Record
 from oocdl.storage.files import reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.history import line_of, row_of
@@ -57,8 +59,19 @@ def array_name(output: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', output)[:60].lstrip('.') or 'output'}-{digest}"
 
 
-def warn_of_draws(graph: Graph) -> None:
-    """Warn (ModelWarning) if what a trained model says hangs on random numbers, which it draws here, too."""
+def warn_of_predictions(graph: Graph, model: OnnxModel) -> None:
+    """Warn (ModelWarning) if predictions hang on random numbers, or are not those of the model's module."""
+    metadata = model.metadata
+    elsewhere = other_sizes(model.inputs, {v.name: v.shape for v in graph.of_role(Role.INPUT)})
+    if elsewhere:
+        warnings.warn(f"{elsewhere}; {EXPORT_OPEN}", ModelWarning, stacklevel=5)
+    if metadata is not None and metadata.predicts:
+        warnings.warn(
+            f"in evaluation mode {metadata.module} computes something else than is predicted here: "
+            f"{metadata.predicts}",
+            ModelWarning,
+            stacklevel=5,
+        )
     drawn = [value.name for value in graph.of_role(Role.RANDOM)]
     if drawn:
         warnings.warn(

@@ -22,10 +22,11 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.passes import own_plans
 from oocdl.report.plan_view import Plan
-from oocdl.storage.dataset.dataset import DataArray
+from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
 from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.sealed_files import understood
 
 RUN_FORMAT = 3
 
@@ -57,6 +58,12 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
     }
 
 
+def source_of(dataset: Dataset) -> list[Any] | None:
+    """Return where a dataset is, and its arrays, as plain data; None for a store that was open."""
+    spec = dataset.spec()
+    return [spec.source, spec.group, list(spec.names)] if isinstance(spec.source, str) else None
+
+
 def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate) -> RunStore:
     """Open and lock a run that these facts, and these arrays of a dataset, may go on with.
 
@@ -66,26 +73,37 @@ def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataAr
     """
     store = RunStore.open(folder, writable=True)
     try:
-        known = store.meta.get("identity")
-        if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
-            raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
-        found = {
-            name: compare(arrays[name], then, facts["dataset"][name])
-            for name, then in known["dataset"].items()
-            if name in facts["dataset"]
-        }
-        changed = [one.changed for one in found.values() if one.changed]
-        same_operators(folder, known, facts.get("operators", {}))
-        others = differences(_compared(known), _compared(facts))
-        others += _rate_differences(store.history(), lr)
-        refuse_if(f"the run in {folder} was started differently", [*others, *changed])
-        for one in found.values():
-            if one.copied:
-                warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=2)
+        with understood(folder):
+            _check_facts(store, folder, facts, arrays, lr)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _check_facts(
+    store: RunStore, folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate
+) -> None:
+    """Raise what ``open_run`` raises for other facts."""
+    known = store.meta.get("identity")
+    if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
+        raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
+    found = {
+        name: compare(arrays[name], then, facts["dataset"][name])
+        for name, then in known["dataset"].items()
+        if name in facts["dataset"]
+    }
+    changed = [one.changed for one in found.values() if one.changed]
+    same_operators(folder, known, facts.get("operators", {}))
+    others = differences(_compared(known), _compared(facts))
+    others += _rate_differences(store.history(), lr)
+    refuse_if(f"the run in {folder} was started differently", [*others, *changed])
+    for one in found.values():
+        if one.copied:
+            warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=3)
+    manifest = store.current()
+    if manifest is not None:
+        _ = manifest.meta["step"] + manifest.meta["steps"]
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:

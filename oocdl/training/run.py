@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import zarr
 
-from oocdl.config import Settings, restored
+from oocdl.config import Settings
 from oocdl.dashboard import launch
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
@@ -18,20 +19,26 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.paths import path_of
-from oocdl.planning.passes import PassInfo
+from oocdl.planning.passes import Course, PassInfo
 from oocdl.pytorch.door import load
 from oocdl.report import html
 from oocdl.report.history_view import frame, plot
+from oocdl.report.plan_view import Plan
 from oocdl.report.progress import duration
 from oocdl.report.run_report import Report, read_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
+from oocdl.storage.dataset.dataset import DatasetSpec
 from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.sealed_files import understood
 from oocdl.training.inference import Inference, Trained
+from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
+from oocdl.training.resume import given_plan, numerics_of
 from oocdl.training.signature import Size, public
+from oocdl.training.stored_settings import OF_PREDICTIONS, restored
 from oocdl.training.weights import Weights
 
 
@@ -45,18 +52,23 @@ class Run:
     """
 
     path: Path
-    plan: Any = None
-    """The ``Plan`` it was trained by, where this process trained it."""
+    made: Plan | None = field(default=None, repr=False)
+    """The plan it was trained by, where this process trained it."""
 
     def __post_init__(self) -> None:
         self._store = RunStore.open(self.path)
+        self._settings = self._restored(OF_PREDICTIONS)
+
+    def _restored(self, names: Collection[str]) -> Settings:
         try:
-            self._settings: Settings = restored(self._store.meta["settings"])
+            return restored(self._store.meta["settings"], names)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise CorruptError(
                 f"the settings in {self.path / 'run.json'} cannot be read ({reason}); of another version?"
             ) from error
+        with understood(self.path):
+            _ = self._model_path, self.facts["accumulate"], self.finished
 
     @property
     def steps(self) -> int:
@@ -76,9 +88,37 @@ class Run:
         return self._store.committed_at()
 
     @property
+    def peak_bytes(self) -> int:
+        """The most memory that a process had while it trained, by the kernel's count; 0 before a commit."""
+        return max((int(row["process_bytes"]) for row in self.history), default=0)
+
+    @property
     def settings(self) -> Settings:
-        """The settings that it predicts and evaluates with."""
-        return self._settings
+        """The settings that it was trained with, all ``steps`` that were asked for among them."""
+        found = self._restored({one.name for one in fields(Settings)})
+        manifest = self._store.current()
+        return found if manifest is None else replace(found, steps=int(manifest.meta["steps"]))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan that it was trained by. That of a run that was opened is made again, by the same cuts.
+
+        Then it takes a second or more, and needs the model's file and the dataset where they were.
+        Raises what ``oocdl.plan`` raises; StoreError if the run has no plan, or another version made it.
+        """
+        if self.made is not None:
+            return self.made
+        frozen = given_plan(self.path)
+        source = self._store.meta.get("source")
+        settings = self._restored({one.name for one in fields(Settings)})
+        spec = None
+        if source is not None:
+            place, group, names = source
+            spec = DatasetSpec(place, group, tuple(names), settings.allow_missing_chunks)
+        found = plan_again(self._model().path, spec, settings, frozen)
+        if numerics_of(found.kinds) != frozen["numerics"]:
+            raise StoreError(f"the plan of the run in {self.path} is of another version of oocdl")
+        return found
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -176,7 +216,10 @@ class Run:
             )
         specs = {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
-        passes = self.steps * int(self._store.meta["identity"]["accumulate"])
+        facts = self._store.meta["identity"]
+        counts = {name: facts[name] for name in ("batch_size", "accumulate")}
+        samples = next(iter(facts["dataset"].values()))["shape"][0]
+        passes = Course(samples, replace(self._settings, **counts)).passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)
 
     @public
@@ -322,7 +365,7 @@ class Run:
             told += [
                 ("loss", f"{rows[0]['loss']:.4g} at first, {rows[-1]['loss']:.4g} now"),
                 ("time", f"{duration(sum(row['seconds'] for row in rows))} in steps"),
-                ("peak memory", f"{max(row.get('peak_bytes', 0) for row in rows) / 2**20:.0f} MiB"),
+                ("peak memory", f"{self.peak_bytes / 2**20:.0f} MiB"),
                 ("learning rate", f"{rows[-1]['lr']:.4g}"),
             ]
         return html.block(

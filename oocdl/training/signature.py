@@ -57,6 +57,9 @@ OTHERWISE: Mapping[str, str] = {
     "validation": "Run.evaluate(dataset) has its loss afterwards; oocdl.search(validation=) compares by it",
     "validation_split": "write two datasets, and ask Run.evaluate for the loss of the second",
     "metrics": "what is minimized is loss=; other metrics are made of what Run.predict writes",
+    "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
+    "early_stopping": "a callback that raises KeyboardInterrupt at a StepDone ends the run, committed",
+    "ema": "weights are not averaged: Run.weights has those of the last commit",
     "threads": "this function takes cores=, the compute threads of each host",
     "accumulate": "one pass is what this function knows: leave it out",
 }
@@ -64,10 +67,15 @@ OTHERWISE: Mapping[str, str] = {
 SAME = {
     "class_weights": "class_weight", "clipnorm": "clip_norm", "max_grad_norm": "clip_norm",
     "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
-    "metric": "metrics",
+    "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
+    "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
+    "earlystopping": "early_stopping", "min_delta": "early_stopping", "ema_decay": "ema", "swa": "ema",
+    "model_ema": "ema", "moving_average": "ema",
 }  # fmt: skip
 """Further words for what ``OTHERWISE`` explains."""
 
+FEW = 8
+"""So many options are listed where one is not known; nobody reads more of them."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -97,7 +105,10 @@ def hint(name: str, known: Sequence[str]) -> str:
     if meant in known:
         return f": it is called '{meant}' here"
     way = OTHERWISE.get(SAME.get(meant, meant))
-    return f": {way}" if way else nearest(name, known) or f"; it takes {', '.join(known)}"
+    if way:
+        return f": {way}"
+    few = f"; it takes {', '.join(known)}" if len(known) <= FEW else ", and nothing like it: see its help"
+    return nearest(name, known) or few
 
 
 def like(other: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:

@@ -21,6 +21,7 @@ from oocdl.planning.machine import discards_old_weights
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
+from oocdl.pytorch.door import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
 from oocdl.training.job import Job, job_of
@@ -106,7 +107,7 @@ def simulate(
     options = {name: call[name] for name in OPTIONS if name in call}
     if not hosts or any(type(count) is not int or count < 1 for count in hosts):
         raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
-    with planned_file(model, dataset, options) as path:
+    with planned_file(model, dataset, options, AS_IT_IS) as path:
         job = job_of(path, dataset, {**options, "threads": cores})
         rates = rates or known_rates(job.machine.engine)
         if disk_rate is not None:

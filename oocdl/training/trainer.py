@@ -18,12 +18,14 @@ from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.planning.machine_facts import as_one, machine_facts
+from oocdl.pytorch.door import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
 from oocdl.report.progress import Progress
 from oocdl.runtime.trace import checked_path
 from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
 from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
@@ -59,6 +61,8 @@ def fit(
     dims: Mapping[str, int] | None = None,
     scale: Mapping[str, float] | None = None,
     logits: Literal["strict", "auto"] = "strict",
+    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    verify: bool = True,
     allow_missing_chunks: bool = True,
     strict: bool = False,
     memory: Size | None = None,
@@ -82,7 +86,7 @@ def fit(
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: str | Path | None = None,
-    dashboard: bool = False,
+    dashboard: bool | int = False,
 ) -> Run:
     """Train a network on a dataset within a memory budget, exactly as in-core training would.
 
@@ -129,6 +133,11 @@ def fit(
         Dataset array -> factor that its values are multiplied by.
     logits
         "auto" trains without a final Softmax or Sigmoid, which the losses contain.
+    dynamic
+        Axes of a module's inputs whose sizes stay open for predictions: "space", "batch", numbers of axes, or
+        these by input; default: all of which the module is free.
+    verify
+        Compare a module with the file that it becomes, by numbers; False trusts the exporter, and is noted.
     allow_missing_chunks
         Chunks that the dataset does not store are their fill value, as Zarr says; False refuses them.
     strict
@@ -186,9 +195,9 @@ def fit(
         File to write a trace of one step to, for ui.perfetto.dev (Chrome's trace event format). It is the
         third step of this call, or the last if there are fewer. Results are the same.
     dashboard
-        Show the run live, on a page whose address is told. It is served by a process of its own, whose memory
-        is beside the budget; it ends with the run, and ``oocdl dashboard RUN`` shows it again. With a client
-        the page is in Dask's dashboard always, and its address is told with True.
+        Show the run live, on a page whose address is told; a number is its port. It is served by a process
+        of its own, whose memory is beside the budget; it ends with the run, and ``oocdl dashboard RUN`` shows
+        it again. With a client the page is in Dask's dashboard always, and its address is told with True.
 
     Returns
     -------
@@ -207,18 +216,17 @@ def fit(
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    call = locals()
-    options = {name: call[name] for name in OPTIONS}
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
     flags = {"replan": replan, "progress": progress, "dashboard": dashboard}
     place = check_call(workdir, scheduler, callbacks, resume=resume, **flags)
     check_seconds("wait_seconds", wait_seconds)
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
-    listeners = list(callbacks)
     with ExitStack() as stack:
-        if progress:
-            listeners.append(stack.enter_context(progress_here(0)))
-        path, folder = stack.enter_context(trained_file(model, dataset, options, place, resume))
+        shown = (stack.enter_context(progress_here(0)),) if progress else ()
+        listeners = [*callbacks, *shown]
+        file = trained_file(model, dataset, options, Asked(dynamic, verify), place, resume)
+        path, folder = stack.enter_context(file)
         if client is not None:  # before workers are waited for, which may take a day
             check_job(path, dataset, options)
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
@@ -247,8 +255,9 @@ def plan(model: Any, dataset: Any, **options: Any) -> Plan:
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
     """
+    asked = Asked(options["dynamic"], options["verify"])
     options = {name: options[name] for name in OPTIONS}
-    with planned_file(model, dataset, options) as path:
+    with planned_file(model, dataset, options, asked) as path:
         return job_of(path, dataset, options).plan()
 
 
@@ -263,7 +272,7 @@ def train(
     callbacks: Sequence[Listener] = (),
     progress: bool = True,
     trace: Path | None = None,
-    dashboard: bool = False,
+    dashboard: bool | int = False,
 ) -> Run:
     """What ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
@@ -283,14 +292,18 @@ def train(
 
 
 def _with_page(
-    stack: ExitStack, folder: Path, listeners: Sequence[Listener], workers: Workers | None, dashboard: bool
+    stack: ExitStack,
+    folder: Path,
+    listeners: Sequence[Listener],
+    workers: Workers | None,
+    dashboard: bool | int,
 ) -> Sequence[Listener]:
     """Show the run, on Dask's dashboard or if asked by a process of its own; returns all its listeners."""
     say = _notices(listeners)
     if workers is not None:
-        return [*listeners, stack.enter_context(workers.page(folder.absolute(), say, dashboard))]
+        return [*listeners, stack.enter_context(workers.page(folder.absolute(), say, bool(dashboard)))]
     if dashboard:
-        stack.enter_context(launch.shown(folder, say))
+        stack.enter_context(launch.shown(folder, say, 0 if dashboard is True else dashboard))
     return listeners
 
 
@@ -327,18 +340,20 @@ def _open_store(
             "model": str(name_in_run(job.model.path, folder)),
             "identity": identity,
             "settings": job.settings.stored(),
+            "source": resuming.source_of(job.dataset),
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
         store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, lr))
-        frozen = None if replan else resuming.read_plan(store, facts, machine)
-        if frozen is not None:
-            resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
-        made = job.plan(given if frozen is None else frozen)
+        with understood(folder):
+            frozen = None if replan else resuming.read_plan(store, facts, machine)
+            if frozen is not None:
+                resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
+            made = job.plan(given if frozen is None else frozen)
         check_start(made, folder, say is not None)
     if frozen is None:
         resuming.write_plan(store, facts, machine, resuming.freeze(made.kinds))
-    elif frozen["numerics"] != resuming.numerics_of(made.kinds):
+    elif frozen.get("numerics") != resuming.numerics_of(made.kinds):
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
 

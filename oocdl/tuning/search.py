@@ -19,7 +19,7 @@ from oocdl.graph.onnx.same import network_differences
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.pytorch.door import is_module
+from oocdl.pytorch.door import AS_IT_IS, is_module
 from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
@@ -299,7 +299,7 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
     if not is_module(model):
         return path_of("model", model).absolute()
     kept = folder / "model" / f"{type(model).__name__}.onnx"
-    with planned_file(model, dataset, asked.options) as new, reporting(folder):
+    with planned_file(model, dataset, asked.options, AS_IT_IS) as new, reporting(folder):
         if kept.is_file():
             found = network_differences(inspect_onnx(kept), inspect_onnx(new))
             if found:

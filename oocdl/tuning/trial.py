@@ -80,7 +80,7 @@ def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
             failed,
             metric=metric,
             seconds=sum(row["seconds"] for row in rows),
-            peak_bytes=max((row["peak_bytes"] for row in rows), default=0),
+            peak_bytes=max((row["process_bytes"] for row in rows), default=0),
         )
     except Unwanted:
         raise

@@ -255,7 +255,7 @@ class Workers:
 
     def _refusal(self, facts: Facts) -> str:
         """Why a worker takes no trial; empty if it may take one."""
-        need, need_mib = self.memory_bytes, self.memory_bytes >> 20
+        need, need_mib = self.memory_bytes, -(-self.memory_bytes >> 20)
         if facts.missing:
             return f"does not see {facts.missing}; a search needs files that all its workers share"
         if facts.ended_bytes is not None and need > facts.ended_bytes:

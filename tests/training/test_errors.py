@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,29 @@ def test_a_label_that_is_ignored_is_no_error(fit: Callable[..., oocdl.Run], loss
     labels = Y.copy()
     labels[[2, 7]] = 9
     assert fit({"x": X, "y": labels}, loss=loss, **{"steps": None}).finished
+
+
+def test_arrays_in_memory_are_not_pasted(tmp_path: Path) -> None:
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    for given in ({"x": X, "y": Y}, X, [X, Y]):
+        text = refused(DatasetError, "create_array", partial(oocdl.fit, model, given, **QUICK))
+        assert len(text) < 300 and "[[" not in text
+        assert ("a dict of ndarray" in text) is isinstance(given, dict)
+
+
+def test_sizes_that_do_not_divide_have_a_cure(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], strides=[2, 2], pads=[0, 0, 0, 0]),
+        helper.make_node("Resize", ["a", "", "scales"], ["y"], mode="nearest"),
+    ]
+    weights = {"w": np.ones((3, 1, 2, 2), "f4"), "scales": np.array([1, 1, 2, 2], "f4")}
+    shape = ["batch", 1, "height", "width"]
+    model = nets.save(tmp_path / "net.onnx", nodes, weights, shape, {"y": ["batch", 3, "h", "w"]})
+    arrays = {"x": np.zeros((2, 1, 33, 32), "f4"), "y": np.zeros((2, 33, 32), "u1")}
+    data = nets.write_data(tmp_path / "data.zarr", arrays)
+    refused(InputError, "makes 32 of 33: crop or pad", lambda: oocdl.fit(model, data, **QUICK))
+
+
+def test_a_file_of_pytorch_names_the_way(tmp_path: Path) -> None:
+    (tmp_path / "net.pt").write_bytes(b"PK\x03\x04 and so on")
+    refused(ModelError, "oocdl.from_torch", lambda: oocdl.fit(tmp_path / "net.pt", "data.zarr", **QUICK))

@@ -365,10 +365,9 @@ def test_open(fit: Fit, tmp_path: Path) -> None:
     run = fit(epochs=2, callbacks=[listener])
     assert [reader.steps for reader in seen] == [10] * 10  # a reader follows the writer
     other = oocdl.open(run.path)
-    assert (other.steps, other.finished, other.plan, repr(other)) == (
+    assert (other.steps, other.finished, repr(other)) == (
         10,
         True,
-        None,
         f"Run('{run.path}', steps=10)",
     )
     assert repr(other.weights) == "<weights: 4 arrays, 83 numbers, 0.0 MiB>"

@@ -78,7 +78,7 @@ def test_the_command_line_has_the_same_defaults_and_words() -> None:
         ("n_jobs", "it is called 'threads' here"),
         ("weight_decay", "optimizer=oocdl.optim.AdamW("),
         ("max_grad_norm", "clip_norm=1.0"),
-        ("wxyz", "it takes model, dataset"),
+        ("wxyz", "nothing like it"),
     ],
 )
 def test_words_of_others_get_a_hint(word: str, said: str) -> None:
@@ -113,3 +113,10 @@ def test_what_is_missing_or_too_much_is_python_s_own_error() -> None:
 def test_a_method_does_not_take_itself() -> None:
     with pytest.raises(InputError, match="^evaluate takes no 'wxyz'; it takes dataset, memory, "):
         oocdl.Run.evaluate(object(), "data.zarr", wxyz=1)  # type: ignore[arg-type, call-arg]
+
+
+@pytest.mark.parametrize("word", ["augment", "transforms", "early_stopping", "patience", "ema", "wxyz"])
+def test_what_there_is_not_is_told_shortly(word: str) -> None:
+    with pytest.raises(InputError, match=f"fit takes no '{word}'") as caught:
+        oocdl.fit("net.onnx", "data.zarr", **{word: 1})
+    assert len(str(caught.value)) < 200

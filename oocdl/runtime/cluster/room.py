@@ -36,7 +36,7 @@ def check_limits(recruits: Sequence[Recruit], memory_bytes: int) -> list[Recruit
     if not roomy:
         largest = max(recruits, key=lambda one: one.limit_bytes or 0)
         raise BudgetError(
-            f"memory={memory_bytes >> 20} MiB is more than the memory limit of any worker "
+            f"memory={-(-memory_bytes >> 20)} MiB is more than the memory limit of any worker "
             f"({(largest.limit_bytes or 0) >> 20} MiB of {largest.address}); give less, or start workers "
             "with a higher --memory-limit"
         )
@@ -145,7 +145,7 @@ class Room:
 
     @property
     def _needs(self) -> str:
-        return f"and the run needs {self.memory_bytes >> 20} MiB"
+        return f"and the run needs {-(-self.memory_bytes >> 20)} MiB"
 
     def _lack(self, one: Recruit) -> str | None:
         """Why a worker has no room, whoever else is there; None: it may have."""

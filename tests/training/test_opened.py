@@ -1,0 +1,115 @@
+"""What a run that is opened says of itself: its settings, its plan and its peak, as it was trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import oocdl
+from oocdl.cli.info import tables_of
+from oocdl.errors import DatasetError, InputError
+from oocdl.losses import CrossEntropy
+from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.ops.own_optimizer import KNOWN
+from oocdl.optim import SGD, Adam, Cosine, Then, WarmUp, register
+from oocdl.report.tables import text_of
+from tests.kit import nets
+from tests.kit.settings import QUICK
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., oocdl.Run]:
+    model = nets.write_mlp(tmp_path / "mlp.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+
+    def call(**options: Any) -> oocdl.Run:
+        return oocdl.fit(model, data, workdir=tmp_path / "run", **{**QUICK, "batch_size": 2, **options})
+
+    return call
+
+
+RATES = (0.1, Cosine(0.1, 9), WarmUp(Cosine(0.01), 3), Then(Cosine(0.1, 2), 2, 0.01))
+
+
+@pytest.mark.parametrize("lr", RATES, ids=lambda lr: type(lr).__name__)
+def test_settings_are_those_of_the_training(fit: Callable[..., oocdl.Run], lr: Any) -> None:
+    options: dict[str, Any] = {
+        "optimizer": SGD(lr=lr, momentum=0.9), "steps": 4, "accumulate": 2, "shuffle": False, "seed": 3,
+        "loss": CrossEntropy(ignore_index=1), "threads": 1, "commit_seconds": 5.0, "freeze": ["b1"],
+        "keep": ("y",), "parallel": {"batch": 2},
+    }  # fmt: skip
+    trained = fit(**options).plan.settings
+    assert oocdl.open(fit(**options).path).settings == trained
+
+
+def test_settings_after_a_run_was_extended(fit: Callable[..., oocdl.Run]) -> None:
+    fit(epochs=1)
+    assert oocdl.open(fit(steps=7).path).settings.steps == 7
+
+
+def test_a_rate_of_the_users_own_is_known_where_it_was_noted(fit: Callable[..., oocdl.Run]) -> None:
+    lr: Any = oocdl.open(fit(optimizer=Adam(lr=lambda step: 0.1 / (step + 1)), steps=2).path).settings
+    assert lr.optimizer.lr(1) == 0.05
+    with pytest.raises(InputError, match="the learning rate was a function of yours.*not noted at step 9"):
+        lr.optimizer.lr(9)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"parallel": {"batch": 2}}])
+def test_the_plan_is_made_again(fit: Callable[..., oocdl.Run], options: dict[str, Any]) -> None:
+    trained = fit(steps=3, **options)
+    plan = oocdl.open(trained.path).plan
+    assert str(plan.table()) and [str(one) for one in plan.layers] == [
+        str(one) for one in trained.plan.layers
+    ]
+    assert plan.settings == trained.plan.settings and plan.kinds.keys() == trained.plan.kinds.keys()
+
+
+def test_a_plan_needs_the_dataset(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    run = oocdl.open(fit(steps=1).path)
+    shutil.rmtree(tmp_path / "data.zarr")
+    with pytest.raises(DatasetError, match="no such dataset"):
+        assert run.plan
+
+
+def test_a_plan_needs_a_dataset_that_has_a_name(tmp_path: Path) -> None:
+    group = zarr.open_group(zarr.storage.MemoryStore())
+    for name, values in nets.vectors().items():
+        group.create_array(name, data=values)
+    run = oocdl.fit(
+        nets.write_mlp(tmp_path / "mlp.onnx"), group, workdir=tmp_path / "run", **{**QUICK, "steps": 1}
+    )
+    with pytest.raises(InputError, match="trained on a store that was open; oocdl.plan"):
+        assert oocdl.open(run.path).plan
+
+
+def test_there_is_one_peak_of_memory(fit: Callable[..., oocdl.Run]) -> None:
+    run = fit(steps=3)
+    assert run.peak_bytes == max(row["process_bytes"] for row in run.history)
+    mib = f"{run.peak_bytes / 2**20:.0f} MiB"
+    assert run.report().measured.peak_bytes == run.peak_bytes
+    assert mib in run._repr_html_()
+    assert f"{run.peak_bytes / 2**20:.1f} MiB" in text_of(*tables_of(str(run.path)))
+
+
+def test_settings_name_an_optimizer_that_is_not_registered_here(
+    fit: Callable[..., oocdl.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @register("mine", state={"n": 0.0})
+    def mine(build: Any, weight: str, gradient: str, state: Any, scalars: Any) -> Any:
+        return build("Sub", weight, build("Mul", gradient, scalars["lr"])), dict(state)
+
+    try:
+        run = fit(optimizer="mine", lr=0.1, steps=1)
+        trained = run.plan.settings
+    finally:
+        del OPTIMIZERS["mine"], KNOWN["mine"]
+    assert oocdl.open(run.path).settings == trained
+    with pytest.raises(InputError, match="'mine' is not known here"):
+        assert oocdl.open(run.path).plan
