@@ -45,8 +45,10 @@ class Showing:
         self, client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
     ) -> None:
         self._client, self._run, self._tell, self._tells_address = client, run, tell, tells_address
-        self._name, self._has_page = "", True
-        """Of the run on the scheduler, empty if it is not shown; whether Dask has pages there."""
+        self._name = uuid.uuid4().hex[:12]
+        """Of the run on a scheduler: one that has begun twice, as its answer was lost, is there once."""
+        self._is_begun, self._has_page = False, True
+        """Whether the scheduler may have the run, and whether Dask has pages there."""
         self._sender: Sender | None = None
         self._begin()
 
@@ -61,7 +63,7 @@ class Showing:
         """Send what is left, and show the run no longer."""
         if self._sender is not None:
             self._sender.finish()
-        if self._name:
+        if self._is_begun:
             try:
                 on_scheduler(self._client(), dask_plugin.end, self._name)
             except Exception as error:  # the run has ended, or is about to say why not
@@ -69,8 +71,8 @@ class Showing:
 
     def _is_shown(self) -> bool:
         """Whether the scheduler has the run on its page still, or no page for it."""
-        if not (self._name and self._has_page):
-            return not self._has_page
+        if not self._has_page:
+            return True
         try:
             return bool(on_scheduler(self._client(), dask_plugin.is_shown, self._name))
         except Exception as error:  # of whatever kind: the page must not end the run
@@ -78,8 +80,8 @@ class Showing:
             return True
 
     def _begin(self) -> None:
-        self._name, self._sender = "", None
-        client, name = self._client(), uuid.uuid4().hex[:12]
+        client, name, self._sender = self._client(), self._name, None
+        self._is_begun = True
         try:
             begun: dask_plugin.Begun = on_scheduler(
                 client, dask_plugin.begin, name, client.id, str(self._run), mark_of(self._run)
@@ -95,10 +97,9 @@ class Showing:
                 else "Dask shows no dashboard, so there is no page in it; "
                 f"`oocdl dashboard {self._run}` shows the run"
             )
-        self._has_page = begun.is_shown
-        if begun.is_shown:
-            self._name = name
-            self._sender = None if begun.sees_run else Sender(client, name, self._run, self._tell)
+        self._is_begun = self._has_page = begun.is_shown
+        if begun.is_shown and not begun.sees_run:
+            self._sender = Sender(client, name, self._run, self._tell)
 
 
 class Sender:

@@ -127,6 +127,7 @@ async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: 
     """Show a run on the scheduler's dashboard, if it has one."""
     if not has_dashboard(dask_scheduler):
         return Begun(False, False)
+    await end(run, dask_scheduler)  # its driver had no answer to an earlier call
     sees = mark != "" and mark_of(Path(path)) == mark
     folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
     pages = _pages(dask_scheduler)

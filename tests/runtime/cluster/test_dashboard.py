@@ -12,8 +12,10 @@ from distributed import Client, LocalCluster, Scheduler
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
-from oocdl.events import Event, StepDone
+from oocdl.dashboard import dask_driver, dask_plugin
+from oocdl.events import Event, StepDone, WorkersChanged
 from oocdl.planning.task_key import group_of
+from oocdl.runtime.lost import WorkersLost
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
 
@@ -54,3 +56,25 @@ def test_pages_show_layers(client: Client, tmp_path: Path, parallel: dict[str, A
     assert pages == dict.fromkeys(PAGES, 200)
     layers = {group_of(layer.layer.name) for layer in run.plan.layers}
     assert shown - layers == {"weights"} and shown & layers >= {"down1.conv2", "bottom.conv1", "up1.conv1"}
+
+
+def test_a_page_whose_answer_was_lost_goes_with_the_run(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lost, told = dask_driver.on_scheduler, [True], list[str]()
+
+    def deaf(one: Client, function: Any, *arguments: Any) -> Any:
+        found = real(one, function, *arguments)
+        if function is dask_plugin.begin and lost and lost.pop():
+            raise WorkersLost("the scheduler has not answered")
+        return found
+
+    def pages(dask_scheduler: Scheduler) -> list[int]:
+        return [len(p.runs) for p in dask_scheduler.plugins.values() if isinstance(p, dask_plugin.Pages)]
+
+    monkeypatch.setattr(dask_driver, "on_scheduler", deaf)
+    with dask_driver.shown(lambda: client, tmp_path, told.append, False) as listener:
+        assert len(told) == 1 and "has not answered" in told[0]
+        listener(WorkersChanged("", 2, 0))
+        assert client.run_on_scheduler(pages) == [1]
+    assert client.run_on_scheduler(pages) == [] and len(told) == 1
