@@ -70,7 +70,7 @@ class Shown:
         self.view, self._tell = view, tell
         self.over = False
         """Whether nothing more comes: pages stay as they are."""
-        self._lock: threading.Lock = threading.Lock() if of is None else of._lock
+        self.reading: threading.Lock = threading.Lock() if of is None else of.reading
         self._told = ""
 
     async def refresh(self) -> None:
@@ -83,7 +83,7 @@ class Shown:
                 self._tell(f"the page of {self.view.run} cannot be read on: {error}")
 
     def _read(self) -> None:
-        with self._lock:
+        with self.reading:
             self.view.refresh()
 
     def page(self) -> Any:
@@ -92,19 +92,19 @@ class Shown:
 
     def add_page(self, document: Document) -> None:
         """Give a browser's session its page, which is updated about once a second."""
-        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+        if not self.reading.acquire(timeout=PATIENCE_SECONDS):
             raise OSError(f"{self.view.run} is still being read: load the page again in a moment")
         try:
             page = self.page()
         finally:
-            self._lock.release()
+            self.reading.release()
 
         def update() -> None:
-            if self._lock.acquire(blocking=False):  # else the next call shows what is being read
+            if self.reading.acquire(blocking=False):  # else the next call shows what is being read
                 try:
                     page.update()
                 finally:
-                    self._lock.release()
+                    self.reading.release()
                 if self.over:
                     document.remove_periodic_callback(callback)
 
