@@ -72,7 +72,7 @@ def trained_by_pytorch(
             optimizer.step()
             losses.append(total)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    return {"losses": torch.tensor(losses), **state}
+    return {"losses": torch.tensor(losses, dtype=torch.float64), **state}
 
 
 def _first(made: Any) -> Tensor:
@@ -132,7 +132,8 @@ def beside(
         return Verdict("refused", str(why))
     loaded = copy.deepcopy(fresh)
     run.load_into(loaded)
-    found = {"losses": torch.tensor([row["loss"] for row in run.history]), **loaded.state_dict()}
+    losses = torch.tensor([row["loss"] for row in run.history], dtype=torch.float64)
+    found = {"losses": losses, **loaded.state_dict()}
     wrong = _wrong(found, wanted, lambda jitter: trained_by_pytorch(
         copy.deepcopy(fresh), given, target, course, jitter))  # fmt: skip
     if wrong:

@@ -110,7 +110,7 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
     check_baked(ctx)
     listed = ctx.sequences.keys() & set(node.inputs)
     if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
-        outputs = fold(node, known)
+        outputs = _as_in_python(ctx, known, fold(node, known))
         _count_folded(ctx, [array for array in known if array is not None], outputs)
         if ctx.sized.intersection(node.inputs):
             ctx.sized.update(node.outputs)
@@ -123,6 +123,16 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
         why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
         raise UnsupportedError(f"{node.op} of values that are not constant{why}")
     raise UnsupportedError(not_known(node.op))
+
+
+def _as_in_python(
+    ctx: Context, known: Sequence[Array | None], outputs: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Keep in float64 a number that a module's code makes of a size; exporters compute with it in float32."""
+    of_size = ctx.node.op == "Cast" and ctx.facts and ctx.sized.intersection(ctx.node.inputs)
+    if of_size and known[0] is not None and known[0].size == 1 and outputs[0].dtype == np.float32:
+        return (known[0].astype(np.float64),)
+    return outputs
 
 
 def _count_folded(ctx: Context, given: Sequence[Array], made: Sequence[Array]) -> None:
