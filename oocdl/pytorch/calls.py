@@ -10,12 +10,14 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
 
 Tensors = Mapping[str, Tensor]
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,24 @@ def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
         return copy.deepcopy(module, memo)
 
 
+class OneStep(TorchFunctionMode):
+    """Has recurrent layers run one step of a sequence, and repeat its result.
+
+    Without contents PyTorch unrolls them: that takes milliseconds a step, and fixes the length of a sequence.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Of a packed sequence the fourth argument holds weights; of a plain one it is ``has_biases``.
+        if getattr(func, "__name__", "") not in _RECURRENT or not isinstance(args[3], bool):
+            return func(*args, **(kwargs or {}))
+        x, *rest = args
+        time = 1 if rest[-1] else 0
+        made, *states = func(x.narrow(time, 0, 1), *rest)
+        shape = list(made.shape)
+        shape[time] = x.shape[time]
+        return (made.expand(shape), *states)
+
+
 def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
     """Return the shapes of what ``module`` returns for ``inputs`` without contents; raises what it raises."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -83,5 +103,5 @@ def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
     args, kwargs = signature_of(double, tuple(inputs)).split(
         {name: mode.from_tensor(x) for name, x in inputs.items()}
     )
-    with mode:
+    with mode, OneStep():
         return [tuple(x.shape) for x in tree_leaves(double(*args, **kwargs)) if isinstance(x, Tensor)]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import pickle
 import re
+import resource
 import signal
 import warnings
 from collections.abc import Callable
@@ -34,6 +36,8 @@ class Child(Generic[T]):
     pid: int
     pipe: int
     """The end from which its pickled result is read."""
+    most_seconds: int | None = None
+    """Of a processor's time, after which the system ends it."""
 
     def result(self) -> T:
         """Wait for the result. Raises what the function has raised, UnsupportedError if the copy has died."""
@@ -48,6 +52,8 @@ class Child(Generic[T]):
             raise
         if not data:
             number = os.waitstatus_to_exitcode(status)
+            if number == -signal.SIGXCPU:
+                raise UnsupportedError(f"{self.what} did not end in {self.most_seconds} s")
             how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
             raise UnsupportedError(f"{self.what} crashed ({how})")
         made, error = pickle.loads(data)
@@ -64,11 +70,12 @@ class Here(Generic[T]):
     result: Callable[[], T]
 
 
-def start(what: str, work: Callable[[], T]) -> Child[T] | Here[T]:
+def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> Child[T] | Here[T]:
     """Begin to run ``work`` in a copy of this process, on one thread, with its output thrown away.
 
     The result and typed errors are pickled; any other exception becomes an UnsupportedError that names it.
-    Where CUDA is in use it runs in this process: autograd does not survive a fork there.
+    Where CUDA is in use it runs in this process, for as long as it takes: autograd does not survive a fork
+    there. Elsewhere the result is an UnsupportedError after ``most_seconds`` of a processor's time.
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Here(work)
@@ -79,25 +86,30 @@ def start(what: str, work: Callable[[], T]) -> Child[T] | Here[T]:
         pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _run(work, writer)
+        _run(work, writer, most_seconds)
     os.close(writer)
-    return Child(what, pid, reader)
+    return Child(what, pid, reader, most_seconds)
 
 
-def in_child(what: str, work: Callable[[], T]) -> T:
+def in_child(what: str, work: Callable[[], T], most_seconds: int | None = None) -> T:
     """Run ``work`` in a copy of this process, and return its result."""
-    return start(what, work).result()
+    return start(what, work, most_seconds).result()
 
 
-def _run(work: Callable[[], T], writer: int) -> NoReturn:
+def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoReturn:
     """Do the work of a copy, and end it without the clean-up that is the original's."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # rather this copy than its original, if memory ends
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if most_seconds is not None:
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (most_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1])
+            )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
+        faulthandler.disable()  # it writes to a file of its own, which in a notebook is the cell
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)

@@ -29,6 +29,9 @@ from oocdl.pytorch.study.state import same_generators
 from oocdl.pytorch.study.study import Axes, Study, narrowed, study
 from oocdl.pytorch.tensors import twin_of
 
+COURTESY_SECONDS = 60
+"""Of a processor, for a file in which axes are open that nobody has asked for."""
+
 
 def export(
     module: nn.Module,
@@ -82,6 +85,7 @@ def _first_that_works(
     """Export with one exporter after the other, until one has written the module.
 
     Where none can write it with all axes that are free, and none are asked for, only the batch is left open.
+    So it is where that takes too long: dynamo may reason for hours on a size that is open.
     """
     title = type(module).__name__
     studies: list[Study | None] = [made]
@@ -89,6 +93,7 @@ def _first_that_works(
         studies.append(None)
     reasons: dict[str, str] = {}
     for one in studies:
+        most_seconds = COURTESY_SECONDS if one is not studies[-1] else None
         if one is None:
             why = f"its file is another network at other sizes ({_joined(reasons)})"
             one = in_child(f"a call of {title}", partial(narrowed, module, signature, made, why))
@@ -97,7 +102,7 @@ def _first_that_works(
                 ready = Path(folder) / target.name
                 write = partial(_written, module, signature, one, name, ready, asked.verify)
                 try:
-                    metadata = in_child(f"PyTorch's {name} exporter", write)
+                    metadata = in_child(f"PyTorch's {name} exporter", write, most_seconds)
                 except InputError as error:
                     reasons[name] = first_line(error)
                 else:

@@ -62,8 +62,8 @@ def test_a_process_that_is_killed_while_it_exports_is_in_nobodys_way(
     with monkeypatch.context() as patch:
         real = export.in_child
 
-        def seen(what: str, call: Callable[[], Any]) -> Any:
-            found = real(what, call)
+        def seen(what: str, call: Callable[[], Any], *limit: int) -> Any:
+            found = real(what, call, *limit)
             if "exporter" in what:
                 shutil.copytree("Net.run", "killed.run")
             return found

@@ -33,6 +33,9 @@ FIXED = {
 UNSEEN = ("AdaptiveAvgPool2d(4)", "AdaptiveMaxPool2d(2)", "twice where it is large", "rolled by half")
 """Networks of which a file written at one size may hold nothing that tells them from others."""
 
+EXACT_TO = 1e-7
+"""Of float64: the TorchScript exporter writes the steps of ``linspace`` as float32."""
+
 
 def predicted(model: OnnxModel, x: Tensor, weights: nn.Module) -> Tensor:
     """What a file predicts with a module's weights."""
@@ -63,7 +66,7 @@ def test_a_module_at_other_sizes(
             assert "axis" in str(why) or FIXED[name] in str(why)
             continue
         with torch.no_grad():
-            assert error(found, module(x)) <= 1e-9, size
+            assert error(found, module(x)) <= EXACT_TO, size
 
 
 @pytest.mark.parametrize(("name", "way"), some_of(NETWORKS, WAYS))

@@ -1,7 +1,8 @@
 """Random modules: three steps, state, predictions at two sizes and the reloaded module are PyTorch's.
 
 ``OOCDL_MODULES=1000:2000`` tries those seeds, each of them a module, instead of the first few. What fails is
-shrunk, and told as a ``Spec``.
+shrunk, and told as a ``Spec``. Every twentieth goes through dynamo, which takes five seconds, the others
+through TorchScript.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from oocdl.pytorch import export as exporting
+from oocdl.pytorch.exporters import EXPORTERS
 from tests.kit.beside import Verdict, beside
 from tests.kit.random_modules import Spec, shrunk, spec_of
 
@@ -21,16 +24,22 @@ TOGETHER = 20
 """Modules a test."""
 REFUSED_AT_MOST = 0.3
 """Of all modules: a search that is refused finds nothing."""
+BY_DYNAMO = 20
+COURTESY_SECONDS = 10
+"""Of a processor, for a file of any size; with more, dynamo has tens of seconds for some modules."""
 
 
 def verdict_of(spec: Spec) -> Verdict:
     """Train a module in both ways; what PyTorch cannot call is no case."""
     x, other = spec.arrays()
+    name = "TorchScript" if spec.seed % BY_DYNAMO else "dynamo"
     try:
         spec.module().double()(torch.as_tensor(x[: spec.batch]))
     except Exception as error:
         return Verdict("none", str(error))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "EXPORTERS", {name: EXPORTERS[name]})
+        patch.setattr(exporting, "COURTESY_SECONDS", COURTESY_SECONDS)
         try:
             return beside(spec.module(), x, Path(folder), spec.course(), [other])
         except Exception as error:

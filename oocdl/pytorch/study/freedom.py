@@ -8,6 +8,7 @@ the module takes the same path.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,21 +22,32 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from oocdl.graph.onnx.sizes.open_axes import Condition, is_readable
-from oocdl.pytorch.calls import Signature, Tensors, without_contents
+from oocdl.pytorch.calls import OneStep, Signature, Tensors, without_contents
 from oocdl.pytorch.study.places import Places
 
 BATCH = "batch"
 _TORCH = Path(torch.__file__).parent
 _KERNELS = ("contiguous", "strides_like", "conv", "elementwise_output_strides", "memory_format")
 """Parts of the names of PyTorch's functions whose conditions choose a kernel or an order in memory."""
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_FOLLOWING = (
+    "<",
+    str(_TORCH / "__init__.py"),
+    *(str(_TORCH / name) for name in ("fx/", "_subclasses/", "_ops.py")),
+)
+"""Beginnings of the files that follow symbols through whatever is called."""
+_AGAIN_SECONDS = 1.0
 Axis = tuple[str, int]
+
+
+class _Late(BaseException):
+    """The time for a call is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +73,7 @@ def freedom(
 
     Raises TimeoutError after ``seconds`` of this process's time, and whatever the call raises.
     """
-    env = ShapeEnv(duck_shape=False)
+    env = _Env(duck_shape=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     double = without_contents(module, mode)
     fakes = {name: _symbolic(mode, name, x, tried.get(name, ())) for name, x in inputs.items()}
@@ -72,7 +84,7 @@ def freedom(
                 symbols[size.node.expr] = (name, axis)
     args, kwargs = signature.split(fakes)
     calls = _Calls(Places(double), env)
-    with _limited(seconds), mode, enable_python_dispatcher(), calls:
+    with _limited(seconds), mode, enable_python_dispatcher(), calls, OneStep():
         double(*args, **kwargs)
     calls.note()
     return _read(env, symbols, calls.found)
@@ -86,25 +98,40 @@ def _symbolic(mode: FakeTensorMode, name: str, x: Tensor, tried: Sequence[int]) 
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after some seconds of this process's time: a few modules take minutes."""
+    """Raise TimeoutError after some seconds of this process's time: a few modules take minutes.
+
+    PyTorch goes on after most exceptions, so the one that ends the call is no ``Exception``, and comes again.
+    """
 
     def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"sizes could not be followed in {seconds:g} s")
+        raise _Late
 
     before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_SECONDS)
     try:
         yield
+    except _Late:
+        raise TimeoutError(f"sizes could not be followed in {seconds:g} s") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
 
 
-class _Calls(TorchFunctionMode):
-    """Notes where conditions arise, and has recurrent layers run one step, whose result it repeats.
+class _Env(ShapeEnv):
+    """Tells by itself where a condition arises: PyTorch imports its compilers for that, in half a second."""
 
-    PyTorch would unroll them, and so fix the length of a sequence.
-    """
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:
+        frame = sys._getframe(1) if framework_loc is None else None
+        while frame is not None and frame.f_code.co_filename.startswith(_FOLLOWING):
+            frame = frame.f_back
+        if frame is not None:
+            code = frame.f_code
+            framework_loc = FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
+        return SLoc(framework_loc, None), ""
+
+
+class _Calls(TorchFunctionMode):
+    """Notes where conditions arise."""
 
     def __init__(self, places: Places, env: ShapeEnv) -> None:
         super().__init__()
@@ -114,8 +141,6 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note()
-        if getattr(func, "__name__", "") in _RECURRENT and isinstance(args[-1], bool):
-            return _repeated(func, *args)
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -130,14 +155,6 @@ class _Calls(TorchFunctionMode):
             self.found.append(
                 f"{Path(frame.filename).name}:{frame.lineno}" if isinstance(frame, FrameSummary) else ""
             )
-
-
-def _repeated(func: Any, x: Tensor, *rest: Any) -> Any:
-    time = 1 if rest[-1] else 0
-    made, *states = func(x.narrow(time, 0, 1), *rest)
-    shape = list(made.shape)
-    shape[time] = x.shape[time]
-    return (made.expand(shape), *states)
 
 
 def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:

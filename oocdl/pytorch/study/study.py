@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,7 +81,7 @@ def study(
     works = _Works(module, signature, data)
     sizes = choose(example, free.names, free.conditions, works)
     if sizes is None and not asked:
-        free = _only_the_batch(free, "no other size was found that the module takes")
+        free = _only_the_batch(free, example, "no other size was found that the module takes")
         sizes = choose(example, free.names, free.conditions, works)
     if sizes is None:
         raise UnsupportedError(
@@ -91,17 +92,23 @@ def study(
 
 def narrowed(module: nn.Module, signature: Signature, made: Study, reason: str) -> Study:
     """Return a study with all axes but the batch fixed at the sizes of the example, for a reason."""
-    free, works = _only_the_batch(made.free, reason), _Works(module, signature, made.data)
+    free, works = _only_the_batch(made.free, made.example, reason), _Works(module, signature, made.data)
     sizes = choose(made.example, free.names, free.conditions, works)
     if sizes is None:
         raise UnsupportedError(f"it cannot be called with {made.example}: {works.reason}")
     return replace(made, free=free, sizes=sizes)
 
 
-def _only_the_batch(free: Freedom, reason: str) -> Freedom:
+def _only_the_batch(free: Freedom, example: Shapes, reason: str) -> Freedom:
+    """Fix all axes but the batch at the sizes of the example, in conditions too."""
     names = {axis: name for axis, name in free.names.items() if name == BATCH}
     lost = {axis: reason for axis in free.names.keys() - names.keys()}
-    about = [item for item in free.conditions if BATCH in item.text]
+    sizes = {free.names[title, axis]: example[title][axis] for title, axis in lost}
+    about = []
+    for item in free.conditions:
+        text = re.sub(r"\w+", lambda word: str(sizes.get(word[0], word[0])), item.text)
+        if BATCH in text:
+            about.append(replace(item, text=text))
     return Freedom(names=names, fixed={**free.fixed, **lost}, conditions=tuple(about))
 
 

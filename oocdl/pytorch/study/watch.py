@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from oocdl.pytorch.calls import OneStep
 from oocdl.pytorch.study.places import Places, is_of_user
 from oocdl.pytorch.study.state import cell_of, global_generators
 from oocdl.pytorch.tensors import named_tensors
@@ -143,6 +144,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.enter_context(patch(title, self._seeding(title)))
             for mode in (torch.enable_grad(), patch(_ATTENTION, self._attention), NoOperators(self), self):
                 stack.enter_context(mode)
+            stack.enter_context(OneStep())
             self.found.outputs = module(*args, **kwargs)
         self._finish()
         for cell, text in self.made.items():
