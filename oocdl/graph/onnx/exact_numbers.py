@@ -23,9 +23,14 @@ _KNOWN = (
     math.sqrt(0.5),
     math.sqrt(2 / math.pi),
     2 / math.sqrt(math.pi),
-    1 / 6,
+    math.log(2),
+    1 / math.log(2),
+    math.log(10),
+    1 / math.log(10),
+    *(1 / number for number in range(3, 13)),
+    *(0.1**digits for digits in range(2, 7)),
 )
-"""Numbers that exporters put into activations."""
+"""Numbers that exporters put into activations, logarithms, roots and roundings."""
 
 
 class ExactNumbers:
@@ -41,12 +46,14 @@ class ExactNumbers:
         return self._exact.get(float(np.float32(value)), value)
 
     def array(self, array: Array) -> Array:
-        """Return an array of one number as float64 if it was rounded; any other as it is."""
-        if array.dtype != np.float32 or array.size != 1:
+        """Return one number of a float type as float64, as the code has it; any other array as it is.
+
+        What is computed of such numbers is float64 too, as in Python.
+        """
+        if array.dtype.kind != "f" or array.size != 1:
             return array
         value = float(array.reshape(()))
-        found = self._exact.get(value, value)
-        return array if found == value else np.full(array.shape, found)
+        return np.full(array.shape, self._exact.get(value, value))
 
     def nodes(self, nodes: Sequence[OnnxNode]) -> tuple[OnnxNode, ...]:
         """Return nodes whose attributes and constants are exact."""

@@ -128,9 +128,9 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
 def _as_in_python(
     ctx: Context, known: Sequence[Array | None], outputs: tuple[Array, ...]
 ) -> tuple[Array, ...]:
-    """Keep in float64 a number that a module's code makes of a size; exporters compute with it in float32."""
-    of_size = ctx.node.op == "Cast" and ctx.facts and ctx.sized.intersection(ctx.node.inputs)
-    if of_size and known[0] is not None and known[0].size == 1 and outputs[0].dtype == np.float32:
+    """Keep one number of a module's code in float64; exporters compute with it in float32."""
+    of_module = ctx.node.op == "Cast" and ctx.facts and outputs[0].dtype == np.float32
+    if of_module and known[0] is not None and known[0].size == 1:
         return (known[0].astype(np.float64),)
     return outputs
 
