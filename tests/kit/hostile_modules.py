@@ -28,6 +28,7 @@ class Does(nn.Module):
         self.held: dict[str, Any] = {"list": []}
         self.generator = torch.Generator().manual_seed(5)
         self.register_buffer("seen", torch.ones(()))
+        self.temperature = nn.Parameter(torch.tensor(1.5))
         self.what = what
 
     def forward(self, x: Tensor) -> Any:
@@ -243,6 +244,10 @@ def sizes_in_numbers(self: Does, x: Tensor, y: Tensor) -> Tensor:
     return y * int(x.shape[0])
 
 
+def shifted_at_random(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    return y.roll(int(torch.randint(0, 2, ())), 1)
+
+
 def many_outputs(self: Does, x: Tensor, y: Tensor) -> Any:
     return {"a": y * 2, "b": (y + 1, None)}
 
@@ -329,6 +334,17 @@ CASES: Mapping[str, Case] = {
     "recomputed": does(recomputed),
     "integers": does(integers),
     "outputs in a tree": does(many_outputs),
+    "likeness": does(lambda self, x, y: y * F.cosine_similarity(x, y, 1)[:, None]),
+    "roots and digits": does(
+        lambda self, x, y: y.norm(3, 1, keepdim=True) + y.round(decimals=1) + torch.log2(1 + y.abs())
+    ),
+    "statistics that are read": does(
+        lambda self, x, y: self.norm(y) + self.norm.running_mean,
+        "'norm.running_mean' is changed by its norm, and read",
+    ),
+    "a number of one": does(lambda self, x, y: y * self.temperature),
+    "a random number that is read": does(shifted_at_random, "read as one of Python's"),
+    "numbers around others": does(lambda self, x, y: torch.normal(y, 0.1 * x.abs()), "of aten.normal"),
     "AvgPool(divisor_override)": image(lambda: nn.AvgPool2d(2, divisor_override=3)),
     "AvgPool(count_include_pad)": image(
         lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)

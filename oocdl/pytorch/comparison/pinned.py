@@ -71,6 +71,8 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bound = {slot.name: value for slot, value in zip(func._schema.arguments, args, strict=False)}
         bound |= kwargs
         x = bound.get("self")
+        if not {"self", "size"} & bound.keys():  # normal(mean, std), which has no gradient
+            raise UnsupportedError(f"random numbers of {func} cannot be compared with those of a file")
         shape = tuple(x.shape) if isinstance(x, Tensor) else tuple(bound["size"])
         wanted = bound.get("dtype") or (x.dtype if isinstance(x, Tensor) else torch.get_default_dtype())
         made = _MADE[name](self, name, shape, bound).to(wanted)

@@ -32,6 +32,8 @@ _SEEDS = tuple(
     f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
 )
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+_CUTTING = ("cosine_similarity",)
+"""Functions of PyTorch that keep a gradient from going through a bound, in place, as their files do."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -83,6 +85,7 @@ class NoOperators(TorchFunctionMode):
         if func in _ARRAYS and any(cell_of(x) in self.watch.data for x in args if isinstance(x, Tensor)):
             found.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
         before = len(found.random)
+        self.watch.called = getattr(func, "__name__", "")
         out = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").endswith("alpha_dropout") and len(found.random) > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
@@ -118,16 +121,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, part in module.named_modules()
             if isinstance(part, nn.modules.batchnorm._NormBase)
         }
+        self.called = ""
+        """The function of PyTorch that runs."""
         self.inputs = [*inputs]
         self.alive: list[Any] = []
         self.repeated = False
         self.data = {*map(cell_of, self.inputs), *self.state}
-        """Tensors whose numbers depend on inputs, parameters or buffers."""
+        """Tensors whose numbers depend on inputs, parameters, buffers or random numbers."""
         self.from_inputs = {*map(cell_of, self.inputs)}
         self.made: dict[int, str] = {}
         """Tensors of this call -> what made them; of earlier calls, with a note."""
         self.old: set[int] = set()
         """Tensors that an earlier call has made from data."""
+        self.beside: dict[str, str] = {}
+        """Parameters and buffers that an operator reads that is no norm: the place."""
         self.indexed: dict[str, str] = {}
         """Parameters and buffers that are indexed: the place."""
         self.cut: dict[tuple[int, bool], str] = {}
@@ -187,12 +194,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ratio = bound.get("dropout_p", 0.0 if "scaled_dot_product" in name else 1.0)
         if torch.Tag.nondeterministic_seeded in func.tags and ratio:
             self.found.random.append(f"{name} {self.places.here()}")
+            self.data.update(map(cell_of, made))
             if bound.get("generator") is not None:
                 self.found.refused.append(f"random numbers of a generator of its own {self.places.here()}")
         if name.startswith(_NORMS):
             self._norm(bound, name)
-        elif func._schema.is_mutable:
-            self._changes(func, bound, name)
+        else:
+            self.beside |= {
+                self.state[cell_of(x)]: self.places.here() for x in given if cell_of(x) in self.state
+            }
+            if func._schema.is_mutable:
+                self._changes(func, bound, name)
         self._looks_up(name, bound, given)
         if name in _NUMBERS and any(cell_of(x) in self.data for x in given):
             what = "a number that depends on data is read as one of Python's"
@@ -304,6 +316,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif self.made.get(cell, "kept ").startswith("kept "):
                 self.found.refused.append(f"a tensor that lives longer than a call is changed {where}")
             elif cell in self.graded and not (torch.is_grad_enabled() and held.requires_grad):
+                if self.called in _CUTTING:
+                    continue
                 how = ".data or detach()" if torch.is_grad_enabled() else "torch.no_grad()"
                 self.found.refused.append(f"a gradient is cut by {name}, in place under {how}, {where}")
 
@@ -317,6 +331,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"the gradient is cut by {self.cut[cell_of(x), x.requires_grad]} "
                     "(to freeze parameters, use requires_grad_(False))"
                 )
+        for title, training in found.norms.items():
+            if training and title in self.beside:
+                found.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")
         for title, where in self.indexed.items():
             if found.padding.get(title) is not None:
                 found.refused.append(f"'{title}' has a padding_idx, and is indexed without one {where}")
