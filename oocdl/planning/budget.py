@@ -14,11 +14,12 @@ from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
 from oocdl.planning.machine import (
-    SLACK_BYTES,
+    TIGHT_BYTES,
     DeviceShortage,
     Machine,
     check_capacity,
     check_device,
+    check_size,
     device_shortage,
     discards_old_weights,
 )
@@ -36,6 +37,8 @@ TRIAL_TASK_BYTES = 256 << 10
 many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
 SEARCH_START_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
+CLOSE_BYTES = 1 << 20
+"""The search for the smallest budget ends so close to it."""
 LARGEST_BUDGET_BYTES = 1 << 50
 """No budget above this is looked for."""
 SEARCH_SECONDS = 15.0
@@ -90,10 +93,11 @@ def compile_within(
         worst = _cut(draft, settings, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
         needed = smallest_budget(draft, settings, machine)
-        raise BudgetError(
-            f"{worst} beside the process itself ({machine.base_bytes >> 20} MiB with engine "
-            f"'{machine.engine}'); memory='{-(-needed >> 20)}MiB' would do"
-        ) from None
+        process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
+        why = (
+            f"{worst} beside {process}" if machine.capacity_bytes > 1 else f"nothing is left beside {process}"
+        )
+        raise BudgetError(f"{why}{machine.why_reading}; memory='{-(-needed >> 20)}MiB' would do") from None
     if hosts is None and machine.workers > 1 and settings.parallel == "auto":
 
         def cut(machine: Machine, side: int | None) -> Candidate | None:
@@ -145,10 +149,8 @@ def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Ca
 def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
     """The fastest way to cut, by simulation; None if nothing fits."""
     found = None
-    at_once = machine.threads + 1
-    largest = min(machine.unit_bytes, LARGEST_UNIT_BYTES)
-    for divisor in (1, 2, 4, 8):
-        candidate = _candidate(draft, settings, machine, max(largest // divisor, 1))
+    for unit_bytes in _large_units(machine):
+        candidate = _candidate(draft, settings, machine, unit_bytes)
         if candidate is None:
             break
         if found and candidate.simulated.seconds > SMALLER_UNITS_TIME_RATIO * found.simulated.seconds:
@@ -158,10 +160,21 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
             break  # all of it fits: smaller units would only read more halos
         if found.compiled.plan.tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
             break
-    # Where not even that many have room, fewer units run at once.
-    for divisor in range(at_once - 1, 0, -1) if machine.device_unit_bytes is None else ():
-        found = found or _candidate(draft, settings, machine, max(machine.capacity_bytes // divisor, 1))
+    for unit_bytes in _last_units(machine):
+        found = found or _candidate(draft, settings, machine, unit_bytes)
     return found
+
+
+def _large_units(machine: Machine) -> list[int]:
+    """Bytes of a unit where all threads have one and the inputs of another are read; and smaller ones."""
+    largest = min(machine.unit_bytes, LARGEST_UNIT_BYTES)
+    return [max(largest // divisor, 1) for divisor in (1, 2, 4, 8)]
+
+
+def _last_units(machine: Machine) -> list[int]:
+    """Bytes of a unit where not even that many have room: fewer of them run at once."""
+    divisors = range(machine.threads, 0, -1) if machine.device_unit_bytes is None else ()
+    return [max(machine.capacity_bytes // divisor, 1) for divisor in divisors]
 
 
 def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Candidate | None:
@@ -179,8 +192,11 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, or why there are none."""
+    limits = machine.limits(settings, unit_bytes)
     try:
-        compiled = draft.cut(machine.limits(settings, unit_bytes))
+        if machine.capacity_bytes < TIGHT_BYTES:
+            check_size(draft.estimate(limits), machine)  # cut in vain, it would leave less room
+        compiled = draft.cut(limits)
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
@@ -188,19 +204,21 @@ def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) ->
 
 
 def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
-    """The smallest budget in bytes that a plan fits, closely (less so if that takes too long)."""
+    """The smallest budget in bytes that is accepted, closely (less so if that takes too long)."""
+    began = time.monotonic()
 
-    def seems_to_fit(unit_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=unit_bytes)
-        try:
-            size = draft.estimate(roomy.limits(settings, unit_bytes))
-        except BudgetError:
-            return False
-        return size.peak_unit_bytes <= unit_bytes - machine.growth_bytes(size.counts)
+    def goes_on() -> bool:
+        # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
+        return time.monotonic() - began < SEARCH_SECONDS
 
-    def fits(unit_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=unit_bytes)
-        return not isinstance(_cut(draft, settings, roomy, unit_bytes), BudgetError)
+    def seems_to_fit(capacity_bytes: int) -> bool:
+        roomy = replace(machine, capacity_bytes=capacity_bytes)
+        return any(_seems_to_fit(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
+
+    def fits(capacity_bytes: int) -> bool:
+        roomy = replace(machine, capacity_bytes=capacity_bytes)
+        cuts = (_cut(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
+        return any(isinstance(cut, CompiledPass) for cut in cuts)
 
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
     while not seems_to_fit(high):
@@ -209,19 +227,33 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
             raise BudgetError(
                 "the network cannot be cut so at any budget; ask for fewer pieces (parallel=, threads=)"
             )
-    began, low = time.monotonic(), high // 2
-
-    def goes_on() -> bool:
-        # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
-        close = max(high // 8, (machine.base_bytes + high) // 64)
-        return high - low > close and time.monotonic() - began < SEARCH_SECONDS
-
+    low = high // 2
     while low > machine.capacity_bytes and goes_on() and seems_to_fit(low):
         low, high = low // 2, low
-    while goes_on():
+    while high - low > CLOSE_BYTES and goes_on():
         middle = (low + high) // 2
         low, high = (low, middle) if seems_to_fit(middle) else (middle, high)
-    while not fits(high):
-        high += high // 8
+    # An estimate may be off either way.
+    if fits(high):
+        while high > CLOSE_BYTES and goes_on() and fits(high - CLOSE_BYTES):
+            high -= CLOSE_BYTES
+    else:
+        high += CLOSE_BYTES
+        while not fits(high):
+            high += max(CLOSE_BYTES, high // 16)
     # What the process takes by itself differs a little each time.
-    return machine.base_bytes + high + SLACK_BYTES
+    return machine.base_bytes + high + machine.slack_bytes
+
+
+def _sizes(machine: Machine) -> list[int]:
+    """Bytes that a unit may have, from all sizes that are tried."""
+    return [_large_units(machine)[0], *_last_units(machine)]
+
+
+def _seems_to_fit(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> bool:
+    """Whether ``_cut`` is likely to find a pass, which is seen much faster."""
+    try:
+        check_size(draft.estimate(machine.limits(settings, unit_bytes)), machine)
+    except BudgetError:
+        return False
+    return True

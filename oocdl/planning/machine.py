@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Protocol
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
+from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores
 from oocdl.ops import RULES
-from oocdl.planning.pass_plan import PassPlan
+from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
 from oocdl.storage.cache.memory_tier import IO_THREADS
@@ -39,8 +41,11 @@ has room for that."""
 UNEVEN_RATIO = 1.5
 """How many times the tasks of an even share of each layer a member of a cluster may have. Measured: 0.94 to
 1.00 on 2, 4 and 8 members, 1.35 on 64 of 16 threads."""
-SLACK_BYTES = 16 << 20
-"""How much more the same process may take the next time; budgets that errors name have it on top."""
+SLACK_BYTES, CREW_SLACK_BYTES = 1 << 20, 16 << 20
+"""How much more the same process, or a worker of a cluster, may take the next time; budgets that errors name
+have it on top. Measured: 0.1 MiB between six processes that do the same."""
+TIGHT_BYTES = 64 << 20
+"""Where less is left for arrays, garbage is collected before the process is measured."""
 DISCARD_CAPACITY_SHARE = 0.25
 """Weights and state that take more than this share of the capacity are discarded as they are replaced."""
 READ_BLOCK_BYTES = 1 << 20
@@ -49,6 +54,9 @@ BATCH_CACHE_BYTES = 8 << 20
 """The most that is kept of what was already read of the current batch."""
 CODEC_COPIES = 3
 """A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
+
+UNUSUAL_BYTES = 16 << 20
+"""Where reading takes so much more than usual, errors say why."""
 
 SAMPLE_BYTES = 24
 """For each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
@@ -100,6 +108,8 @@ class Machine:
     """Larger units were found not to fit the engine's device; None: no unit was too large."""
     slots: int | None = None
     """Layers are cut for so many threads; None: for all of them."""
+    why_reading: str = field(default="", repr=False)
+    """A clause of errors: why reading the dataset takes much of ``base_bytes``."""
     process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
     """How large the process is at the moment."""
     running_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
@@ -120,6 +130,11 @@ class Machine:
         # What comes from other processes, and goes to them, is smaller than units that read and make it.
         share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
+
+    @property
+    def slack_bytes(self) -> int:
+        """How much more a process may take by itself the next time."""
+        return CREW_SLACK_BYTES if self.workers else SLACK_BYTES
 
     @property
     def shares(self) -> int:
@@ -155,19 +170,26 @@ class Machine:
             share = min(int(UNEVEN_RATIO * sum(-(-count // shares) for count in counts)), share)
         return max(EMPTY_PLAN_BYTES + len(counts) * LAYER_BYTES + share * TASK_BYTES - PLAN_BYTES, 0)
 
+    def _grown_bytes(self) -> int:
+        """By how much the process has grown beyond ``PLAN_BYTES`` since it was measured."""
+        return max(self.process_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
+
     def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
         """What is left of the capacity, now that the process has grown by its plans.
 
         ``travelling_bytes`` are kept free for messages between processes. Raises BudgetError if the
         largest unit would not find room.
         """
-        give_back_freed_memory()
-        grown = max(self.process_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
-        grown += travelling_bytes
-        left = self.capacity_bytes - grown
         needed = max(plan.peak_unit_bytes for plan in plans)
+        give_back_freed_memory()
+        grown = self._grown_bytes() + travelling_bytes
+        if needed > self.capacity_bytes - grown:
+            gc.collect()
+            give_back_freed_memory()
+            grown = self._grown_bytes() + travelling_bytes
+        left = self.capacity_bytes - grown
         if needed > left:
-            budget = self.base_bytes + grown + needed + SLACK_BYTES
+            budget = self.base_bytes + grown + needed + self.slack_bytes
             raise BudgetError(
                 f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {-(-needed >> 20)} MiB "
                 f"beside the process itself ({(self.base_bytes + grown) >> 20} MiB); "
@@ -184,8 +206,7 @@ def machine_for(
     ``threads`` counts those of one process where the settings do not say; None: those of the crew, or one
     for each core. With a ``crew`` the budget is that of each of its processes, and this one's size is none of
     it but for what the plan takes here, as it will there.
-    Raises InputError if the engine cannot compute or store as the settings ask; BudgetError if reading
-    the dataset takes more than the budget has room for.
+    Raises InputError if the engine cannot compute or store as the settings ask.
     """
     engine = resolve(settings.engine)
     loaded = get_engine(engine)
@@ -197,23 +218,40 @@ def machine_for(
             "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
         )
     threads = settings.threads or threads or (cores() if crew is None else crew.threads)
-    give_back_freed_memory()
     reading = _reading_bytes(dataset)
     reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes
-    here_bytes = anonymous_bytes()
+    here_bytes = _own_bytes(engine, settings.memory_bytes - reserved)
     own_bytes = here_bytes if crew is None else crew.own_bytes
     base = own_bytes + reserved
-    _check_reading(dataset, reading, base, settings.memory_bytes)
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
+    why = _why_reading(dataset, reading)
     if crew is None:
-        return Machine(engine, threads, base, capacity, reserved)
+        return Machine(engine, threads, base, capacity, reserved, why_reading=why)
     there = partial(_larger_bytes, own_bytes - here_bytes)
     return Machine(
         engine, threads, base, capacity, reserved, crew.processes, crew.there,
-        driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there,
+        driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there, why_reading=why,
     )  # fmt: skip
+
+
+_first_bytes: dict[str, int] = {}
+"""Engine -> what the process had when it was measured first."""
+
+
+def _own_bytes(engine: str, room_bytes: int) -> int:
+    """Return what the process has beside what earlier plans have left, which the next one takes again.
+
+    ``room_bytes``: what it and its arrays may take.
+    """
+    give_back_freed_memory()
+    if room_bytes - anonymous_bytes() < TIGHT_BYTES:
+        gc.collect()
+        give_back_freed_memory()
+    now = anonymous_bytes()
+    left = now - _first_bytes.setdefault(engine, now)
+    return now - min(max(left, 0), PLAN_BYTES)
 
 
 def _larger_bytes(nbytes: int) -> int:
@@ -230,26 +268,18 @@ def _reading_bytes(dataset: Dataset) -> int:
     )
 
 
-def _check_reading(dataset: Dataset, reading_bytes: int, base_bytes: int, memory_bytes: int) -> None:
-    """Raise BudgetError if the process does not fit the budget, and reading takes more of it than is usual.
-
-    Before a chunk is decoded: a damaged or hostile dataset may declare any size. What else does not fit is
-    refused by the planner.
-    """
-    unusual_bytes = reading_bytes - CODEC_COPIES * READ_BLOCK_BYTES
-    if base_bytes < memory_bytes or unusual_bytes < SLACK_BYTES:
-        return
+def _why_reading(dataset: Dataset, reading_bytes: int) -> str:
+    """Say why reading a dataset takes much of a budget; nothing if it does not."""
+    if reading_bytes < CODEC_COPIES * READ_BLOCK_BYTES + UNUSUAL_BYTES:
+        return ""
     worst = max(dataset.arrays.values(), key=lambda array: array.chunk_bytes)
-    least = f"memory='{-(-(base_bytes + SLACK_BYTES) >> 20)}MiB' is the least that would do"
     if CODEC_COPIES * worst.chunk_bytes * 2 > reading_bytes:
-        raise BudgetError(
-            f"array '{worst.name}' of {dataset.where} has chunks of {worst.chunk_bytes / 2**20:.0f} MiB, "
-            f"and reading one takes {CODEC_COPIES} times that: {least}, or write it with smaller chunks"
+        return (
+            f"; array '{worst.name}' of {dataset.where} has chunks of {worst.chunk_bytes / 2**20:.0f} MiB, "
+            f"and reading one takes {CODEC_COPIES} times that"
         )
-    raise BudgetError(
-        f"{dataset.where} has {max(array.shape[0] for array in dataset.arrays.values()):,} samples, of which "
-        f"shuffling takes {SAMPLE_BYTES} bytes each: {least}"
-    )
+    samples = max(array.shape[0] for array in dataset.arrays.values())
+    return f"; {dataset.where} has {samples:,} samples, of which shuffling takes {SAMPLE_BYTES} bytes each"
 
 
 def discards_old_weights(plan: PlanSize, machine: Machine) -> bool:
@@ -263,12 +293,17 @@ def discards_old_weights(plan: PlanSize, machine: Machine) -> bool:
 
 def check_capacity(plan: PassPlan, machine: Machine) -> None:
     """Raise BudgetError if the largest unit finds no room beside the plan itself."""
-    left = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
     worst = max(plan.layers, key=lambda layer: layer.peak_bytes)
-    if worst.peak_bytes > left:
+    size = PassSize(plan.counts, worst.peak_bytes)
+    check_size(size, machine, plan.hosts, f" of layer '{worst.layer.name}'")
+
+
+def check_size(size: PassSize, machine: Machine, hosts: int | None = None, where: str = "") -> None:
+    """Raise BudgetError if the largest unit of a plan of that size finds no room beside it."""
+    left = max(machine.capacity_bytes - machine.growth_bytes(size.counts, hosts), 0)
+    if size.peak_unit_bytes > left:
         raise BudgetError(
-            f"a unit of layer '{worst.layer.name}' needs {worst.peak_bytes / 2**20:.2f} MiB and may take "
-            f"{max(left, 0) / 2**20:.2f} MiB"
+            f"a unit{where} needs {size_text(size.peak_unit_bytes)} and may take {size_text(left)}"
         )
 
 

@@ -18,6 +18,7 @@ from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.program_cost import ProgramScratch
+from oocdl.graph.onnx.model_file import size_text
 from oocdl.graph.partition.cut_classes import Classes
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind
 from oocdl.graph.partition.storage_cut import Layer
@@ -202,7 +203,7 @@ def _grids_for(
         if added is None:
             raise BudgetError(
                 f"no cut of layer '{fitted.layer.name}' fits: one unit needs "
-                f"{fitted.peak_bytes / 2**20:.1f} MiB and may take {limits.unit_bytes / 2**20:.1f} MiB"
+                f"{size_text(fitted.peak_bytes)} and may take {size_text(limits.unit_bytes)}"
             )
         cuts.append(added)
 
@@ -237,7 +238,7 @@ def _fitted(
         if limits.most_units is not None and count > limits.most_units:
             raise _TooManyUnits(
                 f"a step would be cut into more than {limits.most_units} units of at most "
-                f"{limits.unit_bytes / 2**20:.1f} MiB, and a plan of so many finds no room"
+                f"{size_text(limits.unit_bytes)}, and a plan of so many finds no room"
             )
     for number, (rough, _) in enumerate(found if every_unit else ()):
         found[number] = cutter, peak = search.fit_every_unit(rough)

@@ -6,12 +6,15 @@ What the process itself takes is left out, so that small networks, too, get no m
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
@@ -19,6 +22,7 @@ from oocdl.ops import RULES
 from oocdl.planning import budget
 from oocdl.planning.machine import SLACK_BYTES
 from oocdl.testing import run_graph
+from tests.kit import nets
 from tests.kit.jobs import (
     EVEN,
     NETS,
@@ -31,8 +35,6 @@ from tests.kit.jobs import (
     unet,
 )
 from tests.kit.machine import Small
-
-pytestmark = pytest.mark.usefixtures("no_fsync")
 
 PROCESS_BYTES = 300 << 20
 SLOW = pytest.mark.slow
@@ -65,6 +67,36 @@ def test_network_is_exact_at_the_smallest_budget(
     capacity = smallest(job, tmp_path, monkeypatch, **options)
     run = job.fit(tmp_path / "run", Small(capacity, PROCESS_BYTES), **options)
     check(run, *train(job, optimizer), TOLERANCE[optimizer])
+
+
+PLANS = """
+import re, sys, oocdl
+options = {"loss": "dice_ce", "optimizer": "adam", "steps": 1}
+for memory in sys.argv[3:]:
+    try:
+        memory = f"{named + int(memory)}MiB" if memory[0] in "+-" else memory
+        oocdl.plan(sys.argv[1], sys.argv[2], memory=memory, **options)
+        print("accepted")
+    except oocdl.errors.BudgetError as error:
+        print(error)
+        named = int(re.search(r"memory='(\\d+)MiB' would do", str(error))[1])
+        print(named)
+"""
+
+
+def test_a_budget_that_is_named_is_accepted_and_little_less_is_not(tmp_path: Path) -> None:
+    """In one process and in the next, which is as large but for 0.1 MiB."""
+    model = write_unet3d(tmp_path / "unet.onnx", base=16, depth=1, classes=2)
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(samples=1, extent=48))
+
+    def told(*budgets: str) -> list[str]:
+        command = [sys.executable, "-c", PLANS, str(model), str(data), *budgets]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+    nothing, named, little, again, accepted = told("16MiB", "-4", "+0")
+    assert "nothing is left beside the process" in nothing and "beside the process" in little
+    assert named == again and accepted == "accepted"
+    assert told(f"{named}MiB", f"{int(named) - 4}MiB")[::2] == ["accepted", named]
 
 
 def test_an_accepted_plan_runs_when_partial_results_are_many() -> None:

@@ -131,7 +131,7 @@ def test_refusals_name_the_layer() -> None:
     layering = volumes()
     names = {layer.name for layer in layering.layers([])}
     for plan in (plan_pass, estimate_pass):
-        with pytest.raises(BudgetError, match=r"no cut of layer '(.*)' fits: one unit needs .* MiB") as error:
+        with pytest.raises(BudgetError, match=r"no cut of layer '(.*)' fits: one unit needs .* KiB") as error:
             plan(layering, Limits(1000))
         assert any(f"'{name}'" in str(error.value) for name in names)
     with pytest.raises(BudgetError, match="cut into more than 3 units"):

@@ -98,7 +98,7 @@ def test_many_sums_are_combined_in_groups(unet: Draft) -> None:
     assert max(len(call.counts) for call in combines) <= COMBINED_AT_ONCE
 
 
-@pytest.mark.parametrize("slots", [(8, 0), (5, 7)])
+@pytest.mark.parametrize("slots", [pytest.param((8, 0), marks=pytest.mark.slow), (5, 7)])
 def test_losses_and_weights_are_those_of_a_plan_for_one_slot(slots: tuple[int, int], tmp_path: Path) -> None:
     """A batch norm and gradients whose partial sums are combined in groups, in float64."""
     model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2, norm="batch")
