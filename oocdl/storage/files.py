@@ -157,6 +157,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file durably, as ``write_text`` does."""
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder")
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     write_parts(partial, [np.frombuffer(data, np.uint8)], sync=True)
     with reporting(path):
