@@ -1,0 +1,28 @@
+"""Changed ONNX files and odd command lines end well or in one line, each within 5 s and 1 GiB.
+
+With ``test_random_damage`` these are 1,000 attempts; the first lines of the kits say how to try more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("kit", "first", "last"),
+    [("changed_files", 0, 300), ("changed_files", 300, 600), ("command_lines", 0, 250)],
+)
+def test_what_is_odd_is_refused_in_one_line(kit: str, first: int, last: int) -> None:
+    command = [sys.executable, "-m", f"tests.kit.{kit}", str(first), str(last)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["wrong"], done.stderr[-4000:]
+    assert sum(found["ended"].values()) == last - first
