@@ -23,7 +23,7 @@ collect_ignore = ["graph/onnx/make_keras_files.py"]
 def _settled() -> Iterator[None]:
     """What a module has left alive is not gone through by each collection after it."""
     yield
-    gc.collect()
+    gc.collect(1)  # a full one goes through all that there is, as a run unfreezes it
     gc.freeze()
 
 
@@ -37,10 +37,12 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs do not wait for the disk: durability is tested elsewhere, and takes a fifth of their time."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Runs in this process do not wait for the disk: durability is tested by processes that are killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/placing.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -62,6 +63,7 @@ def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
         assert row["all_bytes"] > row["share_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
     words = "--toy", "--slots", "1,2,32", "--json", "rows.json"
     done = run(str(ROOT / "perf/slots.py"), *words, folder=tmp_path)
@@ -73,6 +75,7 @@ def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
     assert all(row["ideal_seconds"] > 0 and row["speedup"] > 0 and row["units"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/grouped.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -80,6 +83,7 @@ def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
     assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_attention_prints_a_row_for_each_case(tmp_path: Path) -> None:
     done = run(str(ROOT / "perf/attention.py"), "--toy", "--json", "rows.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -192,6 +196,7 @@ def test_cluster_steps_look_at_all_processes(tmp_path: Path) -> None:
         assert all(size > 50 << 20 for sizes in row["sizes"] for size in sizes)
 
 
+@pytest.mark.slow
 def test_simulated_steps_stand_beside_measured_ones(tmp_path: Path) -> None:
     printed, rows = bench(tmp_path, "simulate", "--cases", "space")
     assert [(row["case"], row["workers"]) for row in rows] == [("space", 1), ("space", 2)]
@@ -230,6 +235,7 @@ def test_larger_tells_plan_and_run(tmp_path: Path) -> None:
     assert len(rows[0]["outcome"]["result"]["anonymous"]) == 3
 
 
+@pytest.mark.slow
 def test_disk_io_sets_a_step_beside_the_disk(tmp_path: Path) -> None:
     _, rows = bench(tmp_path, "disk_io")
     *speeds, moved = rows
@@ -345,6 +351,7 @@ def test_deep_speech_names_the_synthesizer_that_is_missing(tmp_path: Path) -> No
     assert done.returncode and "apt-get install espeak-ng" in done.stderr
 
 
+@pytest.mark.slow
 def test_pronounce(tmp_path: Path) -> None:
     """Short words, written backwards, or spoken if all that takes is there."""
     known = shutil.which("espeak-ng") and Path("/usr/share/dict/words").exists()
@@ -357,6 +364,7 @@ def test_pronounce(tmp_path: Path) -> None:
     assert "of 4 words never seen" in done.stdout
 
 
+@pytest.mark.slow
 def test_instance_cut(tmp_path: Path) -> None:
     """With examples/multicut.py, which it uses; `tests/test_instance_cut.py` looks closer at both."""
     words = ["--scenes", "16", "--unseen", "2", "--size", "32", "--base", "4", "--steps", "12"]

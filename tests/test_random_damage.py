@@ -28,7 +28,7 @@ from oocdl.storage.run.sealed_files import SEALED_FILES
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync", "planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once")
 FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:150").split(":"))
 STEPS = 4
 FORGED = (

@@ -16,7 +16,6 @@ from oocdl.space import IntUniform, LogUniform, Uniform
 from oocdl.tuning.workers import RESOURCE
 from tests.kit.searches import workers_in, write_job
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 TINY = ("--memory", "2GiB", "--threads", "1", "--engine", "onnxruntime", "--steps", "2")
 
 

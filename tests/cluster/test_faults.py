@@ -11,6 +11,7 @@ from tests.kit import faults
 from tests.kit.fault_trial import Fault, Ledger
 
 
+@pytest.mark.slow
 def test_a_run_survives_workers_and_drivers_that_are_killed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--runs", "1", "--faults", "2", "--steps", "30", "--seed", "3"]
     words += ["--only", "kill a worker", "kill the driver"]

@@ -39,6 +39,7 @@ def commands() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(tmp_path / "batch", "slurm", runs=True)

@@ -1,21 +1,22 @@
-"""Which cases are tried in which of several slow ways: all of them where there is time."""
+"""Which cases are tried in which of several slow ways: all of them with ``--slow``."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 
-def some_of(names: Iterable[str], ways: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (name, way): each name by TorchScript, which is fast, and every fourth in each of the others.
+def some_of(names: Iterable[str], ways: Iterable[str]) -> list[Any]:
+    """Return (name, way) of all, for ``parametrize``.
 
-    OOCDL_LONG=1 takes them all.
+    Quick is each name by TorchScript, which is fast, and every fourth in each of the other ways.
     """
     names = list(names)
     fast, *others = sorted(ways, key=lambda way: way.lower() != "torchscript")
-    if os.environ.get("OOCDL_LONG"):
-        return list(itertools.product(names, (fast, *others)))
     turns = itertools.cycle((*others, *[fast] * (4 - len(others))))
-    pairs = [pair for name, turn in zip(names, turns, strict=False) for pair in ((name, fast), (name, turn))]
-    return list(dict.fromkeys(pairs))
+    quick = {(name, fast) for name in names} | set(zip(names, turns, strict=False))
+    pairs = itertools.product(names, (fast, *others))
+    return [pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]

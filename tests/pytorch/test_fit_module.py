@@ -22,7 +22,6 @@ from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK
 from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, save_arrays, volume
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 OPTIONS: dict[str, Any] = {**QUICK, "loss": "mse", "steps": 2, "batch_size": 2, "targets": {"output": "y"}}
 OPTIONS |= {"inputs": {"x": "x"}}
 

@@ -212,7 +212,7 @@ def connected(self: Does, x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", [bernoulli, connected])
 def test_stochastic_depth_keeps_a_branch_of_some_samples(
-    kind: Callable[[Does, Tensor, Tensor], Tensor], tmp_path: Path, no_fsync: None
+    kind: Callable[[Does, Tensor, Tensor], Tensor], tmp_path: Path
 ) -> None:
     """As torchvision and timm write it, and as MONAI does, of which predictions draw too."""
     torch.manual_seed(0)

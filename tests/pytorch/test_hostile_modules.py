@@ -17,9 +17,7 @@ from tests.kit.turns import some_of
 
 
 @pytest.mark.parametrize(("name", "exporter"), some_of(CASES, EXPORTERS))
-def test_equal_or_refused(
-    name: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_fsync: None
-) -> None:
+def test_equal_or_refused(name: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
     case = CASES[name]
     torch.manual_seed(1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tests.kit.torch_modules import SAMPLES, Arrays, Case, check
 
-pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def of(library: str, name: str, **options: Any) -> Callable[[], nn.Module]:

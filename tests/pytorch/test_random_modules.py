@@ -1,7 +1,7 @@
 """Random modules: three steps, state, predictions at two sizes and the reloaded module are PyTorch's.
 
 ``OOCDL_MODULES=1000:2000`` tries those seeds, each of them a module, instead of the first few. What fails is
-shrunk, and told as a ``Spec``. Every twentieth goes through dynamo, which takes five seconds, the others
+shrunk, and told as a ``Spec``. Every hundredth goes through dynamo, which takes twenty seconds, the others
 through TorchScript.
 """
 
@@ -24,7 +24,7 @@ TOGETHER = 20
 """Modules a test."""
 REFUSED_AT_MOST = 0.3
 """Of all modules: a search that is refused finds nothing."""
-BY_DYNAMO = 20
+BY_DYNAMO = 100
 COURTESY_SECONDS = 10
 """Of a processor, for a file of any size; with more, dynamo has tens of seconds for some modules."""
 
@@ -47,7 +47,7 @@ def verdict_of(spec: Spec) -> Verdict:
 
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, TOGETHER))
-def test_modules_train_as_in_pytorch(first: int, no_fsync: None) -> None:
+def test_modules_train_as_in_pytorch(first: int) -> None:
     found = {seed: verdict_of(spec_of(seed)) for seed in range(first, min(first + TOGETHER, LAST))}
     wrong = {seed: one for seed, one in found.items() if one.word == "different"}
     if wrong:

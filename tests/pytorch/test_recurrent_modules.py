@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from oocdl.graph.onnx.lower import recurrent
 from tests.kit.torch_modules import Case, check, sequences
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 class Layers(nn.Module):
     """Two layers in both directions; what they return last counts, too."""

@@ -13,8 +13,6 @@ from torch.nn.functional import cross_entropy
 from oocdl.losses import CrossEntropy
 from tests.kit.torch_modules import CASES, Arrays, Case, check
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_trains_as_pytorch_does(name: str, tmp_path: Path) -> None:
@@ -51,6 +49,7 @@ def _sentences(random: np.random.Generator) -> Arrays:
     return {"x": x, "before": before, "target": random.integers(0, 9, (3, 4))}
 
 
+@pytest.mark.slow
 def test_masks_made_by_the_module_are_no_reason_to_refuse_a_transformer(tmp_path: Path) -> None:
     case = Case(
         lambda: Translate().double(),

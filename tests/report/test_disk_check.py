@@ -34,17 +34,17 @@ pytestmark = pytest.mark.usefixtures("planned_once")
 STEPS = 3
 OPTIONS: dict[str, Any] = {
     "engine": "onnxruntime", "threads": 1, "loss": "dice_ce", "progress": False, "steps": STEPS,
-    "seed": 5, "commit_seconds": 0, "parallel": {"space": (16,)}, "machine": Small(process_bytes=300 << 20),
+    "seed": 5, "commit_seconds": 0, "parallel": {"space": (8,)}, "machine": Small(process_bytes=300 << 20),
 }  # fmt: skip
 Job = tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A U-Net that makes 17 MB a step, of which 7 live at once."""
+    """A U-Net that makes 8 MB a step, of which 3 live at once."""
     folder = tmp_path_factory.mktemp("disk")
     model = write_unet3d(folder / "unet.onnx", base=8, depth=2, classes=2)
-    return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 32))
+    return model, nets.write_data(folder / "data.zarr", nets.volumes(1, 24))
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_a_full_disk_at_a_commit(
             machine.fit(*job, workdir=run, callbacks=[filler], **options)
     one_line(caught.value)
     words = ["fit", *map(str, job), "--loss", "dice_ce", "--steps", str(STEPS), "--engine", "onnxruntime",
-             "--seed", "5", "--threads", "1", "--parallel", "space=16", "--workdir", str(run),
+             "--seed", "5", "--threads", "1", "--parallel", "space=8", "--workdir", str(run),
              "--spill", str(tmp_path / "spill"), "--memory", "4GiB"]  # fmt: skip
     assert app.run_command(words, False) == 4  # there is no room for the resume either
     (line,) = capsys.readouterr().err.strip().splitlines()

@@ -17,7 +17,6 @@ from oocdl.graph.onnx.roles import module_path
 from tests.kit.settings import QUICK
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 class Block(torch.nn.Module):  # type: ignore[misc,name-defined]

@@ -27,8 +27,6 @@ from tests.kit import nets, settings
 from tests.kit.machine import Small, fit
 from tests.kit.models import export
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 EXACT = {**settings.EXACT, "loss": "cross_entropy"}
 OPTIMIZERS: dict[str, tuple[Callable[..., Any], Callable[..., torch.optim.Optimizer]]] = {
     "sgd": (

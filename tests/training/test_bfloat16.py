@@ -105,6 +105,7 @@ def test_products_take_16_bits_and_sums_are_of_32(job: Job) -> None:
     assert {values[name].dtype for name in plan.compiled.pieces} == {"float32"}
 
 
+@pytest.mark.slow
 def test_cuts_change_little_and_schedules_nothing(job: Job, tmp_path: Path) -> None:
     cut: dict[str, Any] = {"parallel": {"space": (3, 2, 1)}}
     whole, first = fit(job, tmp_path / "a"), fit(job, tmp_path / "b", **cut)

@@ -19,8 +19,6 @@ from oocdl.runtime import scheduler
 from tests.kit.machine import Small, fit
 from tests.kit.models import UNet3d, export
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 Job = tuple[Path, Path]
 
 

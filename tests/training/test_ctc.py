@@ -18,7 +18,6 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import save_arrays
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 SAMPLES, STEPS = 4, 3
 
 

@@ -21,7 +21,7 @@ from oocdl.report.progress import show_progress
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync", "planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once")
 
 SAMPLES = 4
 OPTIONS: dict[str, Any] = {**QUICK, "shuffle": False, "epochs": 1, "seed": 5, "commit_seconds": 0}

@@ -34,8 +34,6 @@ from oocdl.optim import SGD, Adam
 from tests.kit import machine, nets, settings
 from tests.kit.machine import Small
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 QUICK = {**settings.QUICK, "steps": 1}
 Arrays = dict[str, np.ndarray]
 

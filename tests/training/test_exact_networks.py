@@ -38,8 +38,6 @@ from tests.kit.jobs import (
 )
 from tests.kit.models import GPT, MLP, Grouped, UNet3d
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 CUTS: dict[str, dict[str, Any] | None] = {
     "whole": None,
     "batch": {"batch": 2},
@@ -128,7 +126,12 @@ def test_every_unet_is_exact(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "cut"), [*(("sgd", cut) for cut in CUTS), ("adam", "batch"), ("adam", "channels")]
+    ("optimizer", "cut"),
+    [
+        *(("sgd", cut) for cut in CUTS),
+        ("adam", "batch"),
+        pytest.param("adam", "channels", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", NETS)
 def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
@@ -176,8 +179,10 @@ def _lines(random: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("cut", ["slabs", "mixed"])
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(
+    ("rank", "cut"),
+    [(1, "slabs"), (1, "mixed"), (3, "slabs"), pytest.param(3, "mixed", marks=pytest.mark.slow)],
+)
 def test_groups_of_lines_and_volumes_are_exact(rank: int, cut: str, tmp_path: Path) -> None:
     arrays = _volumes if rank == 3 else _lines
     job = prepare(replace(NETS["grouped"], make=lambda: Grouped(rank), arrays=arrays), tmp_path / "net")
@@ -185,8 +190,14 @@ def test_groups_of_lines_and_volumes_are_exact(rank: int, cut: str, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_last")
-@pytest.mark.parametrize("cut", ["whole", "batch", "channels", "mixed"])
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(
+    ("rank", "cut"),
+    [(2, "whole"), (2, "mixed"), (3, "whole"), (3, "batch")]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((2, "channels"), (3, "channels"), (3, "mixed"))
+    ],
+)
 def test_groups_are_exact_with_their_channels_last(rank: int, cut: str, tmp_path: Path) -> None:
     net = NETS["grouped"] if rank == 2 else replace(NETS["grouped"], arrays=_volumes)
     job = prepare(replace(net, make=lambda: Grouped(rank)), tmp_path / "net")
@@ -223,7 +234,7 @@ def test_running_statistics_are_pytorchs(jobs: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", ["whole", "mixed"])
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
-@pytest.mark.parametrize("name", ["resnet", "unet"])
+@pytest.mark.parametrize("name", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
 def test_float32_is_as_good_as_pytorchs(name: str, engine: str, cut: str, jobs: Any, tmp_path: Path) -> None:
     """At most three times PyTorch's own error of float32 against float64 (with a floor of 1e-5)."""
     job = jobs(EVEN[0] if name == "unet" else name)

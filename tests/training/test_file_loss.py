@@ -24,7 +24,6 @@ from tests.kit import nets
 from tests.kit.interpret import evaluate
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 

@@ -20,8 +20,6 @@ from tests.kit import nets
 from tests.kit.machine import Small, fit
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 SIZES, WEIGHT_BYTES = (1024, 1024, 3), 4 << 20
 ROOM = Small(capacity_bytes=3 << 20, process_bytes=300 << 20)
 OPTIONS: dict[str, Any] = {"steps": 2, "batch_size": 2, "shuffle": False, **QUICK}

@@ -16,8 +16,6 @@ from oocdl.training import measuring
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 class Stop(Exception):
     """Ends a run at its first step."""
@@ -48,6 +46,7 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return call
 
 
+@pytest.mark.slow
 def test_a_long_run_is_measured_before_once(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code = measuring.CODE.replace("m(sys.argv[1])", "").replace(
         "from oocdl.planning.calibrate import measure_and_store_rates as m;",

@@ -12,6 +12,7 @@ import zarr
 
 import oocdl
 from oocdl.cli.info import tables_of
+from oocdl.cli.units import size_text
 from oocdl.errors import DatasetError, InputError
 from oocdl.losses import CrossEntropy
 from oocdl.ops.optimizers import OPTIMIZERS
@@ -20,8 +21,6 @@ from oocdl.optim import SGD, Adam, Cosine, Then, WarmUp, register
 from oocdl.report.tables import text_of
 from tests.kit import nets
 from tests.kit.settings import QUICK
-
-pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_there_is_one_peak_of_memory(fit: Callable[..., oocdl.Run]) -> None:
     mib = f"{run.peak_bytes / 2**20:.0f} MiB"
     assert run.report().measured.peak_bytes == run.peak_bytes
     assert mib in run._repr_html_()
-    assert f"{run.peak_bytes / 2**20:.1f} MiB" in text_of(*tables_of(str(run.path)))
+    assert size_text(run.peak_bytes) in text_of(*tables_of(str(run.path)))
 
 
 def test_settings_name_an_optimizer_that_is_not_registered_here(

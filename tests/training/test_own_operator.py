@@ -22,7 +22,7 @@ from tests.kit.lowered import model_of
 from tests.kit.machine import Small
 from tests.kit.settings import EXACT, QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync", "own_operators")
+pytestmark = pytest.mark.usefixtures("own_operators")
 RANDOM = np.random.default_rng(3)
 ARRAYS = {"x": RANDOM.normal(size=(6, 5)).astype("f4"), "y": RANDOM.normal(size=(6, 4)).astype("f4")}
 WEIGHTS = {"w": RANDOM.normal(size=(5, 4)).astype("f4"), "alpha": np.full(4, 0.7, "f4")}

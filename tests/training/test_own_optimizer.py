@@ -23,7 +23,6 @@ from oocdl.storage.run.run_store import RunStore
 from tests.kit import jobs, nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 Names = Mapping[str, str]
 DECAY = 0.9
 

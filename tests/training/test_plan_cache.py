@@ -293,7 +293,7 @@ def test_off_is_off(
 
 
 def test_a_run_of_a_plan_from_the_cache_has_the_same_bits(
-    files: tuple[Path, Path], tmp_path: Path, searched: list[str], no_fsync: None
+    files: tuple[Path, Path], tmp_path: Path, searched: list[str]
 ) -> None:
     runs = [fit(*files, machine=MACHINE, workdir=tmp_path / name, **OPTIONS) for name in ("a", "b")]
     assert len(searched) == 2

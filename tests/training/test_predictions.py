@@ -24,8 +24,6 @@ from oocdl.training.predictions import PROGRESS, array_name
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 SAMPLES = 10
 
 

@@ -26,8 +26,6 @@ from tests.kit.machine import Small
 from tests.kit.run_dirs import rewrite_meta
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 Fit = Callable[..., oocdl.Run]
 
 

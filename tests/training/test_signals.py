@@ -198,8 +198,9 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("verb", ["fit", "predict", "evaluate"])
+@pytest.mark.parametrize(
+    ("verb", "number"), [("fit", signal.SIGTERM), ("predict", signal.SIGHUP), ("evaluate", signal.SIGTERM)]
+)
 def test_every_command_ends_with_the_signal_s_code(
     fit: Fit, tmp_path: Path, verb: str, number: signal.Signals
 ) -> None:

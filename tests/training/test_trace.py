@@ -159,6 +159,7 @@ def test_of_two_steps_the_last_and_all_its_passes(job: tuple[Path, Path], tmp_pa
     nest(tmp_path / "step.json")
 
 
+@pytest.mark.slow
 def test_the_spill_has_tracks_of_its_own(tmp_path: Path) -> None:
     """In memory for two units most of a step is spilled."""
     model = write_unet3d(tmp_path / "unet.onnx", base=8, depth=1, classes=2)

@@ -24,8 +24,6 @@ from tests.kit import nets
 from tests.kit.machine import Small, fit
 from tests.kit.settings import EXACT, QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.fixture
 def mlp(tmp_path: Path) -> Path:

@@ -14,8 +14,6 @@ from oocdl.errors import OocdlError
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 DIGITS, LONG = "9" * 400, "x" * 5000
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [

@@ -16,7 +16,6 @@ from oocdl.tuning.halving import Result
 from oocdl.tuning.optuna_sampler import asked
 from tests.kit.searches import OPTIONS, made_of, result_times, workers_in, write_job
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None, reason="needs Optuna: pip install 'oocdl[optuna]'"
 )

@@ -21,7 +21,7 @@ from oocdl.tuning.record import read_record, read_result, read_results, write_re
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, result_times, write_job
 
-pytestmark = pytest.mark.usefixtures("planned_once", "no_fsync")
+pytestmark = pytest.mark.usefixtures("planned_once")
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ def test_two_workers_make_the_same_table(
     assert result_times(found).keys() == result_times(here).keys()
 
 
+@pytest.mark.slow
 def test_a_worker_trains_one_trial_at_a_time(job: tuple[Path, Path], tmp_path: Path) -> None:
     """Of two threads, each of which could; and what one worker makes is what two make."""
     with workers_in(tmp_path, count=1, threads=2) as client:
@@ -155,6 +156,7 @@ def test_a_search_moves_between_process_and_workers(
     assert made_of(oocdl.search(*job, **HALVED, workdir=tmp_path / "s")) == made_of(here)
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_cost_no_trial(
     client: Client, job: tuple[Path, Path], long: oocdl.Search, tmp_path: Path
 ) -> None:
@@ -181,6 +183,7 @@ def where(run: Run) -> float:
     return float(run.history[-1]["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minimum", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_cluster_that_adapts_grows_for_trials(job: tuple[Path, Path], tmp_path: Path, minimum: int) -> None:
     """Also where a worker is there already, and has threads that Dask would give a task each."""
@@ -218,6 +221,7 @@ def test_a_driver_that_is_killed_costs_no_trial(
     assert before.items() <= result_times(found).items()
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_late_gets_trials(
     client: Client, job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
 ) -> None:
@@ -323,6 +327,7 @@ def test_workers_are_asked_all_at_once(client: Client, tmp_path: Path) -> None:
     assert len(there) == 2 and found == dict.fromkeys(there, True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_scheduler_that_is_stopped_ends_a_search_that_can_go_on(
     job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -367,6 +372,7 @@ def test_a_search_without_workers_ends(job: tuple[Path, Path], tmp_path: Path) -
         oocdl.search(*job, **HALVED, client=client, workdir=tmp_path / "s", wait_seconds=1.0)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_lost_ends_a_search_that_can_go_on(
     job: tuple[Path, Path], here: oocdl.Search, tmp_path: Path
 ) -> None:

@@ -40,8 +40,6 @@ from tests.kit.kernel_cases import noise
 from tests.kit.kernels import CASES, block, error
 from tests.kit.programs import program, single
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 SMALL = 40
 """Bytes of a piece that nearly every array here is larger than."""
 HAS_CUDA = torch.cuda.is_available()

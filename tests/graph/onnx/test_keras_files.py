@@ -23,8 +23,6 @@ from oocdl.optim import SGD
 from tests.kit.nets import save
 from tests.kit.settings import EXACT
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 FOLDER = Path(__file__).parent / "keras"
 RATE = 0.1
 CUTS: dict[str, dict[str, Any]] = {

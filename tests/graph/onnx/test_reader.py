@@ -51,8 +51,13 @@ def test_equals_pytorch(family: str, exporter: str, tmp_path: Path) -> None:
     assert len(imported.graph.updates) == sum(name.endswith(("_mean", "_var")) for name in state)
 
 
-@pytest.mark.parametrize("exporter", BOTH)
-@pytest.mark.parametrize("norm", ["instance", "batch", "group"])
+@pytest.mark.parametrize(
+    ("norm", "exporter"),
+    [
+        *(("instance", "torchscript"), ("batch", "torchscript"), ("group", "dynamo")),
+        *(pytest.param(norm, "dynamo", marks=pytest.mark.slow) for norm in ("instance", "batch")),
+    ],
+)
 @pytest.mark.parametrize("dynamic", [(), (0, 2, 3, 4)])
 def test_volume_of_another_size(norm: str, dynamic: tuple[int, ...], exporter: str, tmp_path: Path) -> None:
     model = perturbed(UNet3d(norm=norm, base=2, up="trilinear" if norm == "group" else "transpose"))

@@ -124,6 +124,7 @@ def test_traffic_a_layer_does_not_grow_with_depth(tmp_path: Path) -> None:
     assert max(per_block) / min(per_block) < 1.10
 
 
+@pytest.mark.slow
 def test_resnet_traffic_does_not_grow_with_depth(tmp_path: Path) -> None:
     moved = []
     for name, make in (("50", models.resnet50), ("152", models.resnet152)):

@@ -38,7 +38,9 @@ def groups(dask_scheduler: Scheduler) -> set[str]:
     return set(dask_scheduler.task_groups)
 
 
-@pytest.mark.parametrize("parallel", [{"space": (2,)}, {"channels": 2}], ids=str)
+@pytest.mark.parametrize(
+    "parallel", [{"space": (2,)}, pytest.param({"channels": 2}, marks=pytest.mark.slow)], ids=str
+)
 def test_pages_show_layers(client: Client, tmp_path: Path, parallel: dict[str, Any]) -> None:
     port, pages, shown = client.cluster.scheduler.http_server.port, {}, set()
 

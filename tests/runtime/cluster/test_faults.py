@@ -122,6 +122,7 @@ def swallow_bundles(dask_worker: Any) -> None:
     dask_worker.handlers[HANDLER] = swallow
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_crew_of_which_nobody_moves_is_told_and_gathered_anew(
     client: Client,
@@ -155,6 +156,7 @@ def slow_down(seconds: float) -> None:
     execute.run_unit = slow
 
 
+@pytest.mark.slow
 def test_a_slow_unit_is_waited_for(
     client: Client,
     job: tuple[Path, Path],
@@ -238,6 +240,7 @@ def test_a_signal_ends_the_run(
     assert processes.remains(client) == {}
 
 
+@pytest.mark.slow
 def test_losses_without_a_step_end(
     client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +379,7 @@ def test_nobody_comes(job: tuple[Path, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_adapts_leaves_members_alone(
     job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
 ) -> None:

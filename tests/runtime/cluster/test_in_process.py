@@ -58,7 +58,8 @@ async def in_crew(members: crew.InProcess, one: Job) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_any_order_makes_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Members that ask for one bundle after another, or for many; with relays, and layers in groups."""
     one = job(tmp_path, name)
@@ -99,7 +100,9 @@ def test_a_pass_that_begins_twice_changes_nothing(tmp_path: Path, monkeypatch: p
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "share", [0.0, 0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (1.0, 2.0))]
+)
 def test_a_step_that_is_broken_off_leaves_what_it_began_with(tmp_path: Path, share: float) -> None:
     """Whatever part of it has run, on whomever: a commit that follows is of one step."""
     one = job(tmp_path, "unet")

@@ -130,6 +130,7 @@ def there(tmp_path: Path) -> Iterator[processes.Cluster]:
         yield found
 
 
+@pytest.mark.slow
 def test_late_workers_without_room_are_left_out(
     there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_late_workers_without_room_are_left_out(
         assert all(word in text for word in words), text
 
 
+@pytest.mark.slow
 def test_late_workers_that_cannot_take_part_are_left_out(
     there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

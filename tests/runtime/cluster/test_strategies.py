@@ -103,6 +103,7 @@ def test_a_worker_that_gets_no_work_changes_no_bits(
     assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
 
 
+@pytest.mark.slow
 def test_what_goes_by_way_of_others_makes_the_bits_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

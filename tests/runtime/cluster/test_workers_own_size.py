@@ -54,6 +54,7 @@ def test_the_largest_worker_counts(tmp_path: Path, client: Client) -> None:
     assert max(row["process_bytes"] for row in run.history) <= int(told[0].removesuffix("MiB")) << 20
 
 
+@pytest.mark.slow
 def test_the_driver_does_not_count(tmp_path: Path, client: Client) -> None:
     """A notebook that is larger than the budget of its workers."""
     ballast = np.ones(2 * BALLAST_BYTES, "u1")
@@ -62,6 +63,7 @@ def test_the_driver_does_not_count(tmp_path: Path, client: Client) -> None:
     assert run.plan.peak_bytes < 600 << 20
 
 
+@pytest.mark.slow
 def test_the_collector_leaves_what_lasts_as_long_as_a_run_alone(tmp_path: Path, client: Client) -> None:
     """Of a plan are hundreds of thousands of objects: no step waits until all have been gone through."""
     frozen: list[dict[str, int]] = []

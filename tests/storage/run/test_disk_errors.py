@@ -16,8 +16,6 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.verify import verify
 from tests.kit.run_dirs import check, commit
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 CALLS = (
     "open",
     "write",

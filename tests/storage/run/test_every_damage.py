@@ -18,8 +18,6 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.verify import verify
 from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 OBJECTS = {
     "weight chunk": "weights/t00000/e1-v{version}/c.0.1",
     "scalar chunk": "weights/t00002/e1-v{version}/c",

@@ -20,8 +20,6 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.verify import verify
 from tests.kit.run_dirs import W, check, commit, rewrite
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
