@@ -15,12 +15,12 @@ from oocdl.engines.engine import get_engine
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import as_slices
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.partition.whole import whole_unit
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import factorize
+from oocdl.ops import RULES
 
 MOST_BYTES = 1 << 30
 """Of all values of the network: a larger one is not compared, but refused."""
@@ -32,20 +32,20 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """(input, shape) of each."""
 
 
-def check_rebatched(model: OnnxModel, imported: Imported, rules: Rules) -> None:
+def check_rebatched(model: OnnxModel, imported: Imported) -> None:
     """Raise UnsupportedError if a file whose constants were read as the batch is no longer itself."""
     if imported.rebatched:
         values = imported.graph.values
-        _check(model, rules, tuple((name, values[name].shape) for name in imported.inputs))
+        _check(model, tuple((name, values[name].shape) for name in imported.inputs))
 
 
 @lru_cache(maxsize=8)
-def _check(model: OnnxModel, rules: Rules, shapes: Shapes) -> None:
+def _check(model: OnnxModel, shapes: Shapes) -> None:
     """Compare predictions for two batches of the file's size at once with those for each alone."""
     size = next(port.dims[0] for port in model.inputs if isinstance(port.dims[0], int))
     one, two = (
         model.bind(
-            rules,
+            RULES,
             {name: (n * size, *shape[1:]) for name, shape in shapes},
             precision="float64",
             training=False,
@@ -60,9 +60,9 @@ def _check(model: OnnxModel, rules: Rules, shapes: Shapes) -> None:
         )
     random = np.random.default_rng(0)
     given = {v.name: _numbers(random, v.shape, v.dtype) for v in two.graph.of_role(Role.INPUT)}
-    whole = _predicted(two, rules, given)
+    whole = _predicted(two, given)
     halves = [
-        _predicted(one, rules, {name: array[half] for name, array in given.items()})
+        _predicted(one, {name: array[half] for name, array in given.items()})
         for half in (slice(size), slice(size, None))
     ]
     for (name, _), both, *parts in zip(two.outputs, whole, *halves, strict=True):
@@ -83,11 +83,11 @@ def _numbers(random: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
     return random.integers(0, 2, shape).astype(dtype)
 
 
-def _predicted(imported: Imported, rules: Rules, given: Mapping[str, Array]) -> list[Array]:
+def _predicted(imported: Imported, given: Mapping[str, Array]) -> list[Array]:
     """Compute the outputs of a graph on whole arrays."""
-    small = canonicalize(imported.graph, rules)
-    factored = factorize(small, rules)
-    unit = whole_unit(factored, rules, [factored.stored(name) for name in small.outputs])
+    small = canonicalize(imported.graph, RULES)
+    factored = factorize(small, RULES)
+    unit = whole_unit(factored, RULES, [factored.stored(name) for name in small.outputs])
     arrays: list[Array] = []
     for name, region in unit.reads:
         value = small.values[name]

@@ -136,7 +136,7 @@ def import_model(request: Request) -> Network:
         training=request.kind is not PassKind.FORWARD,
         freeze=settings.freeze,
     )
-    check_rebatched(request.model, imported, request.rules)
+    check_rebatched(request.model, imported)
     if request.settings.strict and request.kind is not PassKind.FORWARD:
         imported.trained.refuse()
     network = Network(

@@ -92,7 +92,7 @@ def line(seed: int, folder: Path, there: list[str]) -> list[str]:
         if option.name in defaults and option.opts[0] not in words and random.random() < 0.97:
             words += [option.opts[0], defaults[option.name]]
     long = name in NOT_RUN or "torch" in words or "--machine" in words or "--workers" in words
-    return [*words, "--help"] if long or "--cluster" in words or "--scheduler" in words else words
+    return [*words, "x", "--help"] if long or "--cluster" in words or "--scheduler" in words else words
 
 
 def tried(words: list[str]) -> tuple[str, str]:

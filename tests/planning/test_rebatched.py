@@ -1,0 +1,60 @@
+"""A file whose batch is fixed, with another one: equal sample by sample, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import oocdl
+from oocdl.errors import UnsupportedError
+from tests.kit import nets
+from tests.kit.settings import EXACT
+
+
+def write(path: Path, batch: int, samples: str | int, mean: bool = False) -> Path:
+    """Six numbers as three pairs, whose larger ones a matrix makes four classes of; the batch is in a shape.
+
+    ``mean``: less the mean of the batch.
+    """
+    w = np.random.default_rng(0).normal(size=(3, 4))
+    nodes = [
+        helper.make_node("Constant", [], ["pairs"], "pairs", value_ints=[batch, 3, 2]),
+        helper.make_node("Reshape", ["x", "pairs"], ["p"], "pair"),
+        helper.make_node("ReduceMax", ["p"], ["m"], "larger", axes=[2], keepdims=0),
+    ]
+    if mean:
+        nodes += [
+            helper.make_node("ReduceMean", ["m"], ["mean"], "mean", axes=[0]),
+            helper.make_node("Sub", ["m", "mean"], ["less"], "less"),
+        ]
+    nodes.append(helper.make_node("MatMul", ["less" if mean else "m", "w"], ["y"], "dense"))
+    return nets.save(path, nodes, {"w": w}, [samples, 6], {"y": [samples, 4]})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    random = np.random.default_rng(1)
+    x = random.normal(size=(6, 6)).astype("f4")
+    return nets.write_data(tmp_path / "data.zarr", {"x": x, "y": random.normal(size=(6, 4)).astype("f4")})
+
+
+def losses(model: Path, data: Path, **options: Any) -> list[float]:
+    options = {**EXACT, "loss": "mse", "steps": 3, "batch_size": 3, **options}
+    run = oocdl.fit(model, data, workdir=model.with_suffix(".run"), **options)
+    return [row["loss"] for row in run.history]
+
+
+def test_what_a_file_does_with_each_sample_it_does_with_more(tmp_path: Path, data: Path) -> None:
+    fixed, free = write(tmp_path / "fixed.onnx", 2, 2), write(tmp_path / "free.onnx", -1, "n")
+    assert losses(fixed, data) == losses(free, data)
+
+
+def test_what_a_file_does_with_its_batch_is_refused(tmp_path: Path, data: Path) -> None:
+    model = write(tmp_path / "fixed.onnx", 2, 2, mean=True)
+    with pytest.raises(UnsupportedError, match="was exported for a batch of 2, and does something else"):
+        losses(model, data)
+    assert len(losses(model, data, batch_size=2)) == 3
