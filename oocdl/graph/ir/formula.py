@@ -26,11 +26,7 @@ def digest_of(formula: Any) -> str:
 
 
 def _collect(formula: FunctionType, found: dict[str, str]) -> None:
-    try:
-        text = inspect.getsource(formula)
-    except (OSError, TypeError):  # written where no file is, as at a prompt
-        text = repr(_facts(formula.__code__))
-    found[formula.__qualname__] = text
+    found[formula.__qualname__] = _text(formula)
     read = inspect.getclosurevars(formula)
     defaults = {f"default of {n}": v for n, v in _defaults(formula)}
     for name, value in {**read.globals, **read.nonlocals, **defaults}.items():
@@ -42,6 +38,18 @@ def _collect(formula: FunctionType, found: dict[str, str]) -> None:
             found[f"{formula.__qualname__}: {name}"] = repr(body)
         elif isinstance(value, bool | int | float | str | tuple | list | dict):
             found[f"{formula.__qualname__}: {name}"] = repr(value)
+
+
+def _text(formula: FunctionType) -> str:
+    """Return what is written, or the code of what is in no file, as at a prompt.
+
+    There Python 3.13 may show the text of something else: of ``python -c``, say.
+    """
+    try:
+        in_file = not formula.__code__.co_filename.startswith("<")
+        return inspect.getsource(formula) if in_file else repr(_facts(formula.__code__))
+    except (OSError, TypeError):  # the file is gone
+        return repr(_facts(formula.__code__))
 
 
 def _defaults(formula: FunctionType) -> list[tuple[str, Any]]:
