@@ -20,7 +20,7 @@ from typing import Any
 
 import zarr
 
-from oocdl.errors import OocdlError
+from oocdl.errors import GraphError, OocdlError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.training.job import job_of
@@ -69,6 +69,9 @@ def tried(seed: int, folder: Path) -> tuple[str, str]:
         opened.bind(RULES, shapes, training=False)
         job_of(path, str(data), OPTIONS).plan()
         return "planned", ""
+    except GraphError as error:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        return "a defect", str(error)
     except OocdlError as error:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if "\n" in str(error) or not str(error):

@@ -31,7 +31,7 @@ def activations_last(nodes: Sequence[OnnxNode], outputs: Set[str], opset: int) -
             if opset < 13:  # over all axes from one on
                 continue
             perm = [int(axis) for axis in last.attrs["perm"]]
-            if sorted(perm) != list(range(len(perm))):
+            if not perm or sorted(perm) != list(range(len(perm))):
                 continue  # it is refused where it is lowered
             attrs["axis"] = perm.index(first.attrs.get("axis", -1) % len(perm))
         moved.add(first.outputs[0])

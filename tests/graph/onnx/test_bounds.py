@@ -15,6 +15,7 @@ from oocdl.errors import ModelError
 from oocdl.graph.onnx import lowering
 from oocdl.graph.onnx.reader import Imported, inspect_onnx
 from oocdl.ops import RULES
+from tests.kit import nets
 from tests.kit.bombs import little_memory
 from tests.kit.onnx_kit import conv_model, run
 
@@ -142,6 +143,18 @@ MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
         lambda: node("Transpose", perm=[0, 0, 7, -9]),
         "node 'n' (Transpose)",
     ),
+    "an axis twice": (
+        lambda: parser.parse_model(X + "{ a = Constant <value_ints=[0, 0]> () y = Unsqueeze (x, a) }"),
+        "(Unsqueeze): its operands and attributes do not fit (ValueError: axes [0, 0] name one twice",
+    ),
+    "a permutation of nothing": (
+        lambda: parser.parse_model(X + "{ s = Softmax (x) y = Transpose <perm: ints = []> (s) }"),
+        "(Transpose)",
+    ),
+    "a permutation of something else": (
+        lambda: parser.parse_model(X + "{ s = Softmax <axis=1> (x) y = Transpose <perm=[0, 2, 2]> (s) }"),
+        "(Transpose)",
+    ),
     "what does not fit": (
         lambda: node("DepthToSpace", blocksize=0),
         "node 'n' (DepthToSpace): its operands and attributes do not fit (ZeroDivisionError",
@@ -155,6 +168,19 @@ def test_a_node_that_is_not_as_onnx_defines_it_is_named(case: str, tmp_path: Pat
     with pytest.raises(ModelError) as caught:
         bound(tmp_path, make().SerializeToString())
     assert part in str(caught.value), caught.value
+
+
+def test_statistics_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """They were made into a graph that is not sound."""
+    model = nets.save(
+        tmp_path / "m.onnx",
+        [NODE("BatchNormalization", ["x", "s", "s", "m", "v"], ["y"], name="n")],
+        {"s": np.ones(3), "m": np.ones((3, 1)), "v": np.ones(3)},
+        [2, 3, 4],
+        {"y": [2, 3, 4]},
+    )
+    with pytest.raises(ModelError, match=r"running statistics \[3, 1\] for 3 channels"):
+        inspect_onnx(model).bind(RULES)
 
 
 def test_a_name_that_is_no_text_is_shown(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
     """Return ``shape`` with axes of extent one inserted, at ``axes`` of the result."""
     rank = len(shape) + len(axes)
     new = {axis % rank for axis in axes}
+    if len(new) < len(axes):
+        raise ValueError(f"axes {list(axes)} name one twice")
     rest = iter(shape)
     return tuple(1 if axis in new else next(rest) for axis in range(rank))
 

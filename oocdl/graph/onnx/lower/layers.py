@@ -207,6 +207,8 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
         name = ctx.node.inputs[index]
         if name not in ctx.build.values or ctx.build.values[name].role != Role.STATE:
             ctx.refuse("running statistics that are no initializers")
+        if ctx.build.shape(name) != (shape[1],):
+            raise ModelError(f"running statistics {list(ctx.build.shape(name))} for {shape[1]} channels")
         now = ctx.build.updates.get(name, name)
         fresh = ctx.reshape(value, (shape[1],))
         fresh = ctx.make("Mul", fresh, ctx.number(unbiased * (1 - keep), fresh))
