@@ -94,10 +94,9 @@ def compile_within(
         assert isinstance(worst, BudgetError)
         needed = smallest_budget(draft, settings, machine)
         process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
-        why = (
-            f"{worst} beside {process}" if machine.capacity_bytes > 1 else f"nothing is left beside {process}"
-        )
-        raise BudgetError(f"{why}{machine.why_reading}; memory='{-(-needed >> 20)}MiB' would do") from None
+        what = worst if machine.capacity_bytes > 1 else "nothing is left"
+        named = f"memory='{-(-needed >> 20)}MiB' would do"
+        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}") from None
     if hosts is None and machine.workers > 1 and settings.parallel == "auto":
 
         def cut(machine: Machine, side: int | None) -> Candidate | None:
