@@ -58,6 +58,8 @@ class Run:
     def __post_init__(self) -> None:
         self._store = RunStore.open(self.path)
         self._settings = self._restored(OF_PREDICTIONS)
+        with understood(self.path):
+            _ = self._model_path, self.facts["accumulate"], self.finished
 
     def _restored(self, names: Collection[str]) -> Settings:
         try:
@@ -67,8 +69,6 @@ class Run:
             raise CorruptError(
                 f"the settings in {self.path / 'run.json'} cannot be read ({reason}); of another version?"
             ) from error
-        with understood(self.path):
-            _ = self._model_path, self.facts["accumulate"], self.finished
 
     @property
     def steps(self) -> int:

@@ -145,7 +145,7 @@ MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     ),
     "an axis twice": (
         lambda: parser.parse_model(X + "{ a = Constant <value_ints=[0, 0]> () y = Unsqueeze (x, a) }"),
-        "(Unsqueeze): its operands and attributes do not fit (ValueError: axes [0, 0] name one twice",
+        "(Unsqueeze): its operands and attributes do not fit (ValueError: repeated axis",
     ),
     "a permutation of nothing": (
         lambda: parser.parse_model(X + "{ s = Softmax (x) y = Transpose <perm: ints = []> (s) }"),

@@ -91,12 +91,7 @@ def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
 
 def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
     """Return ``shape`` with axes of extent one inserted, at ``axes`` of the result."""
-    rank = len(shape) + len(axes)
-    new = {axis % rank for axis in axes}
-    if len(new) < len(axes):
-        raise ValueError(f"axes {list(axes)} name one twice")
-    rest = iter(shape)
-    return tuple(1 if axis in new else next(rest) for axis in range(rank))
+    return np.expand_dims(np.broadcast_to(np.False_, shape), tuple(axes)).shape
 
 
 def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) -> Shape:
