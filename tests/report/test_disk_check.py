@@ -149,6 +149,7 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
     assert 0 < most["spill"] <= plan.spill_bytes and 0 < most["store"] <= plan.store_bytes
 
 
+@pytest.mark.slow
 def test_more_than_disk_allows_is_refused(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
     need = machine.plan(*job, **tight).disk_bytes
     with pytest.raises(
@@ -251,7 +252,7 @@ def test_a_spill_in_memory_is_refused(
 # --- during the run --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["spill", "commit"])
+@pytest.mark.parametrize("part", ["spill", pytest.param("commit", marks=pytest.mark.slow)])
 def test_a_write_that_fails_ends_the_run_at_its_last_commit(
     job: Job, tight: dict[str, Any], tmp_path: Path, whole: dict[str, bytes], part: str
 ) -> None:
@@ -298,7 +299,10 @@ def test_a_full_disk_in_a_step(
     go_on(job, run, options, whole, committed=0)
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["before it", "in the middle"])
+@pytest.mark.parametrize(
+    "seen",
+    [pytest.param(True, id="before it", marks=pytest.mark.slow), pytest.param(False, id="in the middle")],
+)
 def test_a_full_disk_at_a_commit(
     job: Job, tight: dict[str, Any], small_disk: Path, tmp_path: Path, whole: dict[str, bytes],
     seen: bool, capsys: pytest.CaptureFixture[str],

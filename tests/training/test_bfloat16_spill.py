@@ -65,6 +65,7 @@ def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) 
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_slow_disk")
 def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path: Path) -> None:
     runs = [

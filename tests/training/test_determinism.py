@@ -101,7 +101,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("engine", "way"), [*(("torch", way) for way in WAYS), ("onnxruntime", "own get")])
+@pytest.mark.parametrize(
+    ("engine", "way"),
+    [
+        ("torch", "own get"),
+        ("torch", "window of 1"),
+        pytest.param("torch", "dask.threaded", marks=pytest.mark.slow),
+        ("onnxruntime", "own get"),
+    ],
+)
 def test_the_schedule_does_not_change_a_bit(engine: str, way: str, bench: Bench) -> None:
     assert differing(_reference(bench, engine), bench.train(engine, **WAYS[way])[0]) == []
 

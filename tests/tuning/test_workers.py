@@ -99,6 +99,7 @@ def when_told(run: Run) -> float:
 FIT = {name: held for name, held in OPTIONS.items() if name not in ("space", "trials", "steps")}
 
 
+@pytest.mark.slow
 def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
     job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
