@@ -27,10 +27,10 @@ _KNOWN = (
     1 / math.log(2),
     math.log(10),
     1 / math.log(10),
-    *(1 / number for number in range(3, 13)),
-    *(0.1**digits for digits in range(2, 7)),
+    1 / 6,
 )
-"""Numbers that exporters put into activations, logarithms, roots and roundings."""
+"""Numbers that exporters put into activations and logarithms. A third or a tenth is none of them: a tensor of
+float32 may well hold one, which float64 then has to keep as it is."""
 
 
 class ExactNumbers:
