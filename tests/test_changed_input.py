@@ -1,4 +1,4 @@
-"""Changed ONNX files and odd command lines end well or in one line, each within 5 s and 1 GiB.
+"""Changed ONNX files and odd command lines end well or in one line, within 5 s; files within 1 GiB.
 
 With ``test_random_damage`` these are 1,000 attempts; the first lines of the kits say how to try more.
 """

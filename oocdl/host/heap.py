@@ -27,9 +27,9 @@ MOST_UNCHECKED_BYTES = 256 << 20
 """Bytes that may be taken before the system is asked again: not everything that grows is announced."""
 WAIT_SECONDS = 0.01
 """A program that waits for memory looks so often, beside when another ends."""
-REST = 50
-"""A look at the heap between programs is followed by so many times the time that it took: in a process that
-has freed much in small pieces it takes tens of milliseconds."""
+REST_RATIO = 50
+"""After a look at the heap between programs the next one waits for so many times as long as the look took. In
+a process that has freed much in small pieces a look takes tens of milliseconds."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
 """Both of glibc's thresholds at the start of a process."""
 
@@ -131,8 +131,8 @@ class Heap:
         """What the process has beside arrays and scratch, by the last look after a trim."""
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
-        self._look_at = 0.0
-        """Of the clock, when to look at the heap between programs again."""
+        self._next_look_seconds = 0.0
+        """The monotonic time from which on the heap is looked at between programs again."""
 
     @contextmanager
     def program(self, scratch_bytes: int) -> Iterator[None]:
@@ -142,9 +142,13 @@ class Heap:
         """
         with self._permits:
             with self._lock:
-                if scratch_bytes and not self._running and (began := time.monotonic()) >= self._look_at:
+                if (
+                    scratch_bytes
+                    and not self._running
+                    and (began := time.monotonic()) >= self._next_look_seconds
+                ):
                     self._taken_bytes()  # now it is known what is no scratch
-                    self._look_at = began + (1 + REST) * (time.monotonic() - began)
+                    self._next_look_seconds = began + (1 + REST_RATIO) * (time.monotonic() - began)
                 self._running += scratch_bytes
                 if self._has_to_check(scratch_bytes):
                     self._make_room(0)

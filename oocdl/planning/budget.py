@@ -38,7 +38,7 @@ many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's too
 SEARCH_START_BYTES = 512 << 20
 """Where the search for the smallest budget begins, if the budget itself is not larger."""
 CLOSE_BYTES = 1 << 20
-"""The search for the smallest budget ends so close to it."""
+"""The search for the smallest budget ends within so many bytes of it."""
 LARGEST_BUDGET_BYTES = 1 << 50
 """No budget above this is looked for."""
 SEARCH_SECONDS = 15.0
@@ -165,13 +165,13 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
 
 
 def _large_units(machine: Machine) -> list[int]:
-    """Bytes of a unit where all threads have one and the inputs of another are read; and smaller ones."""
+    """Return the bytes of a unit if each thread has one while another is read, and parts of that."""
     largest = min(machine.unit_bytes, LARGEST_UNIT_BYTES)
     return [max(largest // divisor, 1) for divisor in (1, 2, 4, 8)]
 
 
 def _last_units(machine: Machine) -> list[int]:
-    """Bytes of a unit where not even that many have room: fewer of them run at once."""
+    """Return the bytes of a unit if fewer units run at once, as not even that many have room."""
     divisors = range(machine.threads, 0, -1) if machine.device_unit_bytes is None else ()
     return [max(machine.capacity_bytes // divisor, 1) for divisor in divisors]
 
@@ -245,7 +245,7 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
 
 
 def _sizes(machine: Machine) -> list[int]:
-    """Bytes that a unit may have, from all sizes that are tried."""
+    """Return the sizes of units of which one has to fit for a budget to be accepted."""
     return [_large_units(machine)[0], *_last_units(machine)]
 
 

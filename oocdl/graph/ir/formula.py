@@ -41,9 +41,9 @@ def _collect(formula: FunctionType, found: dict[str, str]) -> None:
 
 
 def _text(formula: FunctionType) -> str:
-    """Return what is written, or the code of what is in no file, as at a prompt.
+    """Return the source of a function, or its code if it is in no file, as at a prompt.
 
-    There Python 3.13 may show the text of something else: of ``python -c``, say.
+    Python 3.13 would return the source of something else there, such as that of ``python -c``.
     """
     try:
         in_file = not formula.__code__.co_filename.startswith("<")

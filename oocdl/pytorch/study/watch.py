@@ -32,8 +32,6 @@ _SEEDS = tuple(
     f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
 )
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
-_CUTTING = ("cosine_similarity",)
-"""Functions of PyTorch that keep a gradient from going through a bound, in place, as their files do."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -85,7 +83,6 @@ class NoOperators(TorchFunctionMode):
         if func in _ARRAYS and any(cell_of(x) in self.watch.data for x in args if isinstance(x, Tensor)):
             found.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
         before = len(found.random)
-        self.watch.called = getattr(func, "__name__", "")
         out = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").endswith("alpha_dropout") and len(found.random) > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
@@ -121,8 +118,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, part in module.named_modules()
             if isinstance(part, nn.modules.batchnorm._NormBase)
         }
-        self.called = ""
-        """The function of PyTorch that runs."""
         self.inputs = [*inputs]
         self.alive: list[Any] = []
         self.repeated = False
@@ -134,7 +129,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.old: set[int] = set()
         """Tensors that an earlier call has made from data."""
         self.beside: dict[str, str] = {}
-        """Parameters and buffers that an operator reads that is no norm: the place."""
+        """Parameters and buffers that an operator other than a norm reads: the first place."""
         self.indexed: dict[str, str] = {}
         """Parameters and buffers that are indexed: the place."""
         self.cut: dict[tuple[int, bool], str] = {}
@@ -200,9 +195,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith(_NORMS):
             self._norm(bound, name)
         else:
-            self.beside |= {
-                self.state[cell_of(x)]: self.places.here() for x in given if cell_of(x) in self.state
-            }
+            for title in {self.state[cell_of(x)] for x in given if cell_of(x) in self.state}:
+                if title not in self.beside:
+                    self.beside[title] = self.places.here()
             if func._schema.is_mutable:
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)
@@ -316,8 +311,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif self.made.get(cell, "kept ").startswith("kept "):
                 self.found.refused.append(f"a tensor that lives longer than a call is changed {where}")
             elif cell in self.graded and not (torch.is_grad_enabled() and held.requires_grad):
-                if self.called in _CUTTING:
-                    continue
                 how = ".data or detach()" if torch.is_grad_enabled() else "torch.no_grad()"
                 self.found.refused.append(f"a gradient is cut by {name}, in place under {how}, {where}")
 
