@@ -21,7 +21,7 @@ from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Facts, annotate, keys_of
 from oocdl.pytorch.calls import Signature, inputs_of
 from oocdl.pytorch.child import first_line, in_child
-from oocdl.pytorch.comparison.compare import differs, predicts_otherwise
+from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.door import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
 from oocdl.pytorch.study.freedom import BATCH
@@ -133,10 +133,9 @@ def _written(
     if not verify:
         return metadata
     with exporting():
-        wrong = differs(module, signature, model, made)
-        if wrong is not None:
-            raise UnsupportedError(f"its file is another network: {wrong}")
-        otherwise = predicts_otherwise(module, signature, model, made)
+        wrong, otherwise = differences(module, signature, model, made)
+    if wrong:
+        raise UnsupportedError(f"its file is another network: {wrong}")
     if not otherwise:
         return metadata
     note = f"in evaluation mode the module computes something else than the run predicts: {otherwise}"

@@ -7,7 +7,6 @@ by more than rounding, the file is another network.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
 from oocdl.pytorch.comparison.pinned import Pinned
-from oocdl.pytorch.comparison.rounding import Jitter, Wide, errors
+from oocdl.pytorch.comparison.rounding import Jitter, errors
 from oocdl.pytorch.comparison.twin import Twin
 from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH
@@ -137,35 +136,33 @@ def _cotangents(made: Pass, dtype: torch.dtype, seed: int) -> dict[str, Tensor |
     }
 
 
-def differs(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> str | None:
-    """Say in what a file trains otherwise than its module; None if it does not."""
+def differences(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> tuple[str, str]:
+    """Say in what a file trains, and in what it predicts, otherwise than its module; '' where in nothing.
+
+    In float64, but in float32 for code with types of its own that does not run in float64.
+    """
     assert model.metadata is not None
     held = {one.names[0]: one.tensor for one in named_tensors(module)}
     for name, fact in model.metadata.facts.items():
         if not np.array_equal(model.initializers[name].raw(), array_of(held[fact.names[0]]), equal_nan=True):
-            return f"'{fact.names[0]}' holds other numbers there"
-    twin = Twin(module, signature, model.metadata, _dtype_of(module, signature, made))
-    found = compare(twin, model, made.sizes, made.data)
-    return None if found is None else str(found)
-
-
-def _dtype_of(module: nn.Module, signature: Signature, made: Study) -> torch.dtype:
-    """Return float64, but float32 for code with types of its own that does not run in float64."""
-    args, kwargs = signature.split(made.data.inputs(made.sizes.first, torch.float64, 0))
+            return f"'{fact.names[0]}' holds other numbers there", ""
+    twin = Twin(module, signature, model.metadata, torch.float64)
     try:
-        with torch.no_grad(), Wide(torch.float64):
-            copy.deepcopy(module).cpu().double()(*args, **kwargs)
+        found = compare(twin, model, made.sizes, made.data)
     except Exception:  # whatever PyTorch raises of types that do not fit; any other failure shows in float32
-        return torch.float32
-    return torch.float64
+        if twin.works:
+            raise
+        twin = Twin(module, signature, model.metadata, torch.float32)
+        found = compare(twin, model, made.sizes, made.data)
+    if found is not None:
+        return str(found), ""
+    return "", _predicts_otherwise(Twin(module, signature, model.metadata, twin.dtype), model, made)
 
 
-def predicts_otherwise(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> str:
+def _predicts_otherwise(twin: Twin, model: OnnxModel, made: Study) -> str:
     """Say in what predictions of a file are others than the module's in evaluation mode; '' if in nothing."""
-    assert model.metadata is not None
     free = any(name == BATCH for name in made.free.names.values())
     shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
-    twin = Twin(module, signature, model.metadata, _dtype_of(module, signature, made))
     twin.module.eval()
     try:
         found = _one(twin, inference_pass(model, shapes, _precision(twin)), made.data, shapes, len(_ORDER))

@@ -29,6 +29,8 @@ class Twin:
     ) -> None:
         self.module = copy.deepcopy(module).cpu().to(dtype)
         self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
+        self.works = False
+        """Whether the module has been called in this dtype."""
         self.tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
         self.tensors |= dict(self.module.named_buffers(remove_duplicate=False))
 
@@ -69,6 +71,7 @@ class Twin:
         with torch.set_grad_enabled(trains):
             with mode or nullcontext(), draws, Wide(self.dtype):
                 returned = self.module(*args, **kwargs)
+            self.works = True
             made = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
             if len(made) != len(cotangents):
                 raise UnsupportedError(f"the module returns {len(made)} tensors, its file {len(cotangents)}")
