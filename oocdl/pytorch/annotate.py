@@ -124,7 +124,7 @@ def _described(
         compared=about.compared,
         notes=about.notes,
         predicts=about.predicts,
-        numbers=tuple(sorted(x for x in found.numbers if float(np.float32(x)) != x)),
+        numbers=(*sorted(found.tensors), *sorted(x for x in found.numbers if float(np.float32(x)) != x)),
     )
     return metadata, names, repeated
 

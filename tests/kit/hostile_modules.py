@@ -337,8 +337,11 @@ CASES: Mapping[str, Case] = {
     "outputs in a tree": does(many_outputs),
     # The gradient of a vector shorter than its eps goes on through the length; a file's does not.
     "likeness": does(lambda self, x, y: y * F.cosine_similarity(x, y, 1)[:, None], "a gradient is cut by"),
-    "logarithms": does(lambda self, x, y: y + torch.log2(1 + y.abs())),
+    "roots and digits": does(
+        lambda self, x, y: y.norm(3, 1, keepdim=True) + y.round(decimals=1) + torch.log2(1 + y.abs())
+    ),
     "a tenth in float32": does(lambda self, x, y: y * torch.tensor(0.1) + self.tenth),
+    "pi in float32": does(lambda self, x, y: y * torch.tensor(math.pi) + x / 3 + torch.tensor([1 / 7])),
     "statistics that are read": does(
         lambda self, x, y: self.norm(y) + self.norm.running_mean,
         "'norm.running_mean' is changed by its norm, and read",

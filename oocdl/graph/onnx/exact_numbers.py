@@ -27,14 +27,18 @@ _KNOWN = (
     1 / math.log(2),
     math.log(10),
     1 / math.log(10),
-    1 / 6,
+    *(1 / number for number in range(3, 13)),
+    *(0.1**digits for digits in range(1, 7)),
 )
-"""Numbers that exporters put into activations and logarithms. A third or a tenth is none of them: a tensor of
-float32 may well hold one, which float64 then has to keep as it is."""
+"""Numbers that exporters put into activations, logarithms, roots and roundings."""
 
 
 class ExactNumbers:
-    """Finds the number that was rounded to float32."""
+    """Finds the number that was rounded to float32.
+
+    ``numbers``: those of the module, of which the first of equal ones counts. A tensor of float32 that holds
+    a tenth is among them as it is, and so stays as it is.
+    """
 
     def __init__(self, numbers: Iterable[float]) -> None:
         self._exact: dict[float, float] = {}

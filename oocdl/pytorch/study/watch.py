@@ -59,6 +59,8 @@ class Findings:
     """Place at which the code rounds to another type of numbers -> that type."""
     numbers: set[float] = field(default_factory=set)
     """Python's floats that operators take."""
+    tensors: set[float] = field(default_factory=set)
+    """Numbers of tensors that hold one, and do not depend on data."""
     refused: list[str] = field(default_factory=list)
     """What ONNX cannot carry, each in words."""
     trace: list[str] = field(default_factory=list)
@@ -225,6 +227,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return  # PyTorch remembers what such an operator has told it
         leaves = tree_leaves((args, dict(kwargs)))
         self.found.numbers.update(x for x in leaves if type(x) is float and math.isfinite(x))
+        for x in given:
+            if x.numel() == 1 and x.is_floating_point() and cell_of(x) not in self.data:
+                held = getattr(x, "constant", x)
+                self.found.tensors.update([] if held is None else [float(held)])
         told = tree_map(lambda x: self._told(x) if isinstance(x, Tensor) else repr(x), (args, dict(kwargs)))
         grad = "" if torch.is_grad_enabled() else " without gradients"
         self.found.trace.append(f"{func}{told}{grad}")
