@@ -186,6 +186,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@cache
 def processor() -> str:
     """Return the name of the processor, or of its architecture where the system does not tell more."""
     cpuinfo = Path("/proc/cpuinfo")  # Linux only; not every processor has a name there
@@ -194,6 +195,7 @@ def processor() -> str:
     return next(iter(models), platform.machine())
 
 
+@cache
 def installed_version(package: str) -> str:
     """Return the version of a Python package, or of its build for training; "?" if neither is installed."""
     for name in (package, f"{package}-training"):
