@@ -30,6 +30,8 @@ ROUNDED = 1e-2
 """Of predictions, where the code rounds to 16 bits and the run says that it does not."""
 NOISE, ROUNDINGS = 50, 3
 """Results may be off by so many times what PyTorch's are in other roundings."""
+MOST_NOISE = 1e-2
+"""Where rounding alone moves results by more, numbers say nothing."""
 RATE = 0.05
 
 
@@ -49,7 +51,7 @@ class Verdict:
     """What came of it."""
 
     word: str
-    """``equal``, ``refused`` or ``different``."""
+    """``equal``, ``refused`` or ``different``; ``none`` where nothing can be said."""
     why: str = ""
 
 
@@ -136,8 +138,8 @@ def beside(
     found = {"losses": losses, **loaded.state_dict()}
     wrong = _wrong(found, wanted, lambda jitter: trained_by_pytorch(
         copy.deepcopy(fresh), given, target, course, jitter))  # fmt: skip
-    if wrong:
-        return Verdict("different", wrong)
+    if wrong is not None:
+        return wrong
     for number, array in enumerate((x, *elsewhere)):
         verdict = _predicts(run, loaded, array, folder / f"predictions-{number}", output, course.batch)
         if verdict.word == "different" or (verdict.word == "refused" and not number):
@@ -145,19 +147,22 @@ def beside(
     return Verdict("equal")
 
 
-def _wrong(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], again: Any) -> str:
-    """Say which result is off by more than rounding; '' if none is."""
+def _wrong(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], again: Any) -> Verdict | None:
+    """Say which result is off by more than rounding; None if none is."""
     off = {name: error(found[name], tensor) for name, tensor in wanted.items()}
     if all(one <= TOLERANCE for one in off.values()):
-        return ""
+        return None
     allowed = dict.fromkeys(wanted, TOLERANCE)
     for seed in range(ROUNDINGS):
         moved = again(Jitter(seed))
         allowed = {
             name: max(most, NOISE * error(moved[name], wanted[name])) for name, most in allowed.items()
         }
-    wrong = [name for name, one in off.items() if not one <= allowed[name]]
-    return f"'{wrong[0]}' is off by {off[wrong[0]]:.1e} (rounding: {allowed[wrong[0]]:.0e})" if wrong else ""
+    name = max(wanted, key=lambda one: off[one] / min(allowed[one], MOST_NOISE))
+    if off[name] <= min(allowed[name], MOST_NOISE):
+        return None
+    word = "none" if off[name] <= allowed[name] else "different"
+    return Verdict(word, f"'{name}' is off by {off[name]:.1e} (rounding: {allowed[name]:.0e})")
 
 
 def _predicts(

@@ -22,39 +22,42 @@ from tests.kit.random_modules import Spec, shrunk, spec_of
 FIRST, LAST = map(int, os.environ.get("OOCDL_MODULES", "0:300").split(":"))
 TOGETHER = 20
 """Modules a test."""
-REFUSED_AT_MOST = 0.3
-"""Of all modules: a search that is refused finds nothing."""
+IDLE_AT_MOST = 0.3
+"""Of all modules: a search that is refused, or of which rounding decides, finds nothing."""
 BY_DYNAMO = 100
 COURTESY_SECONDS = 10
 """Of a processor, for a file of any size; with more, dynamo has tens of seconds for some modules."""
 
 
-def verdict_of(spec: Spec) -> Verdict:
-    """Train a module in both ways; what PyTorch cannot call is no case."""
+def verdict_of(spec: Spec, folder: Path) -> Verdict:
+    """Train a module in both ways; what PyTorch cannot call is no case.
+
+    ``folder``: where its files stay. A file system that has just deleted hundreds makes new ones slowly.
+    """
     x, other = spec.arrays()
     name = "TorchScript" if spec.seed % BY_DYNAMO else "dynamo"
     try:
         spec.module().double()(torch.as_tensor(x[: spec.batch]))
     except Exception as error:
         return Verdict("none", str(error))
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "EXPORTERS", {name: EXPORTERS[name]})
         patch.setattr(exporting, "COURTESY_SECONDS", COURTESY_SECONDS)
         try:
-            return beside(spec.module(), x, Path(folder), spec.course(), [other])
+            return beside(spec.module(), x, Path(tempfile.mkdtemp(dir=folder)), spec.course(), [other])
         except Exception as error:
             return Verdict("different", f"{type(error).__name__}: {error}")
 
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, TOGETHER))
-def test_modules_train_as_in_pytorch(first: int) -> None:
-    found = {seed: verdict_of(spec_of(seed)) for seed in range(first, min(first + TOGETHER, LAST))}
+def test_modules_train_as_in_pytorch(first: int, tmp_path: Path) -> None:
+    found = {seed: verdict_of(spec_of(seed), tmp_path) for seed in range(first, min(first + TOGETHER, LAST))}
     wrong = {seed: one for seed, one in found.items() if one.word == "different"}
     if wrong:
         seed, verdict = next(iter(wrong.items()))
-        least = shrunk(spec_of(seed), lambda spec: verdict_of(spec).word == "different")
+        least = shrunk(spec_of(seed), lambda spec: verdict_of(spec, tmp_path).word == "different")
         raise AssertionError(
-            f"{len(wrong)} differ; {seed} ({verdict.why}) is {least}: {verdict_of(least).why}"
+            f"{len(wrong)} differ; {seed} ({verdict.why}) is {least}: {verdict_of(least, tmp_path).why}"
         )
-    refused = [one.why for one in found.values() if one.word == "refused"]
-    assert len(refused) <= max(1, REFUSED_AT_MOST * len(found)), refused
+    idle = [one for one in found.values() if one.word in ("refused", "none")]
+    assert len(idle) <= max(1, IDLE_AT_MOST * len(found)), idle
