@@ -14,9 +14,21 @@ import pytest
 
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning import passes
+from oocdl.storage import files
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
 """It needs Keras."""
+
+
+_LOADED_LATE = (
+    "torch.optim.adam",
+    "torch._dynamo",
+    "torch.fx.experimental.validator",
+    "sympy.tensor.tensor",
+    "sympy.physics.units",
+    *(f"torch.onnx._internal.torchscript_exporter.symbolic_opset{number}" for number in range(7, 21)),
+)
+"""What PyTorch loads when it is needed: by each copy of a process anew that exports a module."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +54,7 @@ def _no_fsync() -> Iterator[None]:
     """Runs in this process do not wait for the disk: durability is tested by processes that are killed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(files, "SYNC_THREADS", 1)
         yield
 
 
@@ -74,8 +87,8 @@ def planned_once() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """Nor what importing has, in collections that tests ask for."""
-    importlib.import_module("torch.optim.adam")
-    importlib.import_module("torch._dynamo")  # else the first optimizer loads it
+    for name in _LOADED_LATE:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 

@@ -89,6 +89,7 @@ class HalfTold:
         return told._replace(scratch_bytes=int(told.scratch_bytes * self.share))
 
 
+@pytest.mark.slow  # of pages that the system counts: other processes disturb it
 def test_scratch_is_measured_beside_what_is_told() -> None:
     # What pooling takes is made by oocdl itself, of arrays that are as large on any processor.
     probes = [one for one in computing_probes(Scale(0.2)) if one[0] == "MaxPoolGrad"]
