@@ -290,6 +290,7 @@ def test_first_steps(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
+@pytest.mark.slow
 def test_search(tmp_path: Path) -> None:
     words = ("--steps", "1", "--trials", "3", "--size", "8")
     done = run(str(ROOT / "examples/search.py"), *words, folder=tmp_path)
@@ -298,6 +299,7 @@ def test_search(tmp_path: Path) -> None:
     assert (tmp_path / "search-example" / "best.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_own_loss(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_loss.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -305,6 +307,7 @@ def test_own_loss(tmp_path: Path) -> None:
     assert float(after) < float(before)
 
 
+@pytest.mark.slow
 def test_own_listener(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_listener.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -319,6 +322,7 @@ def test_own_optimizer(tmp_path: Path) -> None:
     assert float(after) < 0.1 * float(before)
 
 
+@pytest.mark.slow
 def test_own_operator(tmp_path: Path) -> None:
     done = run("-W", "ignore", str(ROOT / "examples/own_operator.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

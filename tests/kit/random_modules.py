@@ -34,10 +34,13 @@ class Spec:
     parallel: int
     """Into how many parts the batch is cut; 0 leaves it to the plan."""
     evaluation: bool
+    narrow: bool
+    """Whether only the batch is left open: other sizes are refused then."""
     seed: int
 
     def course(self) -> Course:
-        options = {"parallel": {"batch": self.parallel}} if self.parallel else {}
+        options: dict[str, Any] = {"parallel": {"batch": self.parallel}} if self.parallel else {}
+        options |= {"dynamic": "batch"} if self.narrow else {}
         return Course(batch=self.batch, accumulate=self.accumulate, options=options)
 
     def module(self) -> nn.Module:
@@ -73,6 +76,7 @@ def spec_of(seed: int) -> Spec:
         accumulate=int(random.choice([1, 1, 2])),
         parallel=int(random.choice([0, 0, 1, 2])),
         evaluation=bool(random.random() < 0.1),
+        narrow=bool(random.random() < 0.4),
         seed=seed,
     )
 
@@ -81,7 +85,7 @@ def smaller(spec: Spec) -> Iterator[Spec]:
     """Yield specs with less in them."""
     for place in range(len(spec.steps)):
         yield replace(spec, steps=spec.steps[:place] + spec.steps[place + 1 :])
-    plain = {"ties": False, "batch": 2, "accumulate": 1, "parallel": 0, "evaluation": False}
+    plain = {"ties": False, "batch": 2, "accumulate": 1, "parallel": 0, "evaluation": False, "narrow": False}
     for name, value in plain.items():
         if getattr(spec, name) != value:
             yield replace(spec, **{name: value})  # type: ignore[arg-type]

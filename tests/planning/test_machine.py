@@ -45,6 +45,7 @@ def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(unet: Draft) -> None:
     assert units_that_count(replace(ALONE, workers=8), counts) == sum(counts)  # one of eight has come
 
 
+@pytest.mark.slow
 def test_workers_that_get_no_work_have_no_share(unet: Draft) -> None:
     """Where a plan is made for fewer of them, or was."""
     counts = cut_for(unet, 16, 8).plan.counts

@@ -58,7 +58,7 @@ def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_network_is_exact_at_the_smallest_budget(
     case: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

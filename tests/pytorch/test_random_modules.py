@@ -1,8 +1,8 @@
 """Random modules: three steps, state, predictions at two sizes and the reloaded module are PyTorch's.
 
 ``OOCDL_MODULES=1000:2000`` tries those seeds, each of them a module, instead of the first few. What fails is
-shrunk, and told as a ``Spec``. Every hundredth goes through dynamo, which takes twenty seconds, the others
-through TorchScript.
+shrunk, and told as a ``Spec``. Each three hundredth goes through dynamo, which takes twenty seconds, the
+others through TorchScript.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOGETHER = 20
 """Modules a test."""
 IDLE_AT_MOST = 0.3
 """Of all modules: a search that is refused, or of which rounding decides, finds nothing."""
-BY_DYNAMO = 100
+BY_DYNAMO = 300
 COURTESY_SECONDS = 10
 """Of a processor, for a file of any size; with more, dynamo has tens of seconds for some modules."""
 

@@ -182,7 +182,9 @@ def test_disk_is_a_word_of_the_command_line(
     assert "disk= allows 20480 bytes" in line and "workdir= on another disk" in line
 
 
-@pytest.mark.parametrize("short", ["both", "run", "spill"])
+@pytest.mark.parametrize(
+    "short", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in ("run", "spill"))]
+)
 def test_each_file_system_is_checked_on_its_own(
     job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
@@ -209,6 +211,7 @@ def test_each_file_system_is_checked_on_its_own(
     assert ("spill= on another disk" in text) == (short != "run") and not run.exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_only_what_is_not_there_yet(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +226,7 @@ def test_a_resumed_run_needs_only_what_is_not_there_yet(
 # --- where the spill is ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_argument_wins_over_the_variable(
     job: Job, tight: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

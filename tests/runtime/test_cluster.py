@@ -101,6 +101,7 @@ def test_a_run_may_move_between_process_and_client(
     assert nets.files_of(run) == nets.files_of(local)
 
 
+@pytest.mark.slow
 def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     """Three passes are a step, whose sums of gradients stay on the workers."""
     options = {**CUTS, **QUICK, "accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
@@ -191,7 +192,7 @@ def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
         assert nbytes <= 1.2 * found[1][worker]
 
 
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_nodes_and_values_may_have_any_name(
     client: Client, job: tuple[Path, Path], tmp_path: Path, local: bool
 ) -> None:
@@ -235,6 +236,7 @@ def books(client: Client) -> Books:
     return Books(*client.run_on_scheduler(of_scheduler), prefixes, sum(tasks for _, tasks in workers))
 
 
+@pytest.mark.slow
 def test_records_of_the_cluster_do_not_grow_with_steps(
     client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +368,7 @@ def test_a_worker_that_takes_too_much_is_named_once(
     assert [row["loss"] for row in run.history] == [row["loss"] for row in local.history]
 
 
-@pytest.mark.parametrize("spare", [100 << 20, 250 << 20])
+@pytest.mark.parametrize("spare", [100 << 20, pytest.param(250 << 20, marks=pytest.mark.slow)])
 def test_workers_keep_their_budget(
     tmp_path: Path, client: Client, larger: tuple[Path, Path], spare: int
 ) -> None:
@@ -391,6 +393,7 @@ def test_workers_keep_their_budget(
     assert 0 < peaks[0] <= budget
 
 
+@pytest.mark.slow
 def test_a_plan_is_repeated_on_any_number_of_workers(
     client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
 ) -> None:

@@ -107,7 +107,7 @@ WAYS: dict[str, dict[str, Any]] = {
         ("torch", "own get"),
         ("torch", "window of 1"),
         pytest.param("torch", "dask.threaded", marks=pytest.mark.slow),
-        ("onnxruntime", "own get"),
+        pytest.param("onnxruntime", "own get", marks=pytest.mark.slow),
     ],
 )
 def test_the_schedule_does_not_change_a_bit(engine: str, way: str, bench: Bench) -> None:

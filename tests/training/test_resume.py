@@ -191,6 +191,7 @@ def volume(tmp_path: Path) -> Fit:
     return call
 
 
+@pytest.mark.slow
 def test_another_budget_makes_the_same_bits(volume: Fit, tmp_path: Path) -> None:
     """The plan is frozen: more memory changes nothing, less nothing as long as a unit fits."""
     refused(BudgetError, "beside the process itself", lambda: volume("none", memory="1MiB"))

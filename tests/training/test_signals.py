@@ -199,7 +199,12 @@ main(sys.argv[2:])
 
 
 @pytest.mark.parametrize(
-    ("verb", "number"), [("fit", signal.SIGTERM), ("predict", signal.SIGHUP), ("evaluate", signal.SIGTERM)]
+    ("verb", "number"),
+    [
+        pytest.param("fit", signal.SIGTERM, marks=pytest.mark.slow),
+        ("predict", signal.SIGHUP),
+        pytest.param("evaluate", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_every_command_ends_with_the_signal_s_code(
     fit: Fit, tmp_path: Path, verb: str, number: signal.Signals

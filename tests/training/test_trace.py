@@ -228,6 +228,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_each_worker_of_a_client_is_a_process(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     options = QUICK | {"threads": 1, "steps": 2}
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, trace=tmp_path / "step.json", **options)

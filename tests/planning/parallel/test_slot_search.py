@@ -28,6 +28,7 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     return unet_draft(tmp_path_factory.mktemp("unet"), 64)
 
 
+@pytest.mark.slow
 def test_speedup_grows_with_slots(unet: Draft) -> None:
     """As far as the network allows; one class alone has work for 8, and for 128 nothing was cut at all."""
     one = ideal_seconds(cut_for(unet, 1, 0).graph, 1, NOMINAL, RULES)

@@ -38,6 +38,7 @@ def groups(dask_scheduler: Scheduler) -> set[str]:
     return set(dask_scheduler.task_groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel", [{"space": (2,)}, pytest.param({"channels": 2}, marks=pytest.mark.slow)], ids=str
 )

@@ -254,7 +254,7 @@ def test_losses_without_a_step_end(
     assert processes.remains(client) == {}
 
 
-@pytest.mark.parametrize("where", ["set-up", "second step"])
+@pytest.mark.parametrize("where", ["second step", pytest.param("set-up", marks=pytest.mark.slow)])
 def test_workers_that_are_lost_again_and_again_end_the_run(
     client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -453,6 +453,7 @@ def of_the_run(address: str) -> list[str]:
         return client.run_on_scheduler(found)
 
 
+@pytest.mark.slow
 def test_the_scheduler_starts_anew(
     job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
 ) -> None:

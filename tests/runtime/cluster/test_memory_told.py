@@ -57,7 +57,7 @@ def train(job: Path, workdir: Path, client: Client | None) -> tuple[list[dict[st
     return run.history, out.getvalue().splitlines()[-2], has[0]
 
 
-@pytest.mark.parametrize("where", ["one process", "two workers"])
+@pytest.mark.parametrize("where", ["one process", pytest.param("two workers", marks=pytest.mark.slow)])
 def test_the_largest_process_is_shown(tmp_path: Path, where: str) -> None:
     nets.write_conv(tmp_path / "net.onnx")
     nets.write_data(tmp_path / "data.zarr", nets.volumes(3, 8))

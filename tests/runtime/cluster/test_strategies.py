@@ -37,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("kind", ("pipeline", "mixture"))
+@pytest.mark.parametrize("kind", ["mixture", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind: str) -> None:
     """Layers that are cut in nothing, and layers in batch and channels; units are on both workers."""
     if kind == "pipeline":
@@ -65,6 +65,7 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
         assert {name.rstrip("0123456789") for name in cut} == {"batch", "channels"}
 
 
+@pytest.mark.slow
 def test_weights_that_are_cut_make_the_bits_of_one(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
