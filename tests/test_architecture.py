@@ -6,14 +6,18 @@ A package imports itself and what stands before it in ``PACKAGES``, never what s
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import runpy
+from collections import Counter
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import oocdl
 from tests.kit.code import PACKAGE, ROOT, functions, imports, modules, own_imports, path_of, room
 
 PACKAGES = (
@@ -110,6 +114,45 @@ FILE_LINES, FUNCTION_LINES, FOLDER_FILES = 400, 65, 20
 LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
+LIMITS = {
+    "lines of oocdl": 68339,
+    "lines of callbacks": 398,
+    "lines of cli": 2307,
+    "lines of cluster": 1394,
+    "lines of config": 367,
+    "lines of dashboard": 4129,
+    "lines of engines": 8179,
+    "lines of fusion": 1937,
+    "lines of graph": 11990,
+    "lines of host": 744,
+    "lines of ops": 5452,
+    "lines of planning": 8445,
+    "lines of pytorch": 3152,
+    "lines of report": 2885,
+    "lines of runtime": 4932,
+    "lines of storage": 6500,
+    "lines of training": 3099,
+    "lines of tuning": 1844,
+    "lines of tests": 43419,
+    "parameters of fit": 42,
+    "parameters of plan": 42,
+    "parameters of search": 44,
+    "parameters of simulate": 33,
+    "parameters of from_torch": 6,
+    "words of README.md": 3898,
+    "files that share a name": 93,
+    "modules that are imported by a text": 10,
+    "uses of locals()": 3,
+    "files with private parts of Dask": 15,
+}
+"""Sizes that may only go down; a commit that raises one says why. The test says when one is to be lowered."""
+PRIVATE_DASK = re.compile(
+    r"dask\._task_spec|dask\._expr|client\._run|_on_scheduler\(|_ongoing_background_tasks|"
+    r"_register_scheduler_plugin|_loop_runner|client\._gather"
+)
+LIMIT_SLACK = 0.01
+"""Share by which a size may be below its limit before the limit has to follow."""
+
 
 every_module = pytest.mark.parametrize("name", list(modules()))
 every_folder = pytest.mark.parametrize(
@@ -179,6 +222,39 @@ def test_no_package_outgrows_the_others() -> None:
     for package in PACKAGES:
         share = sum(count for name, count in lines.items() if room(name) == package) / sum(lines.values())
         assert share < LARGEST_SHARE, f"{package} has {share:.0%} of all lines"
+
+
+@cache
+def sizes() -> dict[str, int]:
+    """Everything that ``LIMITS`` limits, as it is now."""
+    lines = Counter[str]()
+    for name in modules():
+        lines[room(name)] += len(path_of(name).read_text().splitlines())
+    bases = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    texts = {name: ast.unparse(tree) for name, tree in modules().items()}
+    public = {name: getattr(oocdl, name) for name in oocdl.__all__}
+    return {
+        "lines of oocdl": lines.total(),
+        **{f"lines of {name}": count for name, count in lines.items()},
+        "lines of tests": sum(len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py")),
+        **{
+            f"parameters of {name}": len(inspect.signature(found).parameters)
+            for name, found in public.items()
+            if inspect.isfunction(found)
+        },
+        "words of README.md": len((ROOT / "README.md").read_text().split()),
+        "files that share a name": sum(count for count in bases.values() if count > 1),
+        "modules that are imported by a text": sum("import_module(" in text for text in texts.values()),
+        "uses of locals()": sum(text.count("locals()") for text in texts.values()),
+        "files with private parts of Dask": sum(bool(PRIVATE_DASK.search(text)) for text in texts.values()),
+    }
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_is_large_only_shrinks(name: str) -> None:
+    size, limit = sizes()[name], LIMITS[name]
+    assert size <= limit, f"{name}: {size}, limit {limit}; make room, or raise it and say why in the commit"
+    assert size >= limit * (1 - LIMIT_SLACK) - 1, f"{name}: {size}; lower its limit of {limit}"
 
 
 @every_module
