@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from oocdl import events
 from oocdl.cli.app import app
 from oocdl.cli.demo import write_volumes
-from oocdl.graph.onnx.reader import lowerings, supported
-from oocdl.ops import RULES
 from tests.kit.code import PACKAGE, ROOT
 
 README = (ROOT / "README.md").read_text()
+RUN = ("README.md", "docs/pytorch.md", "docs/onnx.md", "docs/search.md")
+"""Pages whose blocks of Python are run, one after the other."""
 TOP = ("oocdl", "tests", "docs", "perf", "examples")
 ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 PAGES = [*sorted(ROOT.glob("*.md")), *(page for top in TOP for page in sorted((ROOT / top).rglob("*.md")))]
@@ -35,12 +35,9 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    text = (ROOT / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -53,13 +50,13 @@ def brain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_python_blocks_run_one_after_the_other(brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    assert len(blocks("python")) == 4
-    for block in blocks("python"):
+    shown = [(page, block) for page in RUN for block in blocks("python", page)]
+    for page, block in shown:
         for long, short in SHORTER.items():
             block = block.replace(long, short)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter's own, on its future
-            exec(compile(block, "README.md", "exec"), names)
+            exec(compile(block, page, "exec"), names)
     assert (brain / "trained.onnx").is_file() and (brain / "out.zarr").is_dir()
     assert "tasks a step" in capsys.readouterr().out
 
@@ -69,14 +66,6 @@ def test_the_example_is_short() -> None:
     assert len(lines) <= 12
 
 
-def test_every_operator_is_listed_and_every_listed_one_is_there() -> None:
-    rows = [line for line in section("ONNX operators").splitlines() if line.startswith("|")]
-    only_known = {name for row in rows if "known before" in row for name in re.findall(r"`(\w+)`", row)}
-    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert listed == supported(RULES)
-    assert only_known == supported(RULES) - set(lowerings(RULES))
-
-
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
     (command,) = re.findall(r"python (-m pytest.*)$", blocks("sh")[1], re.MULTILINE)
     assert f'"$bin/python" {command} ' in (ROOT / ".ci" / "run").read_text()
@@ -84,7 +73,8 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
 
 
 def test_commands_parse_and_files_are_there() -> None:
-    for line in re.findall(r"`(oocdl [a-z]+[^`]*)`", README):
+    pages = [README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
+    for line in [line for page in pages for line in re.findall(r"`(oocdl [a-z]+[^`]*)`", page)]:
         _, verb, *rest = shlex.split(line)
         shown = CliRunner().invoke(app, [verb, "--help"])
         assert shown.exit_code == 0, line
