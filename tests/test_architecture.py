@@ -133,7 +133,7 @@ LIMITS = {
     "lines of storage": 6500,
     "lines of training": 3099,
     "lines of tuning": 1844,
-    "lines of tests": 43419,
+    "lines of tests": 43446,
     "parameters of fit": 42,
     "parameters of plan": 42,
     "parameters of search": 44,
@@ -227,11 +227,11 @@ def test_no_package_outgrows_the_others() -> None:
 @cache
 def sizes() -> dict[str, int]:
     """Everything that ``LIMITS`` limits, as it is now."""
+    texts = {name: path_of(name).read_text() for name in modules()}
     lines = Counter[str]()
-    for name in modules():
-        lines[room(name)] += len(path_of(name).read_text().splitlines())
+    for name, text in texts.items():
+        lines[room(name)] += len(text.splitlines())
     bases = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-    texts = {name: ast.unparse(tree) for name, tree in modules().items()}
     public = {name: getattr(oocdl, name) for name in oocdl.__all__}
     return {
         "lines of oocdl": lines.total(),

@@ -107,6 +107,8 @@ def beside(
     target = torch.randn(len(x), *shape[1:], generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     twin, fresh = copy.deepcopy(module), copy.deepcopy(module)
     wanted = trained_by_pytorch(twin, given, target, course)
+    if not wanted["losses"].isfinite().all():
+        return Verdict("none", "PyTorch's losses are not finite, where ours stop")
     save_arrays(folder / "data.zarr", {"x": x, "target": target.numpy()})
     names = [name for name in ("x", "input") if name in _arguments(module)] or ["x"]
     made = tree_leaves(copy.deepcopy(module)(given[: course.batch]))
