@@ -315,6 +315,7 @@ def test_own_listener(tmp_path: Path) -> None:
     assert int(committed) == int(last) + 5 < 200
 
 
+@pytest.mark.slow
 def test_own_optimizer(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_optimizer.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -331,6 +332,7 @@ def test_own_operator(tmp_path: Path) -> None:
     assert float(done.stdout.split("farthest from PyTorch's: ")[1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_from_pytorch(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
     done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)

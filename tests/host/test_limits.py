@@ -43,7 +43,7 @@ def test_the_peak_of_a_call_is_beside_what_was_there() -> None:
         assert not made, "nothing is called where it is not told"
         return
     assert len(made) == 2 and len(held) == 4 << 20
-    assert 7 << 20 < taken < 11 << 20
+    assert 7 << 20 < taken < 12 << 20, "the first array may be kept, what is held is not counted"
 
 
 def test_version_2_counts_all_ancestors_and_both_kinds_of_limit(tmp_path: Path) -> None:

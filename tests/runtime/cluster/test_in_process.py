@@ -101,7 +101,7 @@ def test_a_pass_that_begins_twice_changes_nothing(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "share", [0.0, 0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (1.0, 2.0))]
+    "share", [0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.0, 1.0, 2.0))]
 )
 def test_a_step_that_is_broken_off_leaves_what_it_began_with(tmp_path: Path, share: float) -> None:
     """Whatever part of it has run, on whomever: a commit that follows is of one step."""
