@@ -9,7 +9,7 @@ from oocdl.pytorch.door import from_torch
 from oocdl.report.plan_view import Plan
 from oocdl.report.scaling import Scaling
 from oocdl.storage.run.repair import repair
-from oocdl.storage.run.verify import verify
+from oocdl.storage.run.run_verification import verify
 from oocdl.training.run import Run
 from oocdl.training.simulation import simulate
 from oocdl.training.trainer import fit, open, plan

@@ -20,7 +20,7 @@ from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
 from oocdl.ops.file_loss import file_loss
-from oocdl.ops.losses import LOSSES, CrossEntropy, Loss
+from oocdl.ops.loss_functions import LOSSES, CrossEntropy, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

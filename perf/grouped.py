@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oocdl.engines.torch.engine import TorchEngine
+from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.speed import Probe
 from oocdl.planning.probes import probe_program

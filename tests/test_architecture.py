@@ -52,13 +52,13 @@ INNER = {
     "graph": ("ir", "onnx", "transforms", "partition"),
     "storage": ("files", "checksums", "sealed_store", "zarr_json", "cache", "run", "dataset"),
     "engines": (
-        "registry",
+        "engine_registry",
         "engine",
         "convolution",
-        "indices",
-        "recurrent",
-        "ctc",
-        "attention",
+        "checked_indices",
+        "numpy_recurrent",
+        "numpy_ctc",
+        "numpy_attention",
         "torch",
         "ort",
         "numpy",
@@ -86,24 +86,24 @@ APART = {"engines.torch", "engines.ort", "engines.numpy"}
 
 GATES = {
     "onnx": ("graph.onnx.*", "engines.ort.*", "pytorch.annotate", "cli.zoo"),
-    "onnxruntime": ("engines.ort.session",),
+    "onnxruntime": ("engines.ort.ort_session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
-    "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.workers"),
+    "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.trial_workers"),
     "distributed": (
         "runtime.cluster.*",
         "cluster.launch",
         "cluster.keep",
         "cluster.keys",
         "dashboard.dask_*",
-        "tuning.workers",
+        "tuning.trial_workers",
     ),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
     "zarr": ("storage.*", "training.*", "cli.demo", "cli.predict_sample"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
-    "typer": ("cli.app", "cli.look", "cli.options", "cli.cluster", "cli.config_file", "cli.say"),
+    "typer": ("cli.app", "cli.look", "cli.verb_options", "cli.cluster", "cli.config_file", "cli.say"),
     "PIL": ("cli.demo",),
     "bokeh": ("dashboard.*",),
     "matplotlib": ("report.figure",),
@@ -115,13 +115,13 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 68339,
+    "lines of oocdl": 68341,
     "lines of callbacks": 398,
     "lines of cli": 2307,
     "lines of cluster": 1394,
     "lines of config": 367,
     "lines of dashboard": 4129,
-    "lines of engines": 8179,
+    "lines of engines": 8181,
     "lines of fusion": 1937,
     "lines of graph": 11990,
     "lines of host": 744,
@@ -133,14 +133,14 @@ LIMITS = {
     "lines of storage": 6500,
     "lines of training": 3099,
     "lines of tuning": 1844,
-    "lines of tests": 43448,
+    "lines of tests": 43449,
     "parameters of fit": 42,
     "parameters of plan": 42,
     "parameters of search": 44,
     "parameters of simulate": 33,
     "parameters of from_torch": 6,
     "words of README.md": 629,
-    "files that share a name": 93,
+    "files that share a name": 0,
     "modules that are imported by a text": 10,
     "uses of locals()": 3,
     "files with private parts of Dask": 15,
@@ -202,7 +202,8 @@ def test_imports_point_one_way_inside_packages(outer: str) -> None:
 def test_engines_know_nothing_of_each_other(package: str) -> None:
     for name in modules():
         if name.startswith(package):
-            others = {found for found in own_imports(name) if found.startswith(tuple(APART - {package}))}
+            rest = tuple(f"{other}." for other in APART - {package})
+            others = {found for found in own_imports(name) if f"{found}.".startswith(rest)}
             assert not others, f"oocdl.{name} imports another engine: {others}"
 
 
@@ -295,12 +296,12 @@ def test_no_import_hides_in_a_function(name: str) -> None:
     if name not in (
         "cluster.systems",
         "dashboard.dask_plugin",
-        "dashboard.launch",
+        "dashboard.page_process",
         "dashboard.metrics",
         "engines.engine",
         "host.optional",
         "pytorch.door",
-        "training.workers",
+        "training.client_workers",
         "tuning.optuna_sampler",
         "tuning.search",
     ):  # gates to what may not be installed, or needed

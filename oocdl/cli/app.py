@@ -20,9 +20,11 @@ import typer
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.cluster import call_options, job_options, worker_options, workers
 from oocdl.cli.config_file import ConfigFile
-from oocdl.cli.ended import INTERRUPTED_EXIT_CODE, UNCHANGED, Ended, Outcome, ending
+from oocdl.cli.exit_codes import INTERRUPTED_EXIT_CODE, UNCHANGED, Ended, Outcome, ending
 from oocdl.cli.look import app as look_app
-from oocdl.cli.options import (
+from oocdl.cli.say import Json, say, say_json, waiting
+from oocdl.cli.space_options import parse_space
+from oocdl.cli.verb_options import (
     Commit,
     Register,
     Workdir,
@@ -35,8 +37,6 @@ from oocdl.cli.options import (
     varied_settings,
     with_options,
 )
-from oocdl.cli.say import Json, say, say_json, waiting
-from oocdl.cli.space import parse_space
 from oocdl.config import parse_bytes
 from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener

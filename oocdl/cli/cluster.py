@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from oocdl.cli.options import Spill, with_options
 from oocdl.cli.say import say
+from oocdl.cli.verb_options import Spill, with_options
 from oocdl.cluster.detect import write_site
-from oocdl.cluster.options import job_settings, walltime_text
+from oocdl.cluster.job_options import job_settings, walltime_text
 from oocdl.cluster.site import SYSTEMS, site_path
 from oocdl.cluster.systems import dashboard_hint, job_script, start
 from oocdl.config import parse_bytes
 from oocdl.errors import BudgetError, InputError
-from oocdl.host.signals import unstoppable
+from oocdl.host.signal_mask import unstoppable
 from oocdl.report.progress import counted
 from oocdl.training.signals import Signals, Stopped
 

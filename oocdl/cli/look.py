@@ -14,10 +14,12 @@ from rich.text import Text
 
 from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
-from oocdl.cli.ended import UNCHANGED, ending
+from oocdl.cli.exit_codes import UNCHANGED, ending
 from oocdl.cli.info import machine_tables, tables_of
 from oocdl.cli.info_data import data_of, machine_data
-from oocdl.cli.options import (
+from oocdl.cli.say import Json, say, say_json, waiting
+from oocdl.cli.units import shape_text, size_text
+from oocdl.cli.verb_options import (
     BatchSize,
     Data,
     Dims,
@@ -31,13 +33,11 @@ from oocdl.cli.options import (
     numbers,
     pairs,
 )
-from oocdl.cli.say import Json, say, say_json, waiting
-from oocdl.cli.units import shape_text, size_text
-from oocdl.dashboard.launch import from_elsewhere, serve
+from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
 from oocdl.storage.run.repair import repair as repair_run
-from oocdl.storage.run.verify import verify as verify_run
+from oocdl.storage.run.run_verification import verify as verify_run
 from oocdl.training.predictions import is_unfinished
 from oocdl.training.trainer import open as open_run
 

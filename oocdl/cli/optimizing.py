@@ -8,7 +8,7 @@ from typing import Any
 
 from oocdl.config import nearest, parse_optimizer
 from oocdl.errors import InputError
-from oocdl.ops.losses import LOSSES, DiceCE
+from oocdl.ops.loss_functions import LOSSES, DiceCE
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, Rate, Step, WarmUp
 
 OPTIMIZER_FIELDS = ("momentum", "nesterov", "weight_decay", "clip_norm")

@@ -11,7 +11,7 @@ import numpy as np
 
 from oocdl.cli.units import shape_text, size_text
 from oocdl.config import plain
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
 from oocdl.report.progress import counted, duration

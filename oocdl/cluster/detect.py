@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from oocdl.cluster.options import TAKERS, walltime_text
+from oocdl.cluster.job_options import TAKERS, walltime_text
 from oocdl.cluster.site import SITE_VARIABLE, SYSTEM_SITE, SYSTEMS, user_site
 from oocdl.errors import InputError
 from oocdl.storage.cache.spill_store import MEMORY_FILESYSTEMS

@@ -21,7 +21,7 @@ from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.spec import ProcessInterface
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from oocdl.cluster.ended import Ended
+from oocdl.cluster.ended_jobs import Ended
 
 ANSWER_SECONDS = 5.0
 SHORT_LIFE_SECONDS = 60.0

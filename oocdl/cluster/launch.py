@@ -17,13 +17,13 @@ from typing import Any
 import dask
 from distributed.utils import get_ip, get_ip_interface
 
-from oocdl.cluster.ended import Ended
+from oocdl.cluster.ended_jobs import Ended
+from oocdl.cluster.job_options import TUNNEL_PORT, JobSettings, walltime_text
 from oocdl.cluster.jobqueue import CLUSTERS
 from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refused
 from oocdl.cluster.keys import make_keys, security_of
-from oocdl.cluster.options import TUNNEL_PORT, JobSettings, walltime_text
 from oocdl.errors import InputError
-from oocdl.host.signals import unstoppable
+from oocdl.host.signal_mask import unstoppable
 
 logger = logging.getLogger(__name__)
 

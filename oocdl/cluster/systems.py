@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Unpack
 
-from oocdl.cluster.options import TUNNEL_PORT, JobOptions, job_settings
+from oocdl.cluster.job_options import TUNNEL_PORT, JobOptions, job_settings
 from oocdl.errors import InputError
 
 EXTRA = ("dask_jobqueue", "cryptography")

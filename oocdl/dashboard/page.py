@@ -9,11 +9,11 @@ from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.panels.header import Header
-from oocdl.dashboard.panels.layers import LayerTable, SlowestLayers
+from oocdl.dashboard.panels.layers_panel import LayerTable, SlowestLayers
 from oocdl.dashboard.panels.learning import Learning
 from oocdl.dashboard.panels.log import Log
-from oocdl.dashboard.panels.machine import Memory, Rates
-from oocdl.dashboard.panels.network import Network
+from oocdl.dashboard.panels.machine_panel import Memory, Rates
+from oocdl.dashboard.panels.network_panel import Network
 from oocdl.dashboard.panels.pictures import Pictures
 from oocdl.dashboard.panels.settings import Settings
 from oocdl.dashboard.panels.step_map import StepMap
@@ -29,7 +29,7 @@ from oocdl.dashboard.panels.style import (
     grid,
     html,
 )
-from oocdl.dashboard.panels.timeline import Timeline
+from oocdl.dashboard.panels.timeline_panel import Timeline
 from oocdl.dashboard.view import View
 
 # Texts: a model could be part of a single browser's document only.

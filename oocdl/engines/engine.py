@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from oocdl.engines.registry import ENGINES, DeviceEntry
+from oocdl.engines.engine_registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules

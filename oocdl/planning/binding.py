@@ -10,7 +10,7 @@ from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
-from oocdl.ops.losses import Loss, further_arrays, reads_labels
+from oocdl.ops.loss_functions import Loss, further_arrays, reads_labels
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
-from oocdl.engines.registry import channels_last_ranks
+from oocdl.engines.engine_registry import channels_last_ranks
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array

@@ -17,7 +17,7 @@ from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
 from oocdl.ops.gather import Rows
-from oocdl.ops.losses import Labels
+from oocdl.ops.loss_functions import Labels
 from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio

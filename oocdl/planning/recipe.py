@@ -18,7 +18,7 @@ from enum import Enum, auto
 
 from oocdl.config import Settings
 from oocdl.engines.engine import resolve
-from oocdl.engines.registry import channels_last_ranks
+from oocdl.engines.engine_registry import channels_last_ranks
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
@@ -30,7 +30,7 @@ from oocdl.graph.transforms.differentiate import differentiate, sources
 from oocdl.graph.transforms.factorize import Factored, Factors, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.ops.gather import Rows, rows_of
-from oocdl.ops.losses import (
+from oocdl.ops.loss_functions import (
     Head,
     Labels,
     Loss,

@@ -16,8 +16,8 @@ from oocdl.graph.onnx.metadata import Counter, Fact, Metadata, write_metadata
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.sizes.open_axes import OpenAxes
 from oocdl.graph.onnx.writer import write_model
-from oocdl.pytorch.study.watch import Findings
-from oocdl.pytorch.tensors import Key, array_of, floats, key_of, named_tensors
+from oocdl.pytorch.module_tensors import Key, array_of, floats, key_of, named_tensors
+from oocdl.pytorch.study.operator_watch import Findings
 
 
 @dataclass(frozen=True, kw_only=True)

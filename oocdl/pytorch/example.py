@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from oocdl.config import Settings
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.planning.binding import choose
-from oocdl.pytorch.calls import shapes_of_call, signature_of
 from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
+from oocdl.pytorch.module_calls import shapes_of_call, signature_of
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 

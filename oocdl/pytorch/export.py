@@ -19,15 +19,15 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.sizes.open_axes import OpenAxes
 from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Facts, annotate, keys_of
-from oocdl.pytorch.calls import Signature, inputs_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.door import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
+from oocdl.pytorch.module_calls import Signature, inputs_of
+from oocdl.pytorch.module_tensors import twin_of
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.state import same_generators
 from oocdl.pytorch.study.study import Axes, Study, narrowed, study
-from oocdl.pytorch.tensors import twin_of
 
 COURTESY_SECONDS = 60
 """Of a processor, for a file in which axes are open that nobody has asked for."""

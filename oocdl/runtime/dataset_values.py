@@ -10,7 +10,7 @@ from oocdl.errors import DatasetError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.ops.gather import Rows
-from oocdl.ops.losses import Labels
+from oocdl.ops.loss_functions import Labels
 
 
 def check_labels(label: str, labels: Labels, values: Array, region: Region) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from dask._task_spec import Task, TaskRef
 
+from oocdl.engines.checked_indices import IndexOutside
 from oocdl.engines.engine import Engine
-from oocdl.engines.indices import IndexOutside
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape

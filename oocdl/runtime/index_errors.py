@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.engines.indices import IndexOutside
+from oocdl.engines.checked_indices import IndexOutside
 from oocdl.errors import IndexRangeError
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored

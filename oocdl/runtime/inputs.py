@@ -21,7 +21,7 @@ from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
-from oocdl.ops.losses import Labels
+from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels

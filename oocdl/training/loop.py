@@ -46,9 +46,9 @@ from oocdl.runtime.session import Held, Session
 from oocdl.runtime.trace import StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training.client_workers import Workers
 from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
-from oocdl.training.workers import Workers
 
 LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 5.0, 0.02
 """Least and most time between two events that tell how a step stands; the part of it that they may take."""

@@ -12,7 +12,7 @@ from typing import Any
 import zarr
 
 from oocdl.config import Settings
-from oocdl.dashboard import launch
+from oocdl.dashboard import page_process
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
@@ -172,7 +172,7 @@ class Run:
         """
         found = read_report(self.path)
         if page is not None:
-            launch.write_report(self.path, path_of("page", page), found._repr_html_())
+            page_process.write_report(self.path, path_of("page", page), found._repr_html_())
         return found
 
     @public

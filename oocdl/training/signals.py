@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from oocdl.host.signals import STOPPING
+from oocdl.host.signal_mask import STOPPING
 
 
 class Stopped(SystemExit):

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from oocdl.config import nearest, shown
 from oocdl.errors import InputError
-from oocdl.ops.losses import Loss
+from oocdl.ops.loss_functions import Loss
 
 LossLike = str | Path | Loss | Mapping[str, "str | Loss | tuple[str | Loss, float]"]
 """What ``loss=`` takes."""

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from oocdl.config import SAMPLED_STEPS, Settings
 from oocdl.errors import InputError
-from oocdl.ops.losses import Loss
+from oocdl.ops.loss_functions import Loss
 from oocdl.ops.optimizers import SGD, Adam, AdamW, Own
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, Then, WarmUp
 

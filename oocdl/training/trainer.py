@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oocdl.config import OPTIONS
-from oocdl.dashboard import launch
+from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
@@ -28,13 +28,13 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
 from oocdl.training.arguments import check_call, check_seconds
+from oocdl.training.client_workers import WAIT_SECONDS, Workers, workers_of
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, check_job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
 from oocdl.training.signature import LossLike, Names, Size, like, public
-from oocdl.training.workers import WAIT_SECONDS, Workers, workers_of
 
 
 def open(workdir: str | Path) -> Run:
@@ -303,7 +303,7 @@ def _with_page(
     if workers is not None:
         return [*listeners, stack.enter_context(workers.page(folder.absolute(), say, bool(dashboard)))]
     if dashboard:
-        stack.enter_context(launch.shown(folder, say, 0 if dashboard is True else dashboard))
+        stack.enter_context(page_process.shown(folder, say, 0 if dashboard is True else dashboard))
     return listeners
 
 

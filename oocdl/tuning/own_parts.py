@@ -17,7 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from oocdl.errors import InputError
 from oocdl.graph.onnx.own_operators import OWN, OwnOperator
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS, Own
 from oocdl.ops.own_loss import FORMULAS, Formula, OwnLoss
 from oocdl.ops.own_optimizer import KNOWN, Known

@@ -24,16 +24,16 @@ from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
 from oocdl.training.arguments import check_call, check_seconds
+from oocdl.training.client_workers import WAIT_SECONDS
 from oocdl.training.from_module import planned_file
 from oocdl.training.run import Run
 from oocdl.training.signature import LossLike, Names, Size, described_by, public
 from oocdl.training.trainer import fit
-from oocdl.training.workers import WAIT_SECONDS
-from oocdl.tuning import record as records
+from oocdl.tuning import search_record as records
 from oocdl.tuning.asked import Asked, Data, asked_of, opened
-from oocdl.tuning.crew import Crew, ThisProcess
-from oocdl.tuning.record import Record
+from oocdl.tuning.search_record import Record
 from oocdl.tuning.searching import Said, Searching
+from oocdl.tuning.trainers import Crew, ThisProcess
 from oocdl.tuning.trial import Measure, Metric
 
 
@@ -323,7 +323,7 @@ def _crew(
         return
     sources = [found.spec().source for found in (data.dataset, data.validation) if found is not None]
     files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
-    crew, workers = _dask("runtime.cluster.crew"), _dask("tuning.workers")
+    crew, workers = _dask("runtime.cluster.crew"), _dask("tuning.trial_workers")
     with _dask("runtime.cluster.connecting").connected(client) as found:
         _, refusals = crew.gather(found, wait_seconds, say, _dask("runtime.cluster.member").SEARCH)
         for error in refusals.values():

@@ -11,11 +11,11 @@ from oocdl.config import differences, make_settings
 from oocdl.errors import InputError, ModelWarning
 from oocdl.events import Notice, RungDone, SearchEvent, SearchListener, TrialDone
 from oocdl.training.resume import refuse_if
-from oocdl.tuning import record as records
+from oocdl.tuning import search_record as records
 from oocdl.tuning.asked import Asked, Data, check_schedule, total_steps
-from oocdl.tuning.crew import Crew
 from oocdl.tuning.halving import Result, survivors
-from oocdl.tuning.record import Record, Trial
+from oocdl.tuning.search_record import Record, Trial
+from oocdl.tuning.trainers import Crew
 from oocdl.tuning.trial import Measure, Task
 
 

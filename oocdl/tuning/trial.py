@@ -15,7 +15,7 @@ from oocdl.events import Event, RunStarted, StepDone
 from oocdl.training.run import Run
 from oocdl.training.trainer import fit
 from oocdl.tuning.halving import Result
-from oocdl.tuning.record import write_result
+from oocdl.tuning.search_record import write_result
 
 IN_USE_SECONDS = 600.0
 """So long a trial waits for a process that still writes its run: one that was given up on ends a step."""

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 import oocdl
-from oocdl.cli import app, look, options
+from oocdl.cli import app, look, verb_options
 from oocdl.cli.cluster import job_options, worker_options
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.zoo import write_unet3d
@@ -457,9 +457,9 @@ def test_every_option_of_fit_reaches_its_setting(
 
 
 def test_several_losses() -> None:
-    assert options.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
+    assert verb_options.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
     with pytest.raises(InputError, match="output=loss:weight"):
-        options.parse_loss("a=dice:heavy")
+        verb_options.parse_loss("a=dice:heavy")
 
 
 def test_the_demo_needs_no_framework(tmp_path: Path) -> None:

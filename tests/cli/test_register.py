@@ -12,7 +12,7 @@ from onnx import helper
 
 import oocdl
 from oocdl.cli import app
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from tests.kit import nets
 

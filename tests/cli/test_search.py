@@ -10,10 +10,10 @@ import pytest
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.space import parse_space
+from oocdl.cli.space_options import parse_space
 from oocdl.errors import InputError, ResourceError
 from oocdl.space import IntUniform, LogUniform, Uniform
-from oocdl.tuning.workers import RESOURCE
+from oocdl.tuning.trial_workers import RESOURCE
 from tests.kit.searches import workers_in, write_job
 
 TINY = ("--memory", "2GiB", "--threads", "1", "--engine", "onnxruntime", "--steps", "2")

@@ -26,10 +26,10 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 import oocdl.cluster
-from oocdl.cluster import ended, keys
+from oocdl.cluster import ended_jobs, keys
+from oocdl.cluster.job_options import JobSettings, job_settings
 from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
 from oocdl.cluster.launch import memory_bytes
-from oocdl.cluster.options import JobSettings, job_settings
 from oocdl.cluster.systems import dashboard_hint, job_script, tunnel
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
@@ -326,7 +326,7 @@ def test_a_job_that_is_over_before_its_worker_came_is_told_and_submitted_again(
 ) -> None:
     """Else a run waits for as long as jobs may be queued, and says nothing."""
     here = batch(tmp_path, monkeypatch, runs=True)
-    monkeypatch.setattr(ended, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(ended_jobs, "LOOK_SECONDS", 0.5)
     logs = tmp_path / "batch" / "state" / "oocdl" / "logs"
     prologue = f"mkdir {tmp_path}/first && {{ echo no disk > {logs}/oocdl-1.err; exit 1; }}"
     with (
@@ -352,14 +352,14 @@ def test_a_list_that_never_had_our_jobs_tells_nothing_of_them(
     async def unfinished(_: str) -> set[str]:
         return lists.pop(0)
 
-    monkeypatch.setattr(ended, "unfinished", unfinished)
-    monkeypatch.setattr(ended, "LOOK_SECONDS", 5.0)
+    monkeypatch.setattr(ended_jobs, "unfinished", unfinished)
+    monkeypatch.setattr(ended_jobs, "LOOK_SECONDS", 5.0)
     (tmp_path / "oocdl-11.err").write_text("of another job\n")
     os.utime(tmp_path / "oocdl-11.err", (0, 0))
     if log is not None:
         (tmp_path / "oocdl-1.err").write_text("no disk\n")
         os.utime(tmp_path / "oocdl-1.err", (time.time() - log,) * 2)
-    known = ended.Ended("slurm", tmp_path)
+    known = ended_jobs.Ended("slurm", tmp_path)
     assert asyncio.run(known.among({"worker": "1"})) == {}  # it is young
     known._looked, known._waiting = -math.inf, {"1": -math.inf}
     found = asyncio.run(known.among({"worker": "1"}))
@@ -373,7 +373,7 @@ def test_what_a_batch_system_tells_of_jobs(
     here = batch(tmp_path, monkeypatch)
     (here.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{answer}\n")
     (here.folder / "bin" / "squeue").chmod(0o755)
-    assert asyncio.run(ended.unfinished("slurm")) == known
+    assert asyncio.run(ended_jobs.unfinished("slurm")) == known
 
 
 def test_a_worker_that_stays_until_its_walltime_does_not_meet_it(

@@ -12,7 +12,7 @@ import pytest
 
 from oocdl.cluster import detect, site
 from oocdl.cluster.detect import find_site, interface_to, site_text, write_site
-from oocdl.cluster.options import JobOptions, job_settings
+from oocdl.cluster.job_options import JobOptions, job_settings
 from oocdl.errors import InputError
 from oocdl.host.paths import cache_folder, state_folder
 

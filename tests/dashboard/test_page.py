@@ -12,7 +12,7 @@ from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 import oocdl
-from oocdl.dashboard.panels.machine import Rates
+from oocdl.dashboard.panels.machine_panel import Rates
 from oocdl.dashboard.panels.settings import Settings
 from oocdl.dashboard.shown import Shown
 from oocdl.dashboard.view import View

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from oocdl.engines import registry
+from oocdl.engines import engine_registry
+from oocdl.engines.checked_indices import IndexOutside
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, get_engine, resolve
-from oocdl.engines.indices import IndexOutside
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -23,19 +23,19 @@ from tests.kit.kernels import CASES, block, error, turned
 from tests.kit.programs import program, single
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
-ENGINES = (*registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
-WIDE = [name for name, entry in registry.ENGINES.items() if "float64" in entry.precisions]
+ENGINES = (*engine_registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
+WIDE = [name for name, entry in engine_registry.ENGINES.items() if "float64" in entry.precisions]
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn, also with blocks so small that everything is cut."""
     if request.param == "torch in blocks":
-        from oocdl.engines.torch.engine import TorchEngine
+        from oocdl.engines.torch.torch_engine import TorchEngine
 
         return TorchEngine(block_elements=8)
     if request.param == "onnxruntime in blocks":
-        from oocdl.engines.ort.engine import OnnxRuntimeEngine
+        from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(block_elements=8)
     return get_engine(request.param)
@@ -93,7 +93,7 @@ def check_turned(engine: Engine, case: Case, dtype: str, tolerance: float) -> No
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
 def test_channels_last(case: Case, block_elements: int) -> None:
-    from oocdl.engines.torch.engine import TorchEngine
+    from oocdl.engines.torch.torch_engine import TorchEngine
 
     check_turned(TorchEngine(block_elements=block_elements), case, "float64", 1e-12)
 
@@ -101,7 +101,7 @@ def test_channels_last(case: Case, block_elements: int) -> None:
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
 @pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
 def test_channels_last_in_float32(case: Case, block_elements: int) -> None:
-    from oocdl.engines.ort.engine import OnnxRuntimeEngine
+    from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 
     check_turned(OnnxRuntimeEngine(block_elements=block_elements), case, "float32", case.tolerance)
 

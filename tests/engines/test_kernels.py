@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oocdl.engines import registry
+from oocdl.engines import engine_registry
 from oocdl.engines.engine import get_engine
 from oocdl.engines.ort import lowerings
-from oocdl.engines.torch import kernels, pointwise
+from oocdl.engines.torch import torch_kernels, torch_pointwise
 from oocdl.fusion import loop_ops
 from oocdl.ops.registry import RULES
 
@@ -16,8 +16,8 @@ OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, loop_ops.DTYPES_DIFFER, loop_ops.NO_LOOP]
 
 
-@pytest.mark.parametrize("table", [kernels.KERNELS, lowerings.KERNELS])
-def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, kernels.Kernel]) -> None:
+@pytest.mark.parametrize("table", [torch_kernels.KERNELS, lowerings.KERNELS])
+def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, torch_kernels.Kernel]) -> None:
     blocks = {op: kernel.blocks for op, kernel in table.items() if kernel.blocks is not None}
     for op, one in blocks.items():
         assert sum(op in loops for loops in LOOPS) == (one.finish is None), op
@@ -25,11 +25,11 @@ def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, k
 
 def test_loops_know_no_other_operator() -> None:
     known = {op for loops in LOOPS for op in loops}
-    assert known <= pointwise.BLOCKWISE.keys()
+    assert known <= torch_pointwise.BLOCKWISE.keys()
 
 
-@pytest.mark.parametrize("name", registry.ENGINES)
+@pytest.mark.parametrize("name", engine_registry.ENGINES)
 def test_engines_have_a_kernel_for_every_operator_or_are_known_to_lack_it(name: str) -> None:
-    operators, unsupported = get_engine(name).operators, registry.ENGINES[name].unsupported
+    operators, unsupported = get_engine(name).operators, engine_registry.ENGINES[name].unsupported
     assert not operators & unsupported
     assert operators | unsupported == set(OPERATORS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.numpy.kernels import KERNELS
+from oocdl.engines.numpy.numpy_kernels import KERNELS
 from oocdl.graph.ir.operands import empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Scale

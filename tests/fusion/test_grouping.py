@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.torch.engine import TorchEngine
-from oocdl.engines.torch.pointwise import BLOCKWISE
+from oocdl.engines.torch.torch_engine import TorchEngine
+from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.fusion.grouping import Chain, arrange, block_of
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oocdl.engines.engine import Engine
-from oocdl.engines.numpy.kernels import KERNELS as NUMPY_KERNELS
-from oocdl.engines.ort.engine import OnnxRuntimeEngine
+from oocdl.engines.numpy.numpy_kernels import KERNELS as NUMPY_KERNELS
 from oocdl.engines.ort.lowerings import BLOCKWISE
-from oocdl.engines.torch.engine import TorchEngine
+from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
+from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.fusion.grouping import Chain, arrange
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC

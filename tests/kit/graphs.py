@@ -10,7 +10,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
-from oocdl.ops.losses import CrossEntropy, add_loss
+from oocdl.ops.loss_functions import CrossEntropy, add_loss
 from oocdl.ops.optimizers import SGD, add_updates
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.torch.pointwise import BLOCKWISE
+from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.kit.interpret import OPS

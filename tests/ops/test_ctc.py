@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oocdl.engines import ctc
+from oocdl.engines import numpy_ctc
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops.ctc import CTC
-from oocdl.ops.losses import add_loss
+from oocdl.ops.loss_functions import add_loss
 from oocdl.testing import run_graph
 
 
@@ -40,7 +40,7 @@ def test_the_loss_is_the_sum_over_all_ways(data: Any, steps: int, classes: int, 
     x = np.random.default_rng(steps).normal(size=(steps, classes))
     padded = np.array([[*labels, *[-1] * (4 - len(labels))]])
     args = [x[None], padded, np.array([len(labels)]), np.array([steps])]
-    found = ctc.ctc(args, {"blank": blank, "zero_infinity": False})[0]
+    found = numpy_ctc.ctc(args, {"blank": blank, "zero_infinity": False})[0]
     np.testing.assert_allclose(found, [by_all_ways(x, labels, blank)], rtol=1e-12)
 
 

@@ -15,8 +15,8 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
-from oocdl.ops import RULES, losses
-from oocdl.ops.losses import (
+from oocdl.ops import RULES, loss_functions
+from oocdl.ops.loss_functions import (
     BCE,
     L1,
     LOSSES,
@@ -336,7 +336,7 @@ def huber(build: Builder, prediction: str, target: str) -> str:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Loss:
     """The loss "huber", registered for one test."""
-    monkeypatch.setattr("oocdl.ops.losses.LOSSES", known := dict(LOSSES))
+    monkeypatch.setattr("oocdl.ops.loss_functions.LOSSES", known := dict(LOSSES))
     assert register("huber")(huber) is huber
     return known["huber"]
 
@@ -359,4 +359,4 @@ def test_a_name_that_is_taken_and_a_loss_that_is_no_number_are_refused(own: Loss
     build = Builder(RULES)
     x, y = (build.value(name, (2, 3), "float64", Role.INPUT) for name in "xy")
     with pytest.raises(InputError, match=r"'wide' gave a value of shape \[2, 3\]"):
-        add_loss(build, losses.LOSSES["wide"], x, y)
+        add_loss(build, loss_functions.LOSSES["wide"], x, y)

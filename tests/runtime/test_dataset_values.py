@@ -12,7 +12,7 @@ from onnx import NodeProto, helper
 from oocdl.errors import DatasetError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.gather import Rows, rows_of
-from oocdl.ops.losses import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
+from oocdl.ops.loss_functions import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
 from oocdl.ops.registry import RULES
 from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels
 from oocdl.runtime.inputs import Feed

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import oocdl
-from oocdl.engines.registry import ENGINES
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.transforms import channels_last
 from tests.kit.jobs import (
     EVEN,

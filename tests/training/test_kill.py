@@ -68,7 +68,7 @@ def train(
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
     FORKS.set_forkserver_preload(
-        ["oocdl", "onnxruntime", "tests.training.test_kill", "oocdl.engines.ort.engine"]
+        ["oocdl", "onnxruntime", "tests.training.test_kill", "oocdl.engines.ort.ort_engine"]
     )
     yield
 

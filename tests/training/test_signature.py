@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import oocdl
-from oocdl.cli import options as cli
+from oocdl.cli import verb_options as cli
 from oocdl.config import OPTIONS, Settings, make_settings
 from oocdl.errors import InputError
 from oocdl.training import signature

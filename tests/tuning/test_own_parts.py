@@ -14,7 +14,7 @@ from distributed import Client
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.ops.own_loss import FORMULAS
 from oocdl.ops.own_optimizer import KNOWN

@@ -17,7 +17,7 @@ from oocdl.space import LogUniform
 from oocdl.training.run import Run
 from oocdl.tuning import trial
 from oocdl.tuning.halving import Result, survivors
-from oocdl.tuning.record import read_record, read_result, read_results, write_result
+from oocdl.tuning.search_record import read_record, read_result, read_results, write_result
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, result_times, write_job
 

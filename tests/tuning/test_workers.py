@@ -23,8 +23,8 @@ from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.events import Notice, StepDone, TrialDone
 from oocdl.runtime.cluster import crew
 from oocdl.training.run import Run
-from oocdl.tuning.record import read_record
-from oocdl.tuning.workers import RESOURCE, Workers
+from oocdl.tuning.search_record import read_record
+from oocdl.tuning.trial_workers import RESOURCE, Workers
 from tests.kit import nets, processes
 from tests.kit.searches import OPTIONS, made_of, result_times, workers_in, write_job
 
@@ -298,8 +298,8 @@ def test_a_worker_that_never_answers_takes_no_trial(
     client: Client, job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends heartbeats: for Dask all is well with it."""
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 1.0)
-    monkeypatch.setattr("oocdl.tuning.workers._facts", never)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 1.0)
+    monkeypatch.setattr("oocdl.tuning.trial_workers._facts", never)
     notes: list[str] = []
     crew = Workers(client, list(job), notes.append, 5.0)
     with pytest.raises(ResourceError, match="does not answer"):

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oocdl.engines import attention, ctc, recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution, groups_of
-from oocdl.engines.ort import channels_last, lookup, pointwise, reductions, windows
-from oocdl.engines.ort.einsum import einsum
+from oocdl.engines.ort import ort_channels_last, ort_lookup, ort_pointwise, ort_reductions, ort_windows
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.nchwc import tiles
-from oocdl.engines.ort.pointwise import left_to_numpy, left_to_sessions
-from oocdl.engines.ort.record import Bind, ChannelsLast, Into, Kernel, RunChannelsLast
+from oocdl.engines.ort.ort_einsum import einsum
+from oocdl.engines.ort.ort_pointwise import left_to_numpy, left_to_sessions
+from oocdl.engines.ort.ort_record import Bind, ChannelsLast, Into, Kernel, RunChannelsLast
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
@@ -73,7 +73,7 @@ def _resample(attrs: Mapping[str, Any]) -> Into:
     return kernel
 
 
-def _sequential(run: recurrent.Run) -> Bind:
+def _sequential(run: numpy_recurrent.Run) -> Bind:
     def bind(attrs: Mapping[str, Any]) -> Into:
         def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
             for out, result in zip(outs, run(list(map(aligned, args)), attrs), strict=True):
@@ -109,7 +109,7 @@ def _is_tiled_convolution(kind: Convolution, item: Instruction) -> bool:
 
 def _pooling(
     lowering: Lowering,
-    kernel: channels_last.Kernel,
+    kernel: ort_channels_last.Kernel,
     pooled: Callable[[Instruction], Shape],
     *,
     one_thread: bool,
@@ -122,7 +122,7 @@ def _pooling(
         whole = item.kernel_shapes[0] in (large, small)
         return whole and _is_tiled(item, large, small, item.attrs["kernel_shape"])
 
-    tiled = ChannelsLast(channels_last.on_numbered_axes(kernel), _all_slots, suits)
+    tiled = ChannelsLast(ort_channels_last.on_numbered_axes(kernel), _all_slots, suits)
     unpadded = replace(left_to_sessions(lowering, one_thread=one_thread), takes_unpadded=True)
     return replace(unpadded, channels_last=tiled)
 
@@ -144,52 +144,52 @@ def _are_volumes(item: Instruction) -> bool:
 
 
 def _is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
-    return item.dtypes[0] == "float32" and channels_last.is_tiled(item, large, small, kernel)
+    return item.dtypes[0] == "float32" and ort_channels_last.is_tiled(item, large, small, kernel)
 
 
-def _moving(kernel: channels_last.Kernel) -> ChannelsLast:
-    return ChannelsLast(channels_last.on_numbered_axes(kernel), _all_slots, _are_volumes)
+def _moving(kernel: ort_channels_last.Kernel) -> ChannelsLast:
+    return ChannelsLast(ort_channels_last.on_numbered_axes(kernel), _all_slots, _are_volumes)
 
 
 KERNELS: Mapping[str, Kernel] = {
-    **pointwise.KERNELS,
-    **reductions.KERNELS,
+    **ort_pointwise.KERNELS,
+    **ort_reductions.KERNELS,
     "Identity": left_to_sessions(_unchanged),
     "Transpose": left_to_sessions(_transpose),
     "Reshape": left_to_sessions(_reshape),
     "Expand": left_to_sessions(_expand),
     "Concat": replace(
-        left_to_sessions(_concat), takes_unpadded=True, channels_last=_moving(channels_last.concat)
+        left_to_sessions(_concat), takes_unpadded=True, channels_last=_moving(ort_channels_last.concat)
     ),
-    "Slice": replace(left_to_sessions(_slice), channels_last=_moving(channels_last.cut)),
+    "Slice": replace(left_to_sessions(_slice), channels_last=_moving(ort_channels_last.cut)),
     "Reverse": left_to_sessions(_reverse),
     "Pad": left_to_sessions(_unchanged),  # the operand comes padded
     **{
         op: left_to_numpy(_sequential(run))
-        for op, run in {**recurrent.KERNELS, **ctc.KERNELS, **attention.KERNELS}.items()
+        for op, run in {**numpy_recurrent.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()
     },
-    "Gather": left_to_sessions(lookup.gather, indices=1),
-    "GatherGrad": left_to_sessions(lookup.gather_grad, one_thread=True, indices=0),
-    "Top": left_to_sessions(lookup.top),
-    "LastAt": left_to_sessions(lookup.last_at, one_thread=True, indices=0),
+    "Gather": left_to_sessions(ort_lookup.gather, indices=1),
+    "GatherGrad": left_to_sessions(ort_lookup.gather_grad, one_thread=True, indices=0),
+    "Top": left_to_sessions(ort_lookup.top),
+    "LastAt": left_to_sessions(ort_lookup.last_at, one_thread=True, indices=0),
     "Einsum": left_to_sessions(einsum),
     "Resample": left_to_numpy(_resample),
-    "Conv": _convolution(CONV, windows.conv, tiles.run_conv, _data_slots),
+    "Conv": _convolution(CONV, ort_windows.conv, tiles.run_conv, _data_slots),
     "ConvTranspose": _convolution(
-        CONV_TRANSPOSE, windows.conv_transpose, tiles.run_conv_transpose, _data_slots
+        CONV_TRANSPOSE, ort_windows.conv_transpose, tiles.run_conv_transpose, _data_slots
     ),
     "ConvWeightGrad": _convolution(
-        CONV_WEIGHT_GRAD, windows.conv_weight_grad, tiles.run_conv_weight_grad, _read_slots
+        CONV_WEIGHT_GRAD, ort_windows.conv_weight_grad, tiles.run_conv_weight_grad, _read_slots
     ),
     "MaxPool": _pooling(
-        windows.max_pool,
-        channels_last.max_pool,
+        ort_windows.max_pool,
+        ort_channels_last.max_pool,
         lambda item: item.kernel_shapes[0],
         one_thread=False,
     ),
     "MaxPoolGrad": _pooling(
-        windows.max_pool_grad,
-        channels_last.max_pool_grad,
+        ort_windows.max_pool_grad,
+        ort_channels_last.max_pool_grad,
         lambda item: item.operands[1].shape,
         one_thread=True,
     ),

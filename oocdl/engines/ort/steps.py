@@ -8,11 +8,11 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.indices import check_indices
-from oocdl.engines.ort.chain import crop
+from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.model import model_of
-from oocdl.engines.ort.session import FAILURES, Session
+from oocdl.engines.ort.ort_chain import crop
+from oocdl.engines.ort.ort_session import FAILURES, Session
 from oocdl.graph.ir.array_layout import Order, as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import pads_of

@@ -22,9 +22,9 @@ import torch
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.torch.chain import crop
-from oocdl.engines.torch.engine import Step, use_threads
-from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.torch_chain import crop
+from oocdl.engines.torch.torch_engine import Step, use_threads
+from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
 from oocdl.errors import InputError, ResourceError
 from oocdl.graph.ir.array_layout import array_bytes

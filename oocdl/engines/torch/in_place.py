@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from oocdl.engines.torch.chain import ChainStep
-from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.torch_chain import ChainStep
+from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 

@@ -12,10 +12,10 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.convolution import Convolution, groups_of
+from oocdl.engines.torch.conv.conv_padding import evened, flipped_pads, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import is_point
-from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
-from oocdl.engines.torch.pooling import CHUNK_ELEMENTS, DEVICE_CHUNK_ELEMENTS
+from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, DEVICE_CHUNK_ELEMENTS
 from oocdl.graph.ir.graph import Node, Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, spatial_pads

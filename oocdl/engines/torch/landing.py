@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from oocdl.engines.convolution import Convolution, groups_of
+from oocdl.engines.torch.conv.conv_padding import evened, flipped_pads, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS, has_onednn, is_point
-from oocdl.engines.torch.conv.padding import evened, flipped_pads, rows_alone
 from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS

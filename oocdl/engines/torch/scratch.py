@@ -12,11 +12,11 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.torch.chain import ChainStep
 from oocdl.engines.torch.kernel_scratch import Slots, nbytes
-from oocdl.engines.torch.kernels import KERNELS
-from oocdl.engines.torch.pointwise import BLOCKWISE
-from oocdl.engines.torch.record import Result
+from oocdl.engines.torch.torch_chain import ChainStep
+from oocdl.engines.torch.torch_kernels import KERNELS
+from oocdl.engines.torch.torch_pointwise import BLOCKWISE
+from oocdl.engines.torch.torch_record import Result
 from oocdl.fusion.executor import MOST_COPIED_ELEMENTS
 from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules

@@ -13,7 +13,7 @@ from itertools import count
 
 from oocdl.engines.convolution import groups_of
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS
-from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import concat_axis, concat_pieces, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program

@@ -14,7 +14,7 @@ from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
 from oocdl.graph.onnx.lower.arithmetic import of_rules
-from oocdl.graph.onnx.lower.registry import LOWERINGS
+from oocdl.graph.onnx.lower.lowering_registry import LOWERINGS
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 from oocdl.graph.onnx.own_operators import OWN, lower_own, not_known
 from oocdl.graph.onnx.refusals import in_body

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.reader import OnnxModel
-from oocdl.pytorch.calls import Signature
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
 from oocdl.pytorch.comparison.pinned import Pinned
 from oocdl.pytorch.comparison.rounding import Jitter, errors
 from oocdl.pytorch.comparison.twin import Twin
+from oocdl.pytorch.module_calls import Signature
+from oocdl.pytorch.module_tensors import array_of, named_tensors
 from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.places import Places
 from oocdl.pytorch.study.sizes import Shapes, Sizes
 from oocdl.pytorch.study.study import Study
-from oocdl.pytorch.tensors import array_of, named_tensors
 
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}
 """What is off by less, relative to the largest number of its tensor, is equal.

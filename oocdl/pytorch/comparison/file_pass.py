@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.torch.engine import Step, to_torch
+from oocdl.engines.torch.torch_engine import Step, to_torch
 from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.op_rule import Builder
@@ -21,8 +21,8 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops.registry import RULES
 from oocdl.ops.sequences.written_out import with_attention
-from oocdl.pytorch.calls import Tensors
 from oocdl.pytorch.comparison.pinned import Draw, draws_of
+from oocdl.pytorch.module_calls import Tensors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

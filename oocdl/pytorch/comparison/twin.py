@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
-from oocdl.pytorch.calls import Signature, Tensors
 from oocdl.pytorch.comparison.pinned import Pinned
 from oocdl.pytorch.comparison.rounding import Wide
+from oocdl.pytorch.module_calls import Signature, Tensors
 
 _LEAST = 0.02
 """Weights are moved by a tenth of their usual size, and at least by so much: zeros are moved, too."""

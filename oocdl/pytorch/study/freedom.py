@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from oocdl.graph.onnx.sizes.open_axes import Condition, is_readable
-from oocdl.pytorch.calls import OneStep, Signature, Tensors, without_contents
+from oocdl.pytorch.module_calls import OneStep, Signature, Tensors, without_contents
 from oocdl.pytorch.study.places import Places
 
 BATCH = "batch"

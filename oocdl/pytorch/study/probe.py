@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oocdl.errors import InputError, UnsupportedError
-from oocdl.pytorch.calls import Signature, Tensors, without_contents
+from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
+from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
 from oocdl.pytorch.study.state import Counter, changed, global_generators, snapshot
-from oocdl.pytorch.study.watch import DrawnAt, Findings, Watch
 
 _FAR = 1_000_003
 """What is added to a counter to see whether anything depends on it."""

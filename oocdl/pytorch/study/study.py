@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from oocdl.errors import InputError, UnsupportedError
-from oocdl.pytorch.calls import Signature, Tensors
 from oocdl.pytorch.child import first_line, start
+from oocdl.pytorch.module_calls import Signature, Tensors
 from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH, Freedom, freedom
+from oocdl.pytorch.study.operator_watch import Findings
 from oocdl.pytorch.study.probe import probe
 from oocdl.pytorch.study.sizes import Shapes, Sizes, choose
-from oocdl.pytorch.study.watch import Findings
 
 _SECONDS = 10.0
 """Time of the processor in which sizes are followed that nobody asks for: some modules take minutes."""

@@ -21,7 +21,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import window_of
 from oocdl.runtime import execute
-from oocdl.runtime.cluster.progress import Work
+from oocdl.runtime.cluster.cluster_progress import Work
 from oocdl.runtime.scheduler import Running
 from oocdl.storage.cache.chunk import Chunk
 

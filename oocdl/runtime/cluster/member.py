@@ -26,7 +26,7 @@ from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.host.limits import check_budget
 from oocdl.ops.gather import Rows
-from oocdl.ops.losses import Labels
+from oocdl.ops.loss_functions import Labels
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import local_order
 from oocdl.planning.hosts.share import Share
@@ -34,8 +34,8 @@ from oocdl.planning.machine import discards_old_weights, machine_for
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
+from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
-from oocdl.runtime.cluster.progress import Report, Work
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.moved import Moved
 from oocdl.storage.cache.chunk import Chunk

@@ -21,8 +21,8 @@ from distributed.client import ClosedClientError
 from distributed.metrics import time as scheduler_time
 
 from oocdl.errors import OocdlError, ResourceError
+from oocdl.runtime.cluster.cluster_progress import METRIC, Report, Stillness, report_of
 from oocdl.runtime.cluster.local_pass import Superseded
-from oocdl.runtime.cluster.progress import METRIC, Report, Stillness, report_of
 from oocdl.runtime.lost import WorkersLost
 
 LOOK_SECONDS, LOOKS = 1.0, 3

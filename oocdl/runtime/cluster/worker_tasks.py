@@ -22,6 +22,7 @@ from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import execute
+from oocdl.runtime.cluster.cluster_progress import METRIC, told
 from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import (
@@ -33,7 +34,6 @@ from oocdl.runtime.cluster.member import (
     member_of,
     members,
 )
-from oocdl.runtime.cluster.progress import METRIC, told
 from oocdl.runtime.cluster.transfers import HANDLER, error_of, fetch_all, hand_out, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording

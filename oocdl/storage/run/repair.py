@@ -19,8 +19,8 @@ from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_current, load_manifest, publish
+from oocdl.storage.run.run_verification import array_damages, groups_of, holds, kept_damages
 from oocdl.storage.run.sealed_files import COPY, read_sealed
-from oocdl.storage.run.verify import array_damages, groups_of, holds, kept_damages
 
 
 @dataclass(frozen=True)

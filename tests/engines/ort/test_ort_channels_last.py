@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.ort.engine import OnnxRuntimeEngine
 from oocdl.engines.ort.nchwc import blocks
 from oocdl.engines.ort.nchwc.blocks import block
 from oocdl.engines.ort.nchwc.conv_step import suits_blocks
 from oocdl.engines.ort.nchwc.last_step import suits_channels_last
+from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program

@@ -6,7 +6,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 pytest.importorskip("onnxruntime")
-from oocdl.engines.ort.engine import make_engine
+from oocdl.engines.ort.ort_engine import make_engine
 
 
 def test_an_engine_sets_the_threads_of_products() -> None:

@@ -17,14 +17,14 @@ from torch.utils._pytree import tree_leaves
 
 import oocdl
 from oocdl.cli import app
+from oocdl.engines.checked_indices import IndexOutside
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import get_engine, model_of, resolve
-from oocdl.engines.indices import IndexOutside
 from oocdl.engines.torch import device as torch_device
 from oocdl.engines.torch import transfer
 from oocdl.engines.torch.device import STREAMS, TorchDeviceEngine
-from oocdl.engines.torch.engine import Step
-from oocdl.engines.torch.kernels import KERNELS
+from oocdl.engines.torch.torch_engine import Step
+from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECES_PER_STREAM, Stream, pieces
 from oocdl.errors import BudgetError, InputError, ResourceError
 from oocdl.graph.ir.array_layout import ordered

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.torch.engine import TorchEngine
+from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Program, make_program

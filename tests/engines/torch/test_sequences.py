@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.engines import attention, ctc, recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.ops import RULES
@@ -27,7 +27,7 @@ def operands(kind: str, masked: bool, attrs: dict[str, Any]) -> tuple[list[Array
     names = known.names(bool(attrs.get("linear_before_reset")))
     given = [random.normal(size=[sizes[a] for a in known.axes_of(name)]).astype("f4") / 8 for name in names]
     mask = [np.arange(STEPS)[:, None, None] < np.full((SAMPLES, 1), STEPS // 2)] if masked else []
-    made = recurrent.KERNELS[known.op]([*given, *mask], attrs)
+    made = numpy_recurrent.KERNELS[known.op]([*given, *mask], attrs)
     arrays = {**dict(zip(names, given, strict=True)), **dict(zip(known.results(), made, strict=True))}
     loss = [made[0], *([made[-1]] * known.states)]
     return [*given, *mask], made, [arrays["R"], *(arrays[name] for name in known.back), *loss, *mask]
@@ -49,12 +49,12 @@ def programs() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         given, made, back = operands(kind, masked, attrs)
         op = KINDS[kind].op
         found.append((op, given, made, attrs))
-        found.append((f"{op}Grad", back, recurrent.KERNELS[f"{op}Grad"](back, attrs), attrs))
+        found.append((f"{op}Grad", back, numpy_recurrent.KERNELS[f"{op}Grad"](back, attrs), attrs))
     x = np.random.default_rng(1).normal(size=(4, 200, 40)).astype("f4")
     labels = np.full((4, 30), 7)
     lattice = [x, labels, np.full(4, 30), np.full(4, 200)]
     attrs = {"blank": 0, "zero_infinity": False}
-    found.append(("Ctc", lattice, ctc.ctc(lattice, attrs), attrs))
+    found.append(("Ctc", lattice, numpy_ctc.ctc(lattice, attrs), attrs))
     found.append(("CtcGrad", [*lattice, np.ones(4, "f4")], [x], attrs))
     return [*found, *attentions()]
 
@@ -68,11 +68,11 @@ def attentions() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         given = [random.normal(size=shape).astype("f4") for shape in (queries, keys, keys)]
         mask = [random.normal(size=(1, groups, 1, length, length)).astype("f4")] * masked
         attrs = {"scale": 0.2, "band": (None, 0), "unseen": -np.inf, "blind": 0.0}
-        made = attention.attend([*given, *mask], attrs)
+        made = numpy_attention.attend([*given, *mask], attrs)
         found.append(("Attend", [*given, *mask], made, attrs))
         attrs = {**attrs, "mask_gradient": masked and (True,)}
         back = [*given, made[1], made[1][..., :1].copy(), made[0], *mask]
-        found.append(("AttendGrad", back, attention.attend_grad(back, attrs), attrs))
+        found.append(("AttendGrad", back, numpy_attention.attend_grad(back, attrs), attrs))
     return found
 
 

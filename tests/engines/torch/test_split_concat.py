@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.engines.torch.engine import TorchEngine
 from oocdl.engines.torch.split_concat import in_parts
+from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program
 from tests.kit.programs import Pads, operand, program

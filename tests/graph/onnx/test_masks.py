@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from oocdl.engines.registry import ENGINES
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from oocdl.engines.registry import ENGINES
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.onnx.reader import Imported, inspect_onnx
 from oocdl.ops.registry import RULES

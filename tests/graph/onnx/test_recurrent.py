@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.lower import recurrent
+from oocdl.graph.onnx.lower import lower_recurrent
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from tests.kit.lowered import check, model_of
@@ -125,7 +125,7 @@ def test_results_are_onnxs(
         attrs["clip"] = clip
     model = node_model(op, x, hidden, lengths=lengths, states=states, bias=bias, random=random, **attrs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "SEGMENT_ELEMENTS", segment)
+        patch.setattr(lower_recurrent, "SEGMENT_ELEMENTS", segment)
         results = found(model, x, lengths, tmp_path_factory.mktemp("layer"))
     for one, other in zip(results, wanted(model, x, lengths), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
@@ -210,7 +210,7 @@ def test_layout_1_has_the_batch_first_in_all_that_goes_in_and_out(op: str, tmp_p
 def test_what_is_not_computed_is_refused(
     attrs: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recurrent, "MOST_STEPS", 1)
+    monkeypatch.setattr(lower_recurrent, "MOST_STEPS", 1)
     x = np.zeros((2, 1, 3), "f4")
     model = node_model("LSTM", x, 2, random=np.random.default_rng(0), **attrs)
     with pytest.raises(UnsupportedError, match=why):

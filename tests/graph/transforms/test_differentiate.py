@@ -14,7 +14,7 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
-from oocdl.ops.losses import CrossEntropy, DiceCE, add_loss
+from oocdl.ops.loss_functions import CrossEntropy, DiceCE, add_loss
 from oocdl.ops.optimizers import Adam, add_updates
 from tests.kit.interpret import evaluate
 

@@ -25,7 +25,7 @@ from oocdl.events import Committed, Event, Notice, RunStopped, StepDone, Workers
 from oocdl.runtime import execute
 from oocdl.runtime import lost as lost_
 from oocdl.runtime.cluster import connecting, crew, worker_tasks
-from oocdl.runtime.cluster.session import ClusterSession
+from oocdl.runtime.cluster.cluster_session import ClusterSession
 from oocdl.runtime.cluster.transfers import HANDLER
 from oocdl.runtime.cluster.watch import Watch, on_scheduler
 from oocdl.runtime.lost import WorkersLost
@@ -132,8 +132,8 @@ def test_a_crew_of_which_nobody_moves_is_told_and_gathered_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All members live and send heartbeats, and each waits for what another has given, or will never give."""
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 2.0)
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 6.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_TELL_SECONDS", 2.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 6.0)
     events: list[Event] = []
     lose = at_step(3, lambda: client.run(swallow_bundles))
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, lose], **QUICK)
@@ -164,8 +164,8 @@ def test_a_slow_unit_is_waited_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_TELL_SECONDS", 1.0)
-    monkeypatch.setattr("oocdl.runtime.cluster.progress.STILL_SECONDS", 2.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_TELL_SECONDS", 1.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 2.0)
     events: list[Event] = []
     slow = at_step(3, lambda: client.run(slow_down, 5.0))
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, slow], **QUICK)
@@ -310,7 +310,7 @@ def test_a_look_that_ends_with_its_client_tells_nothing(monkeypatch: pytest.Monk
     """The watch then tells that the client was closed."""
     cancelled: Future[Any] = Future()
     cancelled.cancel()
-    monkeypatch.setattr("oocdl.runtime.cluster.session.in_loop", lambda *_: cancelled)
+    monkeypatch.setattr("oocdl.runtime.cluster.cluster_session.in_loop", lambda *_: cancelled)
     session: Any = SimpleNamespace(
         watch=True, client=SimpleNamespace(_run=lambda *_, **__: None), run_id="run", addresses=[]
     )

@@ -19,9 +19,9 @@ from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
 from oocdl.host.limits import Limit, processor
 from oocdl.runtime.cluster import crew, growth
+from oocdl.runtime.cluster.cluster_session import ClusterSession
 from oocdl.runtime.cluster.crew import Recruit
 from oocdl.runtime.cluster.room import Room
-from oocdl.runtime.cluster.session import ClusterSession
 from oocdl.runtime.cluster.watch import Seen
 from tests.kit import nets, processes
 from tests.kit.faults import OPTIONS

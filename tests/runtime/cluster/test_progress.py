@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from oocdl.runtime.cluster import watch
-from oocdl.runtime.cluster.progress import LEAST_RATE_BYTES, STILL_SECONDS, Report, Stillness, Work
+from oocdl.runtime.cluster.cluster_progress import LEAST_RATE_BYTES, STILL_SECONDS, Report, Stillness, Work
 from oocdl.runtime.lost import WorkersLost
 
 IDLE = Report(0, (5,), 0, "has nothing to do")

@@ -15,8 +15,8 @@ from distributed.core import Server
 
 from oocdl.planning.hosts.exchange import GROUPS_AHEAD
 from oocdl.runtime.cluster import member
+from oocdl.runtime.cluster.cluster_progress import Work
 from oocdl.runtime.cluster.local_pass import Superseded
-from oocdl.runtime.cluster.progress import Work
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
 from oocdl.storage.cache.chunk import Chunk, Plain, Slot
 

@@ -13,7 +13,7 @@ import pytest
 from oocdl.errors import OocdlError
 from oocdl.storage.run.repair import repair
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.verify import verify
+from oocdl.storage.run.run_verification import verify
 from tests.kit.run_dirs import check, commit
 
 CALLS = (

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from oocdl.engines.ort.session import REFUSALS, Session
+from oocdl.engines.ort.ort_session import REFUSALS, Session
 from oocdl.graph.ir.graph import Array
 
 DOMAIN = "com.microsoft.nchwc"

@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.convolution import groups_of
-from oocdl.engines.ort.chain import crop
 from oocdl.engines.ort.lowerings import KERNELS
-from oocdl.engines.ort.nchwc import volumes
+from oocdl.engines.ort.nchwc import block_volumes
 from oocdl.engines.ort.nchwc.blocks import block
+from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.steps import Kinds, Places, Slots
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
@@ -53,9 +53,9 @@ def suits_blocks(item: Instruction, channels_last: Collection[int]) -> bool:
         return not all(slot in channels_last for slot in data)
     # Few channels are not blocked, and the gradient takes rows for channels.
     lone = gradient or (data[0] not in channels_last and inner <= 2)
-    padded = volumes.padded_channels(*((outer,) if lone else (inner, outer)))
+    padded = block_volumes.padded_channels(*((outer,) if lone else (inner, outer)))
     if gradient:
-        padded *= volumes.padded_rows(item.operands[0].shape[3])
+        padded *= block_volumes.padded_rows(item.operands[0].shape[3])
     return padded <= (_MAX_PADDED_GRADIENT_RATIO if gradient else _MAX_PADDED_RATIO)
 
 
@@ -116,7 +116,7 @@ class ConvStep:
             out[...] = 0
             return
         if self._kind.transposed:
-            w = volumes.transposed(w)
+            w = block_volumes.transposed(w)
         orders = self._kinds.orders
         x_channels_last = self._item.operands[0].slot in orders
         # A result whose channels lie side by side, but not all of it without gaps, is made elsewhere.
@@ -126,10 +126,10 @@ class ConvStep:
                 sample = np.ascontiguousarray(np.moveaxis(sample, 0, -1))
             if out_channels_last:
                 made = np.moveaxis(made, 0, -1)
-            volumes.convolve(sample, w, self._pads, made, x_channels_last, out_channels_last)
+            block_volumes.convolve(sample, w, self._pads, made, x_channels_last, out_channels_last)
 
     def _gradient(self, x: Array, dy: Array, out: Array) -> None:
-        gradient = volumes.WeightGradient(out.shape, self._pads)
+        gradient = block_volumes.WeightGradient(out.shape, self._pads)
         for sample, change in zip(x, dy, strict=True):
             gradient.add(np.moveaxis(sample, 0, -1), np.moveaxis(change, 0, -1))
         out[...] = gradient.result()

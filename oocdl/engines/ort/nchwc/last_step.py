@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from oocdl.engines.ort.chain import crop
 from oocdl.engines.ort.lowerings import KERNELS
+from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.steps import Kinds, Places, Slots
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction

@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 from onnx import TensorProto, helper
 
-from oocdl.engines.ort.channels_last import copy
-from oocdl.engines.ort.session import Session
+from oocdl.engines.ort.ort_channels_last import copy
+from oocdl.engines.ort.ort_session import Session
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 

@@ -18,10 +18,10 @@ from oocdl.engines.convolution import groups_of
 from oocdl.engines.torch.conv import grouped, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
+from oocdl.engines.torch.conv.conv_padding import end_rows, evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
-from oocdl.engines.torch.conv.padding import end_rows, evened, flipped_pads, rows_alone, shared, surplus
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last
-from oocdl.engines.torch.pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
+from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction

@@ -18,7 +18,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
 from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
-from oocdl.graph.onnx.lower.reductions import maxima, minima, products
+from oocdl.graph.onnx.lower.lower_reductions import maxima, minima, products
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 MOST_COMPARED = 1 << 24

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.record import Kernel
+from oocdl.engines.ort.ort_record import Kernel
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import attention, ctc, recurrent
-from oocdl.engines.indices import check_indices
-from oocdl.engines.numpy import windows
-from oocdl.engines.numpy.record import Kernel, Run, Scratch
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
+from oocdl.engines.checked_indices import check_indices
+from oocdl.engines.numpy import numpy_windows
+from oocdl.engines.numpy.numpy_record import Kernel, Run, Scratch
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction, padded_shape
@@ -237,7 +237,7 @@ def _score_tiles(item: Instruction) -> int:
     return 6 * scores + _operands(2)(item)
 
 
-def _sequential(run: recurrent.Run, scratch: Scratch) -> Kernel:
+def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
     """A kernel that engines share."""
     return _kernel(lambda args, item: run(args, item.attrs), scratch)
 
@@ -258,7 +258,7 @@ def _elementwise(formula: Formula, of_instruction: bool) -> Kernel:
 KERNELS: Mapping[str, Kernel] = {
     **{op: _elementwise(formula, False) for op, formula in _PLAIN.items()},
     **{op: _elementwise(formula, True) for op, formula in _OF_INSTRUCTIONS.items()},
-    **windows.KERNELS,
+    **numpy_windows.KERNELS,
     "Identity": _kernel(lambda args, item: args, _none),
     "Pad": _kernel(lambda args, item: args, _none),  # the operand comes padded
     "Transpose": _kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
@@ -275,9 +275,9 @@ KERNELS: Mapping[str, Kernel] = {
     "ReduceMax": _kernel(_max, _none),
     "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
     "Moments": _kernel(_moments, _operands(2)),
-    **{op: _sequential(run, _operands(2)) for op, run in recurrent.KERNELS.items()},
-    **{op: _sequential(run, _lattice) for op, run in ctc.KERNELS.items()},
-    **{op: _sequential(run, _score_tiles) for op, run in attention.KERNELS.items()},
+    **{op: _sequential(run, _operands(2)) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
+    **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
     "Einsum": _kernel(_einsum, _operands(2)),
     "Resample": _kernel(_resample, _operands(2)),
 }

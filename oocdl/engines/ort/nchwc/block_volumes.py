@@ -11,9 +11,9 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.ort.channels_last import copy
 from oocdl.engines.ort.nchwc import blocks
 from oocdl.engines.ort.nchwc.blocks import block, blocks_of
+from oocdl.engines.ort.ort_channels_last import copy
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads
 

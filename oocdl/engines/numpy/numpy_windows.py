@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.convolution import groups_of
-from oocdl.engines.numpy.record import Kernel
+from oocdl.engines.numpy.numpy_record import Kernel
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape

@@ -31,10 +31,10 @@ from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import become_host, guests
 from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll, words_of
 from oocdl.runtime.lost import WorkersLost
-from oocdl.tuning.crew import committed_steps
 from oocdl.tuning.halving import Result
 from oocdl.tuning.own_parts import packed, take
-from oocdl.tuning.record import read_result, write_result
+from oocdl.tuning.search_record import read_result, write_result
+from oocdl.tuning.trainers import committed_steps
 from oocdl.tuning.trial import Task, Unwanted, run_trial
 
 RESOURCE = "oocdl-trial"

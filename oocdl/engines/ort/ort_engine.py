@@ -14,10 +14,10 @@ from threadpoolctl import threadpool_limits
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.ort.chain import ChainStep, crop
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.nchwc.conv_step import ConvStep, suits_blocks
 from oocdl.engines.ort.nchwc.last_step import ChannelsLastStep, suits_channels_last
+from oocdl.engines.ort.ort_chain import ChainStep, crop
 from oocdl.engines.ort.steps import Kinds, NumpyStep, SessionStep, Slots, indices_of, suits_numpy
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.kernel_scratch import by_rule, elementwise, no_more
-from oocdl.engines.torch.record import Blocks, Kernel, Result
+from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.program import Instruction
 

@@ -12,7 +12,7 @@ from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
 from oocdl.report.printer.notation import aligned, counted, key_text, labelled, name_text, noted, region_text
-from oocdl.report.printer.program import programs_of
+from oocdl.report.printer.print_program import programs_of
 
 Row = tuple[str, ...]
 

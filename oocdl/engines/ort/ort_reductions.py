@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.pointwise import left_to_sessions
-from oocdl.engines.ort.record import Kernel
+from oocdl.engines.ort.ort_pointwise import left_to_sessions
+from oocdl.engines.ort.ort_record import Kernel
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction

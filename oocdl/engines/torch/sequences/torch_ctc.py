@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.record import Run
+from oocdl.engines.torch.torch_record import Run
 from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten

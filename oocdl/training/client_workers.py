@@ -78,7 +78,7 @@ class Workers:
         watched: frozenset[str],
     ) -> Held:
         """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
-        made: Held = _lazy("runtime.cluster.session").ClusterSession(
+        made: Held = _lazy("runtime.cluster.cluster_session").ClusterSession(
             client=self.client,
             planned=tuple(self.mustered),
             compiled=compiled,

@@ -9,8 +9,8 @@ from typing import Any
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.layers import window
-from oocdl.graph.onnx.lower.reductions import root
+from oocdl.graph.onnx.lower.lower_layers import window
+from oocdl.graph.onnx.lower.lower_reductions import root
 
 
 def _windows(ctx: Context) -> tuple[Shape, Shape, Shape, Shape, Shape]:

@@ -43,7 +43,7 @@ class Entry:
 
 ENGINES: Mapping[str, Entry] = {
     "torch": Entry(
-        module="oocdl.engines.torch.engine",
+        module="oocdl.engines.torch.torch_engine",
         install="PyTorch: pip install 'oocdl[torch]'",
         precisions=frozenset({"float32", "bfloat16", "float64"}),
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
@@ -56,13 +56,13 @@ ENGINES: Mapping[str, Entry] = {
         ),
     ),
     "onnxruntime": Entry(
-        module="oocdl.engines.ort.engine",
+        module="oocdl.engines.ort.ort_engine",
         install="onnxruntime: pip install onnxruntime",
         precisions=frozenset({"float32"}),
         channels_last={"float32": (5,)},
     ),
     "numpy": Entry(
-        module="oocdl.engines.numpy.engine",
+        module="oocdl.engines.numpy.numpy_engine",
         install="NumPy: pip install numpy",
         precisions=frozenset({"float32", "float64"}),
     ),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.linear import matmul
-from oocdl.engines.torch.record import Run
+from oocdl.engines.torch.torch_record import Run
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.score_tiles import drops, pairs, parts, seen_keys, sees_all, tiling
 

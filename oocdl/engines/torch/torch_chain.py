@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.pointwise import BLOCKWISE
+from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
 from oocdl.fusion.grouping import Chain, from_channels_last
 from oocdl.fusion.loop_nest import Fused, View

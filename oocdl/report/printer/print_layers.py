@@ -18,7 +18,7 @@ from oocdl.report.printer.notation import (
     title_text,
     type_text,
 )
-from oocdl.report.printer.program import programs_of
+from oocdl.report.printer.print_program import programs_of
 
 LINE_COLUMNS = 110
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.linear import suits_onednn
-from oocdl.engines.torch.record import Run
+from oocdl.engines.torch.torch_record import Run
 from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten

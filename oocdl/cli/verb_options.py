@@ -17,7 +17,7 @@ from oocdl.callbacks import CSV, MLflow, TensorBoard
 from oocdl.cli.optimizing import SCHEDULES, loss_of, optimizer_of
 from oocdl.errors import InputError
 from oocdl.events import Listener
-from oocdl.ops.losses import LOSSES
+from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.training.signature import first_sentence
 from oocdl.training.trainer import fit

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.torch.chain import ChainStep, crop
 from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.in_place import overwritten, placed
-from oocdl.engines.torch.kernels import KERNELS
 from oocdl.engines.torch.layout import channels_last
-from oocdl.engines.torch.pointwise import BLOCKWISE
-from oocdl.engines.torch.record import Result
 from oocdl.engines.torch.scratch import scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
+from oocdl.engines.torch.torch_chain import ChainStep, crop
+from oocdl.engines.torch.torch_kernels import KERNELS
+from oocdl.engines.torch.torch_pointwise import BLOCKWISE
+from oocdl.engines.torch.torch_record import Result
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed

@@ -9,7 +9,7 @@ import numpy as np
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
-from oocdl.engines.numpy.kernels import KERNELS
+from oocdl.engines.numpy.numpy_kernels import KERNELS
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array

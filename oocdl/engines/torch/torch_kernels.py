@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
-from oocdl.engines.torch import kernel_scratch, lookup, pointwise
+from oocdl.engines.torch import kernel_scratch, torch_lookup, torch_pointwise
 from oocdl.engines.torch import landing as landings
 from oocdl.engines.torch.conv import dispatch as windows
 from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.linear import einsum, resample, resample_by_gathers
-from oocdl.engines.torch.pooling import DEVICE_CHUNK_ELEMENTS
-from oocdl.engines.torch.record import Kernel, Landing, Result, Run
-from oocdl.engines.torch.sequences import attention, ctc, recurrent
+from oocdl.engines.torch.sequences import torch_attention, torch_ctc, torch_recurrent
+from oocdl.engines.torch.torch_pooling import DEVICE_CHUNK_ELEMENTS
+from oocdl.engines.torch.torch_record import Kernel, Landing, Result, Run
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
@@ -116,7 +116,7 @@ def _pooling(run: Run, on_device: Run, scratch: kernel_scratch.Scratch, landing:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    **pointwise.KERNELS,
+    **torch_pointwise.KERNELS,
     "Identity": _plain(_same, Result.VIEW),
     "Transpose": _plain(_transpose, Result.VIEW),
     "Reshape": _plain(_reshape, Result.EITHER),
@@ -125,13 +125,15 @@ KERNELS: Mapping[str, Kernel] = {
     "Slice": _plain(_slice, Result.VIEW),
     "Reverse": _plain(_reverse, Result.OWN),
     "Pad": _plain(_same, Result.VIEW),  # the operand comes padded
-    **{op: _plain(run, Result.OWN) for op, run in recurrent.KERNELS.items()},
-    **{op: _plain(run, Result.OWN) for op, run in ctc.KERNELS.items()},
-    **{op: _plain(run, Result.OWN) for op, run in attention.KERNELS.items()},
-    "Gather": _plain(lookup.gather, Result.EITHER),
-    "GatherGrad": replace(_plain(lookup.gather_grad, Result.EITHER), on_device=lookup.gather_grad_in_order),
-    "Top": _plain(lookup.top, Result.OWN),
-    "LastAt": _plain(lookup.last_at, Result.OWN),
+    **{op: _plain(run, Result.OWN) for op, run in torch_recurrent.KERNELS.items()},
+    **{op: _plain(run, Result.OWN) for op, run in torch_ctc.KERNELS.items()},
+    **{op: _plain(run, Result.OWN) for op, run in torch_attention.KERNELS.items()},
+    "Gather": _plain(torch_lookup.gather, Result.EITHER),
+    "GatherGrad": replace(
+        _plain(torch_lookup.gather_grad, Result.EITHER), on_device=torch_lookup.gather_grad_in_order
+    ),
+    "Top": _plain(torch_lookup.top, Result.OWN),
+    "LastAt": _plain(torch_lookup.last_at, Result.OWN),
     "Einsum": _plain(einsum, Result.EITHER),
     "Resample": replace(_plain(resample, Result.OWN), on_device=resample_by_gathers, planes=True),
     "Conv": _convolution(

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from oocdl.engines.indices import check_indices, rows_of
+from oocdl.engines.checked_indices import check_indices, rows_of
 from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten

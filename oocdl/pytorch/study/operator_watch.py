@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from oocdl.pytorch.calls import OneStep
+from oocdl.pytorch.module_calls import OneStep
+from oocdl.pytorch.module_tensors import named_tensors
 from oocdl.pytorch.study.places import Places, is_of_user
 from oocdl.pytorch.study.state import cell_of, global_generators
-from oocdl.pytorch.tensors import named_tensors
 
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
 """Operators whose results do not depend on the numbers in their operands."""

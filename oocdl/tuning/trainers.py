@@ -1,4 +1,4 @@
-"""Who trains: this process, one trial after the other. ``workers.py`` has the workers of a Dask client."""
+"""Trains trials in this process, one after the other; ``trial_workers.py`` has a Dask client's."""
 
 from __future__ import annotations
 
