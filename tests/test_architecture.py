@@ -115,7 +115,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 68341,
+    "lines of oocdl": 68340,
     "lines of callbacks": 398,
     "lines of cli": 2307,
     "lines of cluster": 1394,
@@ -131,7 +131,7 @@ LIMITS = {
     "lines of report": 2885,
     "lines of runtime": 4932,
     "lines of storage": 6500,
-    "lines of training": 3099,
+    "lines of training": 3098,
     "lines of tuning": 1844,
     "lines of tests": 43449,
     "parameters of fit": 42,

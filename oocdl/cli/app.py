@@ -80,9 +80,9 @@ def fit(
     config: ConfigFile = None,
     commit_seconds: Commit = 30.0,
     workdir: Workdir = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = True,
-    restart: Annotated[bool, typer.Option("--restart", help="Start anew, even if a run is there.")] = False,
-    replan: Annotated[bool, typer.Option("--replan", help="Plan anew on resume; changes rounding.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
+    restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
+    replan: Annotated[bool, typer.Option("--replan", help="Replan on resume; changes rounding.")] = False,
     plan: Annotated[
         Path | None, typer.Option(help="Run whose cuts to repeat: the same bits on any number of workers.")
     ] = None,
@@ -91,10 +91,10 @@ def fit(
         Path | None, typer.Option(help="Write a trace of one step, for ui.perfetto.dev.")
     ] = None,
     dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Show the run live, on a page whose address is told.")
+        bool, typer.Option("--dashboard", help="Show the run live on a page whose address is printed.")
     ] = False,
     dashboard_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Show the run live at this port.")
+        int | None, typer.Option(min=1, max=65535, help="Show the run live on this port.")
     ] = None,
     log: Annotated[
         list[str] | None,
@@ -133,15 +133,15 @@ def search(
         list[str] | None,
         typer.Option(help='What varies: "lr=log:1e-5..1e-2", "batch_size=1,2,4"; may be repeated.'),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="How many are drawn; default: 16 at most.")] = None,
-    rungs: Annotated[int, typer.Option(help="How often the best train on, the first time included.")] = 1,
-    eta: Annotated[int, typer.Option(help="The best of so many train on, to so many times the steps.")] = 3,
+    trials: Annotated[int | None, typer.Option(help="Number of trials; default: at most 16.")] = None,
+    rungs: Annotated[int, typer.Option(help="Number of rungs of successive halving.")] = 1,
+    eta: Annotated[int, typer.Option(help="The best 1/ETA continue, to ETA times the steps.")] = 3,
     sampler: Annotated[str, typer.Option(help="random, grid or optuna.")] = "random",
-    trials_per_round: Annotated[int, typer.Option(help="With optuna: asked for at a time.")] = 8,
-    metric: Annotated[str, typer.Option(help="loss, or loss/OUTPUT of several.")] = "loss",
-    mode: Annotated[str, typer.Option(help="Whether min or max is best.")] = "min",
-    validation: Annotated[str | None, typer.Option(help="Dataset whose loss counts, not training's.")] = None,
-    last_steps: Annotated[int, typer.Option(help="Training's loss is the mean over so many.")] = 10,
+    trials_per_round: Annotated[int, typer.Option(help="Trials that Optuna suggests at a time.")] = 8,
+    metric: Annotated[str, typer.Option(help="loss, or loss/OUTPUT for several outputs.")] = "loss",
+    mode: Annotated[str, typer.Option(help="min or max: which is best.")] = "min",
+    validation: Annotated[str | None, typer.Option(help="Dataset whose loss ranks the trials.")] = None,
+    last_steps: Annotated[int, typer.Option(help="Average training's loss over these steps.")] = 10,
     commit_seconds: Commit = 30.0,
     workdir: Annotated[Path | None, typer.Option(help="Default: MODEL.search beside the model.")] = None,
     progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
@@ -180,15 +180,14 @@ def search(
 @with_options(training_options)
 def plan(
     config: ConfigFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw one step, too: a PNG or SVG file.")] = None,
-    show: Annotated[What | None, typer.Option(help="Print this of a pass, not the summary.")] = None,
-    layer: Annotated[str | None, typer.Option(help="With --show: of one layer, by name or index.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw one step, as a PNG or SVG file.")] = None,
+    show: Annotated[What | None, typer.Option(help="Print this view of a pass instead.")] = None,
+    layer: Annotated[str | None, typer.Option(help="With --show: only this layer, by name or index.")] = None,
     hosts: Annotated[
-        str | None, typer.Option(help="Also predict it on so many hosts of --threads threads: 1,2,4.")
+        str | None,
+        typer.Option(help="Also predict these numbers of hosts, each with --threads threads: 1,2,4."),
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="A row for each layer, however many they are.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print a row for every layer.")] = False,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -219,14 +218,15 @@ def plan(
 @with_options(training_options)
 def simulate(
     config: ConfigFile = None,
-    hosts: Annotated[str, typer.Option(help="Numbers of hosts, with commas.")] = "1,2,4,8,16,32,64",
-    cores: Annotated[int, typer.Option(help="Compute threads of each host.")] = 16,
-    network: Annotated[str, typer.Option(help="Of each host, in each direction, a second.")] = "10Gbit",
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "1,2,4,8,16,32,64",
+    cores: Annotated[int, typer.Option(help="Compute threads per host.")] = 16,
+    network: Annotated[str, typer.Option(help="Bandwidth per host and direction, per second.")] = "10Gbit",
     disk_rate: Annotated[
-        str | None, typer.Option(help="Of each host, a second, such as 2GB; default: this machine's.")
+        str | None,
+        typer.Option(help="Disk bandwidth per host and second, such as 2GB; default: this machine's."),
     ] = None,
-    weak: Annotated[bool, typer.Option("--weak", help="The batch grows with the hosts.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the speed-up, too: a PNG or SVG file.")] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="Grow the batch with the number of hosts.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the speed-up, as a PNG or SVG file.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:

@@ -36,16 +36,16 @@ JOB_OPTIONS = {
 }
 """Options of the command line, and what ``oocdl.cluster`` calls them."""
 
-app = typer.Typer(help="Jobs of a batch system: which are submitted, and with which defaults.")
+app = typer.Typer(help="Jobs of a batch system: what would be submitted, and defaults for everybody.")
 
 
 def job_options(
-    nodes: Annotated[int | None, typer.Option(help="Jobs, with one worker each; default 1.")] = None,
-    cores: Annotated[int | None, typer.Option(help="Cores of a job.")] = None,
-    node_memory: Annotated[str | None, typer.Option(help="Memory of a job, such as 60GB.")] = None,
-    walltime: Annotated[str | None, typer.Option(help="Of a job: HH:MM:SS or D-HH:MM:SS.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue, or partition of Slurm.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account, or project, that pays.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of jobs, one worker each; default: 1.")] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores per job.")] = None,
+    node_memory: Annotated[str | None, typer.Option(help="Memory per job, such as 60GB.")] = None,
+    walltime: Annotated[str | None, typer.Option(help="Time limit of a job: HH:MM:SS or D-HH:MM:SS.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, or Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account or project to charge.")] = None,
     interface: Annotated[
         str | None, typer.Option(help="Network interface of the nodes, such as ib0.")
     ] = None,
@@ -65,11 +65,11 @@ def worker_options(
         str | None, typer.Option(help="Train on workers of this Dask scheduler, such as tcp://host:8786.")
     ] = None,
     scheduler_file: Annotated[
-        Path | None, typer.Option(help="Train on workers of the Dask scheduler that has written this file.")
+        Path | None, typer.Option(help="Train on workers of the Dask scheduler that wrote this file.")
     ] = None,
     wait_seconds: Annotated[
         float | None,
-        typer.Option(help="Wait so long for workers; default: 5 minutes, with --cluster a day of queueing."),
+        typer.Option(help="Maximum wait for workers; default: 5 minutes, or a day with --cluster."),
     ] = None,
 ) -> None:
     """Which workers train; only the signature is used."""
@@ -154,7 +154,7 @@ def init(
         Path | None,
         typer.Option(help="Default: $OOCDL_SITE, /etc/oocdl/site.toml, or ~/.config/oocdl/site.toml."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a site file: defaults of jobs, from what this machine tells; asks nothing."""
     path, found = write_site(out, force)

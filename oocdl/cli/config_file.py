@@ -76,5 +76,5 @@ def _use(context: typer.Context, path: Path | None) -> Path | None:
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(is_eager=True, callback=_use, help="TOML file of options; those that are typed go first."),
+    typer.Option(is_eager=True, callback=_use, help="TOML file of options; typed options take precedence."),
 ]

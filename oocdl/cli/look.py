@@ -118,7 +118,7 @@ def verify(run: RunDir) -> None:
 def repair(
     run: RunDir,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="From an owner on another host, which is dead.")
+        bool, typer.Option("--take-over", help="Take the run over from a dead owner on another host.")
     ] = False,
 ) -> None:
     """Go back to the newest sound version of a run, leave out what is damaged, and say what is lost."""
@@ -128,9 +128,9 @@ def repair(
 @app.command()
 def dashboard(
     run: RunDir,
-    port: Annotated[int, typer.Option(help="Of 127.0.0.1; default: one that is free.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; default: a free one.")] = 0,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Name that a proxy gives this host; may be repeated.")
+        list[str] | None, typer.Option(help="Host name used by a proxy; may be repeated.")
     ] = None,
 ) -> None:
     """Show a run, or all in a folder, on a page, while they go on or later, until Ctrl-C."""
@@ -149,7 +149,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Write the dashboard's pictures and these tables as one HTML file.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Each layer, however many they are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print a row for every layer.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show measured beside predicted times of a run, layer by layer."""
@@ -166,16 +166,16 @@ def report(
 def info(
     what: Annotated[str | None, typer.Argument(help="A run directory, an ONNX file or a dataset.")] = None,
     machine: Annotated[
-        bool, typer.Option("--machine", help="What this machine can do; measured once, half a minute.")
+        bool, typer.Option("--machine", help="Show this machine's rates; benchmarks it once.")
     ] = False,
     engine: Engine = "auto",
-    again: Annotated[bool, typer.Option("--again", help="With --machine: measure anew.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="With --machine: benchmark again.")] = False,
     weights: Annotated[
         bool,
-        typer.Option("--weights", help="Of a model: each initializer, and why it is trained or not."),
+        typer.Option("--weights", help="List every initializer of a model, and why it is trained or not."),
     ] = False,
     dims: Dims = None,
-    every: Annotated[bool, typer.Option("--all", help="Of a run: each of its weights.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every weight of a run.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what is in a run, a model or a dataset, or what this machine can do."""
@@ -202,7 +202,7 @@ def _show(parts: Sequence[Sheet | Text]) -> None:
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("oocdl-demo"),
+    folder: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("oocdl-demo"),
     size: Annotated[int, typer.Option(help="Edge of the volumes, a multiple of 4.")] = 48,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 80,
     memory: Annotated[str, typer.Option(help="Memory budget.")] = "512MiB",

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from oocdl.errors import printable
 
-Json = Annotated[bool, typer.Option("--json", help="Print data, not tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def say(text: str, aside: bool = False) -> None:

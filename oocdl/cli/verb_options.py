@@ -29,28 +29,28 @@ def told(name: str) -> str:
 
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
-Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file; arrays with the sample axis first.")]
+Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
-Out = Annotated[Path, typer.Argument(help="What to write.")]
+Out = Annotated[Path, typer.Argument(help="Output path.")]
 Register = Annotated[
     list[Path] | None,
-    typer.Option(help="Python file to run first, which registers your own; may be repeated."),
+    typer.Option(help="Python file to run first, to register your own parts; may be repeated."),
 ]
 Loss = Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}; or output=loss:weight,..")]
 Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")]
 Rate = Annotated[float | None, typer.Option(help=told("lr"))]
-Momentum = Annotated[float | None, typer.Option(help="Of sgd.")]
-Nesterov = Annotated[bool, typer.Option("--nesterov", help="Of sgd with momentum: Nesterov's.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of sgd.")]
+Nesterov = Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum with sgd.")]
 Decay = Annotated[float | None, typer.Option(help="Weight decay; default: the optimizer's.")]
-Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")]
+Clip = Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")]
 Schedule = Annotated[
-    str | None, typer.Option(help=f"Of the learning rate, over the whole run: {', '.join(SCHEDULES)}.")
+    str | None, typer.Option(help=f"Learning-rate schedule over the whole run: {', '.join(SCHEDULES)}.")
 ]
-WarmSteps = Annotated[int | None, typer.Option(help="Steps over which the learning rate rises, at first.")]
+WarmSteps = Annotated[int | None, typer.Option(help="Number of warm-up steps.")]
 ClassWeights = Annotated[
-    str | None, typer.Option(help="Of cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5.")
+    str | None, typer.Option(help="Weights for cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5.")
 ]
-Ignored = Annotated[int | None, typer.Option(help="Label that does not count.")]
+Ignored = Annotated[int | None, typer.Option(help="Label to ignore.")]
 Epochs = Annotated[int, typer.Option(help=told("epochs"))]
 Steps = Annotated[int | None, typer.Option(help=told("steps"))]
 BatchSize = Annotated[int, typer.Option(help=told("batch_size"))]
@@ -68,12 +68,12 @@ Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may
 Logits = Annotated[str, typer.Option(help=told("logits"))]
 Missing = Annotated[bool, typer.Option(help=told("allow_missing_chunks"))]
 Strict = Annotated[bool, typer.Option("--strict", help=told("strict"))]
-Parallel = Annotated[str, typer.Option(help='At least these cuts: "batch=2,space=3x2x1,channels=2".')]
+Parallel = Annotated[str, typer.Option(help='Minimum pieces per axis: "batch=2,space=3x2x1,channels=2".')]
 Threads = Annotated[int | None, typer.Option(help=told("threads"))]
 Engine = Annotated[str, typer.Option(help=told("engine"))]
 Precision = Annotated[str, typer.Option(help=told("precision"))]
-Freeze = Annotated[list[str] | None, typer.Option(help="Weights to leave as they are, as a pattern.")]
-Keep = Annotated[list[str] | None, typer.Option(help="Activation, or grad/weight, to leave in the run.")]
+Freeze = Annotated[list[str] | None, typer.Option(help="Pattern of weights to leave unchanged.")]
+Keep = Annotated[list[str] | None, typer.Option(help="Activation, or grad/WEIGHT, to keep in the run.")]
 Commit = Annotated[float, typer.Option(help=told("commit_seconds"))]
 Workdir = Annotated[Path | None, typer.Option(help=told("workdir"))]
 

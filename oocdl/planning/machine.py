@@ -101,7 +101,7 @@ class Machine:
     workers: int = 0
     """Processes of a cluster, each with all of this; 0: this process does the work."""
     sharing: int = 1
-    """Processes among which the tasks of a plan are spread when it begins; each knows of its own only."""
+    """Number of workers sharing the plan; each holds only its own tasks."""
     driver_bytes: int | None = None
     """What the process may still use that has the whole plan; None: as much as that takes."""
     device_unit_bytes: int | None = None

@@ -93,124 +93,123 @@ def fit(
     Parameters
     ----------
     model
-        Path of an ONNX file, whose batch and spatial sizes are re-bound to the dataset; or a
-        ``torch.nn.Module``, exported as ``from_torch`` does, into the run directory. It is trained in the
-        modes of its parts, and only read: ``Run.load_into`` puts the trained weights into it.
+        Path of an ONNX file, whose open sizes are bound to those of the dataset; or a ``torch.nn.Module``,
+        which is exported into the run directory as ``from_torch`` does. A module is trained in the modes of
+        its parts and only read: ``Run.load_into`` puts the trained weights into it.
     dataset
-        A Zarr group (path, store or group) or an HDF5 file; arrays have the sample axis first. A missing
-        channel axis of size one is added.
+        A Zarr group (path, store or group) or an HDF5 file. The first axis of each array is that of the
+        samples. A missing channel axis of size one is added.
     loss
-        What is minimized. "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1" or "ctc"; one of your own by
-        its name (``oocdl.losses.register``); an object of ``oocdl.losses``, which has class weights and other
-        fields; an ONNX file of (prediction, target) that gives one number; or a mapping output -> loss or
-        (loss, weight).
+        Loss to minimize: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1" or "ctc"; the name of a loss
+        of your own (``oocdl.losses.register``); an object of ``oocdl.losses``, which has class weights and
+        other fields; an ONNX file that computes one number from (prediction, target); or a mapping from
+        output to loss or (loss, weight).
     optimizer
-        What makes the updates. "sgd", "adam", "adamw", one of your own by its name
-        (``oocdl.optim.register``), or an object of ``oocdl.optim``, which has momentum, weight decay,
-        clipping and other fields.
+        Optimizer: "sgd", "adam" or "adamw"; the name of one of your own (``oocdl.optim.register``); or an
+        object of ``oocdl.optim``, which has momentum, weight decay, clipping and other fields.
     lr
-        Learning rate of an optimizer that is given by name; default: 0.01 of "sgd", 0.001 of others. It is a
-        number, a schedule of ``oocdl.optim``, or any function of the step, from 0.
+        Learning rate of an optimizer given by name; default: 0.01 for "sgd", 0.001 for others. A number, a
+        schedule of ``oocdl.optim``, or any function of the step, which counts from 0.
     epochs
-        Epochs of the whole run.
+        Total number of epochs of the run.
     steps
-        Steps of the whole run, instead of its epochs. A step is one update.
+        Total number of steps of the run, instead of epochs. A step is one update.
     batch_size
-        Samples that go through the network at once.
+        Number of samples that go through the network at once.
     accumulate
-        Passes of one step, over a batch each: an update is made by the mean of their gradients.
+        Number of batches per update, which uses the mean of their gradients.
     shuffle
-        Draw samples in a new order each epoch.
+        Shuffle the samples in each epoch.
     seed
-        Seed of shuffling and dropout.
+        Seed for shuffling and dropout.
     inputs
-        Model input -> dataset array, where their names differ.
+        Mapping from model input to dataset array, where their names differ.
     targets
-        Model output -> dataset array that it is compared with, where it is not the one that is left.
+        Mapping from model output to the dataset array that holds its target; default: the remaining array.
     dims
-        Open dimension of the model -> its size, where the dataset does not tell.
+        Mapping from open dimension of the model to its size, where the dataset does not determine it.
     scale
-        Dataset array -> factor that its values are multiplied by.
+        Mapping from dataset array to the factor that multiplies its values.
     logits
-        "auto" trains without a final Softmax or Sigmoid, which the losses contain.
+        "auto" drops a final Softmax or Sigmoid, which the losses contain.
     dynamic
-        Axes of a module's inputs whose sizes stay open for predictions: "space", "batch", numbers of axes, or
-        these by input; default: all of which the module is free.
+        Axes of a module's inputs whose sizes stay open for predictions: "space", "batch", axis numbers, or a
+        mapping from input to these; default: every axis whose size the module does not fix.
     verify
-        Compare a module with the file that it becomes, by numbers; False trusts the exporter, and is noted.
+        Compare a module numerically with its exported file; False trusts the exporter, and the run says so.
     allow_missing_chunks
-        Chunks that the dataset does not store are their fill value, as Zarr says; False refuses them.
+        Read chunks that are not stored as their fill value, as Zarr defines; False refuses them.
     strict
-        Refuse a model in which something looks wrong.
+        Refuse a model that looks wrong instead of warning.
     memory
-        Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client
-        it is that of each worker process, by default what the workers may use; this process is beside it.
+        Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client,
+        the budget of each worker process, by default what the workers may use; this process is not counted.
     disk
-        Limit of spill and run directory together, such as "50GiB"; default: what is free.
+        Limit for spill and run directory together, such as "50GiB"; default: the free space.
     spill
-        Folder for what does not fit into memory; default: $OOCDL_SPILL, or in the run.
+        Folder for data that does not fit in memory; default: $OOCDL_SPILL, else inside the run.
     spill_dtype
-        "bfloat16": activations may be rounded to 16 bits between layers if that is faster.
+        "bfloat16" allows rounding activations to 16 bits between layers where that is faster.
     parallel
-        At least these cuts: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
+        Minimum number of pieces per axis: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``.
     threads
         Compute threads; default: all cores.
     engine
-        "torch", "onnxruntime", "auto" (torch if it is installed), or on a GPU "torch:cuda", "torch:cuda:1".
+        "torch", "onnxruntime", "auto" (torch if installed), or for a GPU "torch:cuda", "torch:cuda:1".
     precision
         "float32", "float64", or "bfloat16" (of convolutions and products).
     freeze
-        Weights to leave as they are, by names or patterns such as "encoder.*".
+        Weights to leave unchanged, by name or by pattern such as "encoder.*".
     keep
-        Activations, or gradients as "grad/<weight>", of the last step to leave in the run (``Run.kept``).
+        Activations, or gradients as "grad/<weight>", of the last step to keep in the run (``Run.kept``).
     commit_seconds
-        At most so many seconds of work are ever lost.
+        Maximum seconds between commits.
     workdir
-        The run directory, made if it is not there; default: <model>.run beside the file, or <Class>.run in
-        the current folder for a module.
+        The run directory, created if absent; default: <model>.run beside the file, or <Class>.run in the
+        current folder for a module.
     resume
-        Go on with the run that is there (or return it if it is finished); False refuses if there is one,
-        "restart" starts anew. A run of a module goes on with the weights of the run, whatever those of the
-        module are now. More ``epochs`` or ``steps`` extend a run. The learning rate has to be as it was at
-        the steps that are done; ``oocdl.optim.Then`` lets another follow.
+        Resume an existing run, or return it if it is finished; False refuses an existing run, "restart"
+        starts over. A run of a module resumes with the run's own weights, whatever the module's are now. More
+        ``epochs`` or ``steps`` extend a run. The learning rate of completed steps must be unchanged;
+        ``oocdl.optim.Then`` appends another.
     replan
-        Plan anew on resume, which changes rounding.
+        Make a new plan on resume, which changes rounding.
     plan
-        A ``Plan``, or the directory of another run, whose cuts to repeat: the same bits, on any number of
+        A ``Plan``, or the directory of another run, whose cuts are repeated: the same bits on any number of
         workers.
     client
         A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler
-        ("tcp://..") or the path of a scheduler file; None: this process trains. Workers may come and go:
-        where some are lost, the run goes on from its last commit, with the same bits; where all are, it waits
-        for ``wait_seconds``, then ends with ResourceError, resumable.
+        ("tcp://..") or the path of a scheduler file; None: this process trains. Workers may come and go: if
+        some are lost, the run continues from its last commit with the same bits; if all are, it waits for
+        ``wait_seconds`` and then raises ResourceError, resumable.
     wait_seconds
-        Wait so long for the first worker of a client.
+        Maximum seconds to wait for the first worker of a client.
     scheduler
         A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own.
     callbacks
-        Callables that take one event (``oocdl.events``).
+        Callables that receive each event (``oocdl.events``).
     progress
         Show progress: a live line on a terminal, else lines of text.
     trace
-        File to write a trace of one step to, for ui.perfetto.dev (Chrome's trace event format). It is the
-        third step of this call, or the last if there are fewer. Results are the same.
+        File for a trace of one step, for ui.perfetto.dev (Chrome's trace event format): the third step of
+        this call, or the last if there are fewer. Results do not change.
     dashboard
-        Show the run live, on a page whose address is told; a number is its port. It is served by a process
-        of its own, whose memory is beside the budget; it ends with the run, and ``oocdl dashboard RUN`` shows
-        it again. With a client the page is in Dask's dashboard always, and its address is told with True.
+        Show the run live on a page whose address is printed; a number is its port. A process of its own, not
+        counted in the budget, serves it until the run ends; ``oocdl dashboard RUN`` shows it again. With a
+        client the page is always in Dask's dashboard, and True prints its address.
 
     Returns
     -------
-    The run, with all steps committed; ``Run.plan`` is the plan that it was trained by.
+    The run, with all steps committed; ``Run.plan`` is the plan that it followed.
 
-    What of the model is trained, frozen, tied or constant stands in the first lines of progress and in
-    ``oocdl.plan``. What looks wrong there, with its cure, is a ``ModelWarning`` where no progress is shown.
+    The first lines of progress and ``oocdl.plan`` tell which parts of the model are trained, frozen, tied or
+    constant. Where no progress is shown, anything that looks wrong is a ``ModelWarning`` with its cure.
 
     Raises
     ------
     InputError, DatasetError, ModelError, UnsupportedError, BudgetError, ResourceError, StoreError,
     NonFiniteError. Ctrl-C (``KeyboardInterrupt``), SIGTERM and SIGHUP (``SystemExit`` with code 143 or 129)
-    commit the steps that are done first, in the main thread and where the program has no handler of its own.
+    first commit completed steps, in the main thread and unless the program has a handler of its own.
 
     Examples
     --------
@@ -248,10 +247,10 @@ def _notices(listeners: Sequence[Listener]) -> Callable[[str], None]:
 
 @like(fit)
 def plan(model: Any, dataset: Any, **options: Any) -> Plan:
-    """Return what ``fit`` with the same arguments would do and need; nothing runs.
+    """Return what ``fit`` with the same arguments would do and need, without running it.
 
-    Options that do not change a plan, such as ``workdir``, are not looked at. Raises what ``fit`` raises for
-    a model, dataset, option or budget.
+    Options that do not change a plan, such as ``workdir``, are ignored. Raises what ``fit`` raises for a
+    model, dataset, option or budget.
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
     """

@@ -68,7 +68,7 @@ class CallColumns:
     names: Sequence[str]
 
     def part(self, calls: Ints, chunks: Ints, regions: Ints) -> CallPart:
-        """What a member has to know of whom these calls are, with further chunks and regions."""
+        """Facts needed by the member that owns these calls, with further chunks and regions."""
         flat = self.flat
         own = calls[self.columns[0, calls] >= 0]
         columns = self.columns[:, own]

@@ -1,4 +1,4 @@
-"""By way of which workers something goes that many read, or that comes from many: trees, of ``FAN`` branches.
+"""Routes broadcasts and gathers through trees of workers, with ``FAN`` branches each.
 
 A worker that tells a total to a thousand others would send a thousand messages, one after another, while all
 of them wait; those that have it pass it on instead. The same the other way round: what a worker needs of many

@@ -47,7 +47,7 @@ class Cleanup(SchedulerPlugin):
 
 
 class Stay(SchedulerPlugin):
-    """Has a cluster that adapts take no worker away while a client trains.
+    """Keeps an adaptive cluster from retiring workers while a client trains.
 
     Members have no task of Dask's between two passes, nor while others are awaited.
     """

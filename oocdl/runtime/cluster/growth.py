@@ -1,4 +1,4 @@
-"""Has a cluster that adapts start workers: it counts tasks of Dask's, of which none wait. Sees who comes."""
+"""Requests workers from an adaptive cluster with placeholder tasks, and tracks arrivals."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Reservation:
     def lend(self, chunk: Chunk) -> Array | None:
         """Return the array of a chunk that happens to be in RAM, read-only, to stay there until ``release``.
 
-        None if it is not there, or is wanted to leave because others wait for memory.
+        None if absent, or about to be evicted because others wait for memory.
         """
         found = self._tier._lend(chunk.slot) if chunk.home is self._tier else None
         if found is None:
