@@ -49,7 +49,7 @@ def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
 @pytest.mark.parametrize("engine", ["torch", "ort"])
 def test_engines_know_convolutions_as_rules_do(engine: str) -> None:
     pytest.importorskip({"ort": "onnxruntime"}.get(engine, engine))
-    table = {"torch": "kernels", "ort": "lowerings"}[engine]
+    table = {"torch": "torch_kernels", "ort": "lowerings"}[engine]
     kernels = importlib.import_module(f"oocdl.engines.{engine}.{table}").KERNELS
     known = {op: kernel.convolution for op, kernel in kernels.items() if kernel.convolution}
     products = {op: rule.product for op, rule in RULES.items() if rule.product}
