@@ -37,7 +37,7 @@ class Child(Generic[T]):
     pipe: int
     """The end from which its pickled result is read."""
     most_seconds: int | None = None
-    """Of a processor's time, after which the system ends it."""
+    """Processor time after which the system ends the process."""
 
     def result(self) -> T:
         """Wait for the result. Raises what the function has raised, UnsupportedError if the copy has died."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,7 +31,7 @@ from oocdl.pytorch.study.state import same_generators
 from oocdl.pytorch.study.study import Axes, Study, narrowed, study
 
 COURTESY_SECONDS = 60
-"""Of a processor, for a file in which axes are open that nobody has asked for."""
+"""Processor time allowed for a file with open axes that nobody has asked for."""
 
 
 def export(
@@ -203,5 +204,12 @@ def _notes(module: nn.Module, made: Study, verify: bool) -> Iterator[str]:
         yield f"parameters of {', '.join(narrow)} are trained in the precision of the run"
     for place, dtype in list(made.found.casts.items())[:3]:
         yield f"the code rounds to {dtype} {place}; the run computes in its own precision there"
+    rounded = {float(np.float32(x)): x for x in made.found.numbers if float(np.float32(x)) != x}
+    is_exact = any(p.dtype == torch.float64 for p in module.parameters())
+    for value in sorted(rounded.keys() & made.found.tensors if is_exact else ()):
+        yield (
+            f"the code has the number {rounded[value]:g} and its float32 rounding in a tensor; the file does "
+            "not tell them apart, and the run computes with the rounded one for both"
+        )
     if not verify:
         yield "verify=False: the file was not compared with the module"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 EXTERNAL_FROM_BYTES = 2**30
-"""Of weights: a protobuf message has at most 2 GiB."""
+"""Size of weights from which they go to a file of their own: a protobuf message has at most 2 GiB."""
 _DYNAMO_OPSET, _TORCHSCRIPT_OPSET = 18, 17
 
 

@@ -323,6 +323,47 @@ def test_equal_tensors_stay_apart_and_ties_together(tmp_path: Path, monkeypatch:
         assert known is not None and known.initializer_of("head.weight") == "table.weight"
 
 
+class Times(nn.Module):
+    """Multiplies by a number that a function gives."""
+
+    def __init__(self, number: Callable[[], Any]) -> None:
+        super().__init__()
+        self.weight, self.number = nn.Parameter(torch.ones(3)), number
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x * self.weight * self.number()
+        return made
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize(
+    ("number", "note"),
+    [
+        (lambda: torch.full((1,), 0.1), "the code rounds to float32 in"),
+        (lambda: torch.tensor(1.0) / 3, "the code rounds to float32 in"),
+        (lambda: 0.1 + torch.tensor(0.1), "the number 0.1 and its float32 rounding in a tensor"),
+        (lambda: torch.tensor(0.1), None),
+        (lambda: 0.1, None),
+    ],
+    ids=["filled", "divided", "both", "written out", "Python's"],
+)
+def test_numbers_that_float64_does_not_have_are_told(
+    number: Callable[[], Any],
+    note: str | None,
+    exporter: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
+    for dtype in (torch.float64, torch.float32):
+        module, x = Times(number).to(dtype), torch.ones(2, 3, dtype=dtype)
+        notes = oocdl.from_torch(module, x, tmp_path / "net.onnx").notes
+        if note is None or dtype == torch.float32:
+            assert not notes
+        else:
+            assert note in " ".join(notes)
+
+
 def test_axes_that_are_left_open(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1))
     made = oocdl.from_torch(net, torch.zeros(1, 1, 6, 6), tmp_path / "net.onnx", dynamic=(0, 2, 3))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from oocdl.pytorch.study.places import Places
 
 _EQUAL = 1e-6
-"""Of sums over a tensor, relative: what is off by less is the same tensor, however it is laid out."""
+"""Relative difference of sums below which two tensors are the same, however they are laid out."""
 
 
 @dataclass(eq=False)

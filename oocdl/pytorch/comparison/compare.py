@@ -51,7 +51,7 @@ class Difference:
     error: float
     allowed: float
     shapes: Shapes
-    """Of the inputs."""
+    """Shapes of the inputs."""
     place: str
     """The first operation of the module whose result, or gradient, the file does not have; may be empty."""
 
@@ -150,7 +150,7 @@ def differences(module: nn.Module, signature: Signature, model: OnnxModel, made:
     try:
         found = compare(twin, model, made.sizes, made.data)
     except Exception:  # whatever PyTorch raises of types that do not fit; any other failure shows in float32
-        if twin.works:
+        if twin.runs is not False:
             raise
         twin = Twin(module, signature, model.metadata, torch.float32)
         found = compare(twin, model, made.sizes, made.data)

@@ -29,8 +29,8 @@ class Twin:
     ) -> None:
         self.module = copy.deepcopy(module).cpu().to(dtype)
         self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
-        self.works = False
-        """Whether the module has been called in this dtype."""
+        self.runs: bool | None = None
+        """Whether the module runs in this dtype; None before its first call."""
         self.tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
         self.tensors |= dict(self.module.named_buffers(remove_duplicate=False))
 
@@ -70,8 +70,9 @@ class Twin:
         trains = any(given is not None for given in cotangents.values())
         with torch.set_grad_enabled(trains):
             with mode or nullcontext(), draws, Wide(self.dtype):
+                self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
-            self.works = True
+            self.runs = True
             made = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
             if len(made) != len(cotangents):
                 raise UnsupportedError(f"the module returns {len(made)} tensors, its file {len(cotangents)}")

@@ -20,7 +20,7 @@ class Data:
     """What inputs may hold."""
 
     dtypes: Mapping[str, torch.dtype]
-    """Of each input, in the example."""
+    """Type of each input of the example."""
     rows: int = 2
     """Whole numbers are smaller: rows of the smallest table that they look up."""
     special: tuple[int, ...] = field(default=())

@@ -128,6 +128,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.from_inputs = {*map(cell_of, self.inputs)}
         self.made: dict[int, str] = {}
         """Tensors of this call -> what made them; of earlier calls, with a note."""
+        self.literals: set[int] = set()
+        """Tensors that the code writes out in numbers."""
         self.old: set[int] = set()
         """Tensors that an earlier call has made from data."""
         self.beside: dict[str, str] = {}
@@ -186,6 +188,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         self.alive.append(out)  # a cell that is freed would be given to another tensor
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.literals.update(map(cell_of, made if name.startswith("lift_fresh") else ()))
         bound = {slot.name: value for slot, value in zip(func._schema.arguments, args, strict=False)}
         bound |= kwargs
         ratio = bound.get("dropout_p", 0.0 if "scaled_dot_product" in name else 1.0)
@@ -230,7 +233,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in given:
             if x.numel() == 1 and x.is_floating_point() and cell_of(x) not in self.data:
                 held = getattr(x, "constant", x)
-                self.found.tensors.update([] if held is None else [float(held)])
+                is_literal = cell_of(x) in self.literals or cell_of(x) not in self.made
+                if is_literal and held is not None:
+                    self.found.tensors.add(float(held))
+                elif any(y.is_floating_point() and y.element_size() > x.element_size() for y in given):
+                    dtype = str(x.dtype).removeprefix("torch.")
+                    self.found.casts.setdefault(self.places.here(), dtype)
         told = tree_map(lambda x: self._told(x) if isinstance(x, Tensor) else repr(x), (args, dict(kwargs)))
         grad = "" if torch.is_grad_enabled() else " without gradients"
         self.found.trace.append(f"{func}{told}{grad}")

@@ -26,7 +26,7 @@ class Sizes:
     first: Shapes
     second: Shapes
     outputs: Sequence[tuple[int | str, ...]] = ()
-    """Of each output the sizes, "" where they differ between the two."""
+    """Sizes of each output; "" where they differ between the two."""
 
 
 def shapes_at(example: Shapes, names: Mapping[Axis, str], extents: Mapping[str, int]) -> Shapes:
