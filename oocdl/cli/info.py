@@ -15,7 +15,6 @@ from typing import Any
 from rich.text import Text
 
 from oocdl.cli.run_info import array_table, run_tables
-from oocdl.cli.units import shape_text, size_text, speed_text
 from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
 from oocdl.graph.ir.graph import Shape
@@ -31,6 +30,7 @@ from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_
 from oocdl.report.progress import counted
 from oocdl.report.tables import Column, Sheet, key_values
 from oocdl.report.trained_view import trained_text
+from oocdl.report.units import shape_text, size_text, speed_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.trainer import open as open_run

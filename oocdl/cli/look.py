@@ -18,7 +18,6 @@ from oocdl.cli.exit_codes import UNCHANGED, ending
 from oocdl.cli.info import machine_tables, tables_of
 from oocdl.cli.info_data import data_of, machine_data
 from oocdl.cli.say import Json, say, say_json, waiting
-from oocdl.cli.units import shape_text, size_text
 from oocdl.cli.verb_options import (
     BatchSize,
     Data,
@@ -36,6 +35,7 @@ from oocdl.cli.verb_options import (
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
+from oocdl.report.units import shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.run_verification import verify as verify_run
 from oocdl.training.predictions import is_unfinished

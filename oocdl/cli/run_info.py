@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.cli.units import shape_text, size_text
 from oocdl.config import plain
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
@@ -17,6 +16,7 @@ from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
 from oocdl.report.progress import counted, duration
 from oocdl.report.search_view import value_text
 from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, key_values, sparkline
+from oocdl.report.units import shape_text, size_text
 from oocdl.training.run import Run
 
 SPARKS = 40

@@ -20,20 +20,17 @@ def speed_text(bytes_per_second: float) -> str:
     >>> speed_text(3 << 30)
     '3.0 GiB/s'
     """
-    return f"{size_text(int(bytes_per_second))}/s"
+    return f"{size_text(bytes_per_second)}/s"
 
 
-def size_text(nbytes: int) -> str:
+def size_text(nbytes: float) -> str:
     """Write a size for people.
 
     >>> size_text(512), size_text(3 << 20)
     ('512 B', '3.0 MiB')
     """
-    size, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while size >= 1024:
-        after = next(units, None)
-        if after is None:
-            break
-        size, unit = size / 1024, after
-    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

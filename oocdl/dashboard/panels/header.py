@@ -17,11 +17,11 @@ from oocdl.dashboard.panels.style import (
     PAPER_CSS,
     RED,
     html,
-    mebibytes,
     text,
 )
 from oocdl.dashboard.view import View
 from oocdl.report.progress import clock_time
+from oocdl.report.units import size_text
 
 QUESTIONS = (
     ("Is it learning?", learning),
@@ -94,7 +94,7 @@ def _facts(view: View) -> str:
         words.append(("a step", f"{np.nanmedian(steps['seconds'][-20:]):.3g} s"))
     if facts is not None and view.resources:
         most = max(float(table["process_bytes"][-1]) for table in view.resources.values())
-        words.append(("memory", f"{mebibytes(most)} of {mebibytes(facts.budget_bytes)}"))
+        words.append(("memory", f"{size_text(most)} of {size_text(facts.budget_bytes)}"))
         if len(view.resources) > 1:
             words.append(("processes", str(len(view.resources))))
     commits = [note for note in view.notes if note["kind"] == "commit"]

@@ -12,9 +12,10 @@ from bokeh.models.annotations import ColorBar
 
 from oocdl.dashboard.facts import LayerFacts
 from oocdl.dashboard.panels.step_map import about
-from oocdl.dashboard.panels.style import FONT, GREY, INK, card, choice, mebibytes, plot
+from oocdl.dashboard.panels.style import FONT, GREY, INK, card, choice, plot
 from oocdl.dashboard.view import View
 from oocdl.report.tables import shortened
+from oocdl.report.units import size_text
 
 PALETTE = ("#f2f6fa", "#d6e4f0", "#aecde3", "#7fb2d4", "#4b93c3", "#1f74ae", "#0b578f", "#083d66")
 MEASURES = ("seconds", "memory of a unit", "traffic")
@@ -100,7 +101,7 @@ class Network:
             "about": [about(layer) for layer in layers],
             "operators": [shortened(layer.operators, 90) for layer in layers],
             "seconds": seconds,
-            "moved": [mebibytes(layer.read_bytes + layer.written_bytes) for layer in layers],
+            "moved": [size_text(layer.read_bytes + layer.written_bytes) for layer in layers],
             "measure": values,
         }
         pairs = [(s, t) for t, layer in enumerate(layers) for s in _relinked(layer, numbers)[1]]

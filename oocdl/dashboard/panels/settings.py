@@ -7,8 +7,9 @@ from typing import Any
 
 from bokeh.models import LayoutDOM
 
-from oocdl.dashboard.panels.style import FAINT_CSS, card, html, mebibytes, text
+from oocdl.dashboard.panels.style import FAINT_CSS, card, html, text
 from oocdl.dashboard.view import View
+from oocdl.report.units import size_text
 
 
 class Settings:
@@ -40,9 +41,9 @@ def _of_facts(view: View) -> dict[str, str]:
         "run": str(view.run.absolute()),
         "steps": str(facts.steps),
         "engine, threads": f"{facts.engine}, {facts.threads}",
-        "budget": f"{mebibytes(facts.budget_bytes)}, {mebibytes(facts.base_bytes)} of it the process itself",
-        "predicted": f"{facts.predicted_seconds:.3g} s a step, peak {mebibytes(facts.predicted_peak_bytes)}, "
-        f"{mebibytes(facts.predicted_spill_bytes)} to and from the spill",
+        "budget": f"{size_text(facts.budget_bytes)}, {size_text(facts.base_bytes)} of it the process itself",
+        "predicted": f"{facts.predicted_seconds:.3g} s a step, peak {size_text(facts.predicted_peak_bytes)}, "
+        f"{size_text(facts.predicted_spill_bytes)} to and from the spill",
         "rates": rates,
     }
 
@@ -58,7 +59,7 @@ def in_words(name: str, value: Any) -> str:
     if value is None:
         return "by default"
     if name.endswith("_bytes") and isinstance(value, int | float):
-        return mebibytes(value)
+        return size_text(value)
     if isinstance(value, Mapping):
         known = {key: held for key, held in value.items() if key != "type" and held is not None}
         fields = [(key, in_words("", held)) for key, held in known.items()]

@@ -23,10 +23,10 @@ from oocdl.dashboard.panels.style import (
     card,
     chips,
     html,
-    mebibytes,
     plot,
 )
 from oocdl.dashboard.view import View
+from oocdl.report.units import size_text
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
@@ -129,4 +129,4 @@ class StepMap:
 def about(layer: LayerFacts) -> str:
     """Write a line on a layer: its part of the step, cuts, shape and bytes."""
     cut = f"{layer.units} units ({layer.cuts})" if layer.cuts else "1 unit"
-    return f"{layer.phase}, {layer.shape or 'scalars'}, {cut}, largest {mebibytes(layer.unit_bytes)}"
+    return f"{layer.phase}, {layer.shape or 'scalars'}, {cut}, largest {size_text(layer.unit_bytes)}"

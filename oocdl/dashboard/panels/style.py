@@ -41,9 +41,9 @@ CARD = (
     "box-sizing: border-box; min-width: 0; }"
 )
 SCROLLED = ":host { overflow-x: auto; contain: inline-size; }"
-"""Of what is moved sideways where it is wider than a phone, and widens nothing else."""
+"""Style of content that scrolls sideways on a phone instead of widening the page."""
 DRAWN = ":host { filter: var(--drawn, none); color-scheme: light; color: black; }"
-"""Of what is drawn in the colours of the day: a page may turn its lightness round, which keeps hues."""
+"""Style of what is drawn in light colours: a dark page inverts their lightness and keeps hues."""
 THEME = """<style>
 :root { --page: #f5f6f8; color-scheme: light dark; }
 body { background: var(--page); }
@@ -139,16 +139,3 @@ def choice(title: str, options: Any, width: int) -> Select:
     return Select(
         title=title, value=options[0], options=options, width=width, tags=[CONTROL], stylesheets=[DRAWN]
     )
-
-
-def mebibytes(nbytes: float) -> str:
-    """Write bytes for people.
-
-    >>> mebibytes(3 << 20), mebibytes(5 << 30)
-    ('3.0 MiB', '5.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
