@@ -43,7 +43,7 @@ class PassTimes:
     plan_id: str
     """The kind of the pass: a key of ``Plan.kinds``."""
     numbers: npt.NDArray[np.int32]
-    """Of the tasks that ran there: indexes of ``Plan.kinds[plan_id].graph.calls``. Shape (tasks,)."""
+    """Indexes of the tasks that ran there in ``Plan.kinds[plan_id].graph.calls``. Shape (tasks,)."""
     times: npt.NDArray[np.float64]
     """When each began, had its memory, had its inputs, began to compute, had computed, and was done, in
     seconds since 1970. Shape (tasks, 6)."""
@@ -63,13 +63,13 @@ class ProcessLook:
     process_bytes: int
     """Memory that it has by the kernel's count, pages of files left out."""
     base_bytes: int
-    """Of the budget, what the process takes before any array."""
+    """Part of the budget that the process takes before any array."""
     reserved_bytes: int
     """Promised to tasks that read or run."""
     tier_bytes: int
-    """Of chunks in the RAM tier."""
+    """Bytes of chunks in the RAM tier."""
     spilled_bytes: int
-    """Of chunks in the spill on disk."""
+    """Bytes of chunks in the spill on disk."""
     read_bytes: int
     """Total read from the spill."""
     written_bytes: int
@@ -100,7 +100,7 @@ class StepRunning:
     step: int
     """Number of the step, from 1."""
     pass_number: int
-    """Of the step's passes, from 1."""
+    """Number of the pass in its step, from 1."""
     passes: int
     plan_id: str
     """The kind of the pass: a key of ``Plan.kinds``."""

@@ -28,7 +28,7 @@ _LOADED_LATE = (
     "sympy.physics.units",
     *(f"torch.onnx._internal.torchscript_exporter.symbolic_opset{number}" for number in range(7, 21)),
 )
-"""What PyTorch loads when it is needed: by each copy of a process anew that exports a module."""
+"""Modules that PyTorch loads on first use, and that each forked exporter would load again."""
 
 
 @pytest.fixture(scope="module", autouse=True)

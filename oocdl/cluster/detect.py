@@ -24,7 +24,7 @@ LOCAL_DISKS = ("/localscratch", "/lscratch", "/scratch/local", "/local/scratch",
 INTERNET = "8.8.8.8"
 """By the route to it Dask finds an address of this machine; nothing is sent."""
 MOST_NODES = 100
-"""Of a partition, of so many it is asked how they are reached."""
+"""Number of nodes of a partition that are asked how they are reached."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +160,14 @@ def _first(command: str) -> dict[str, str | int]:
 
 
 def _default_partition() -> list[list[str]]:
-    """Of each of its nodes: partition, cores, MiB, walltime, address."""
+    """Return partition, cores, MiB, walltime and address of each node of the default partition."""
     rows = [line.split() for line in _ask("sinfo -h -N -o %P@%c@%m@%l@%o")]
     nodes = [row[0].split("@") for row in rows if len(row) == 1 and row[0].count("@") == 4]
     return [node for node in nodes if node[0].endswith("*")] or nodes[:1]
 
 
 def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
-    """Of a partition: its name, what its smallest node has, its longest walltime."""
+    """Return a partition's name, the resources of its smallest node, and its longest walltime."""
     if not chosen:
         return {}
     name, _, _, limit, _ = chosen[0]

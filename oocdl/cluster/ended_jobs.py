@@ -16,7 +16,7 @@ LOOK_SECONDS = 20.0
 """So often a batch system is asked, while a job has no worker yet; and so old a job is then at least."""
 ANSWER_SECONDS = 15.0
 LOG_BYTES = 64 << 10
-"""Of the end of a log, of which a line is told."""
+"""Bytes at the end of a log in which the line to be shown is looked for."""
 ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception): .+")
 """The line of a traceback that tells what is wrong; of several, the first is the cause of the others."""
 LISTS = {

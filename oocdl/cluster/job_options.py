@@ -26,7 +26,7 @@ LEAST_MARGIN_SECONDS, MOST_MARGIN_SECONDS = 15, 300
 STAGGER_SHARE = 0.03
 MOST_STAGGER_SECONDS = 240
 TUNNEL_PORT = 8787
-"""Of the user's own machine, where a tunnel to the dashboard begins."""
+"""Port on the user's own machine, where a tunnel to the dashboard begins."""
 JOB_SPILL = "${TMPDIR:-${TMP:-/tmp}}"
 """For the shell of the job: batch systems that give a job a folder of its own name it so (SGE the latter)."""
 
@@ -49,11 +49,11 @@ class JobOptions(TypedDict, total=False):
     nodes: int
     """Jobs, each with one worker process; default 1."""
     cores: int
-    """Of a job: threads of its worker."""
+    """Cores per job, which are the threads of its worker."""
     memory: int | str
-    """Of a job, as "60GB" or bytes: asked of the batch system, and the worker's limit."""
+    """Memory per job, as "60GB" or bytes: requested from the batch system, and the worker's limit."""
     walltime: str
-    """Of a job, as "HH:MM:SS" or "D-HH:MM:SS". A job that has ended is submitted again."""
+    """Time limit of a job, as "HH:MM:SS" or "D-HH:MM:SS". A job that has ended is submitted again."""
     queue: str | None
     """Queue, or partition of Slurm."""
     account: str | None

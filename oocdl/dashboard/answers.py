@@ -21,7 +21,7 @@ RECENT_STEPS = 20
 SILENT_SECONDS = 30.0
 """A run that told nothing for so long, and no end, is silent."""
 DISK_BOUND_SHARE = 0.6
-"""Of the disk's measured rate, what has to move to say that the disk limits."""
+"""Share of the disk's measured rate at which the disk is said to limit the run."""
 BUSY_SHARE, OTHERS_SHARE = 0.9, 0.2
 """Other processes hold the cores where so much of all is busy, and so much of it by others than the run."""
 

@@ -46,7 +46,7 @@ class Showing:
     ) -> None:
         self._client, self._run, self._tell, self._tells_address = client, run, tell, tells_address
         self._name = uuid.uuid4().hex[:12]
-        """Of the run on a scheduler: one that has begun twice, as its answer was lost, is there once."""
+        """Name of the run on a scheduler: a run that begins twice, as its answer was lost, is there once."""
         self._is_begun, self._has_page = False, True
         """Whether the scheduler may have the run, and whether Dask has pages there."""
         self._sender: Sender | None = None

@@ -71,7 +71,7 @@ class Pages(SchedulerPlugin):
             self.forget_metrics = metrics.register(self._views)
 
     def _views(self) -> list[View]:
-        """Of all runs of which there is something to show."""
+        """Return the views of all runs that have something to show."""
         return [one.shown.view for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:

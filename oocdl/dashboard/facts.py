@@ -34,7 +34,7 @@ class LayerFacts:
     cuts: str
     """Such as "batch:2 space0:4"; empty where it is whole."""
     shape: str
-    """Of the first value that it makes."""
+    """Shape of the first value that it makes."""
     operators: str
     unit_bytes: int
     """Memory of its largest unit."""
@@ -65,13 +65,13 @@ class RunFacts:
     threads: int
     """Programs that a process runs at once."""
     budget_bytes: int
-    """Of each process."""
+    """Budget of each process."""
     base_bytes: int
     steps: int
     begun_at_seconds: float
     """When this call of ``fit`` began, since 1970."""
     predicted_seconds: float
-    """Of a step."""
+    """Predicted seconds of a step."""
     predicted_peak_bytes: int
     predicted_spill_bytes: int
     """Read and written by a step."""
@@ -83,7 +83,7 @@ class RunFacts:
     dataset: str
     """Path of the dataset; empty if it has none."""
     group: str
-    """Of the dataset's file or folder."""
+    """Name of the group in the dataset's file or folder."""
     images: tuple[tuple[str, str], ...]
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]

@@ -77,7 +77,7 @@ class LiveLog:
         self._layers: dict[str, tuple[np.ndarray, int]] = {}
         """By plan id: the layer of each task, and how many layers there are."""
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
-        """Of passes that were looked at: the plan id, when it began, and seconds by layer."""
+        """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
         self._last: StepRunning | None = None
         self._images: tuple[tuple[str, str], ...] = ()
         self._pictured = float("-inf")

@@ -48,7 +48,7 @@ class Now:
     passes: int
     plan_id: str
     phases: npt.NDArray[np.uint8]
-    """Of each call of the pass: see ``ProcessLook.phases``."""
+    """Phase of each call of the pass: see ``ProcessLook.phases``."""
     processes: tuple[str, ...]
 
 

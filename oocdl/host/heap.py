@@ -96,7 +96,7 @@ class Arrays(Protocol):
 
     @property
     def touched_bytes(self) -> int:
-        """Of arrays, and of pages kept for them, what the process has."""
+        """Return the bytes of arrays, and of pages kept for them, that the process has touched."""
 
     @property
     def promised_bytes(self) -> int:
@@ -131,7 +131,7 @@ class Heap:
         """What the process has beside arrays and scratch, by the last look after a trim."""
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
-        self._next_look_seconds = 0.0
+        self._due_seconds = 0.0
         """The monotonic time from which on the heap is looked at between programs again."""
 
     @contextmanager
@@ -142,13 +142,9 @@ class Heap:
         """
         with self._permits:
             with self._lock:
-                if (
-                    scratch_bytes
-                    and not self._running
-                    and (began := time.monotonic()) >= self._next_look_seconds
-                ):
+                if scratch_bytes and not self._running and (began := time.monotonic()) >= self._due_seconds:
                     self._taken_bytes()  # now it is known what is no scratch
-                    self._next_look_seconds = began + (1 + REST_RATIO) * (time.monotonic() - began)
+                    self._due_seconds = began + (1 + REST_RATIO) * (time.monotonic() - began)
                 self._running += scratch_bytes
                 if self._has_to_check(scratch_bytes):
                     self._make_room(0)

@@ -20,7 +20,7 @@ class FileLoss:
 
     path: str
     digest: str
-    """Of the file, and of the user's own operators in it."""
+    """Digest of the file and of the user's own operators in it."""
     labels: bool
     """Whether the target is whole numbers."""
 

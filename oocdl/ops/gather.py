@@ -42,7 +42,7 @@ class Rows:
     table: str
     """The smallest of the tables, by name."""
     rows: int
-    """Of that table."""
+    """Number of rows of that table."""
     negative: bool
     """Whether ids from ``-rows`` on are rows too, counted from the end."""
 

@@ -84,7 +84,7 @@ class Own:
     state: tuple[tuple[str, float], ...] = field(init=False)
     """Kind of state -> the number that it starts as, as registered."""
     digest: str = field(init=False)
-    """Of the text of its function, as registered."""
+    """Digest of the function's text, as registered."""
 
     def __post_init__(self) -> None:
         _check(self.lr, 0.0, self.clip_norm)

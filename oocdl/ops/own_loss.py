@@ -17,7 +17,7 @@ class OwnLoss:
 
     name: str
     digest: str
-    """Of the text of its formula (``digest_of``)."""
+    """Digest of the formula's text (``digest_of``)."""
 
 
 Formula = Callable[[Builder, str, str], str]

@@ -20,7 +20,7 @@ class Known:
 
     update: Update
     digest: str
-    """Of the text of the update."""
+    """Digest of the update's text."""
     state: tuple[tuple[str, float], ...]
     """Kind of state -> the number that all its elements start as."""
 

@@ -23,7 +23,7 @@ class Read:
     region: Region
     dtype: str
     parts: Parts = Parts()
-    """Of as many arguments, one after the other: what together makes the region; empty for a source."""
+    """Parts of the region, one for each argument, in order; empty for a source."""
     first: int = 0
     """Number of the first of these arguments."""
     order: Order = ()
@@ -56,9 +56,9 @@ class UnitCall:
     uses: tuple[tuple[int, ...], ...] = ()
     """For each made value: positions of the calls that read it; known once all calls are."""
     buffer_bytes: int
-    """Of arrays read and made."""
+    """Bytes of the arrays that are read and made."""
     scratch_bytes: int
-    """Of the program while it runs."""
+    """Bytes that the program needs while it runs."""
 
 
 @by_fields
@@ -205,7 +205,7 @@ def copied_bytes(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Col
 
 
 def copied_parts(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> int:
-    """Of how many parts ``copied_bytes`` are."""
+    """Return the number of parts that ``copied_bytes`` counts."""
     if isinstance(call, CombineCall):
         return 0
     found = (read.parts for read in call.reads if not (read.parts.is_one and arguments[read.first] in pins))

@@ -27,7 +27,7 @@ from oocdl.ops.registry import RULES
 BFLOAT16_SUFFIX = " in bfloat16"
 """What the kind of a product of bfloat16 operands ends with."""
 TASK_SECONDS = 3e-4
-"""Of Python and Dask, for each task."""
+"""Seconds that Python and Dask take for each task."""
 HEAVY_SECONDS, ARRANGED_ELEMENTS_PER_SECOND = 1.5e-4, 5.5e8
 """Of a call of a heavy operator in a step, where nothing of it is in a cache: before it computes, and for
 what it puts into another order. Measured in steps of a U-Net and of ResNets, cut in space and in batch: 0.1

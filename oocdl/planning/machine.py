@@ -77,7 +77,7 @@ class Crew:
     """Processes of a cluster that do the work."""
 
     threads: int
-    """Of each process."""
+    """Compute threads of each process."""
     processes: int
     """Those that are there, or that are expected."""
     there: int

@@ -23,7 +23,7 @@ from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 
 MOST_BYTES = 1 << 30
-"""Of all values of the network: a larger one is not compared, but refused."""
+"""Limit for all values of the network together; a larger network is refused, not compared."""
 _EQUAL = 1e-9
 """Relative, in float64: what is off by less is equal."""
 

@@ -61,9 +61,9 @@ class _Draft:
     reads: dict[tuple[str, Region, int, bool], Read] = field(default_factory=dict)
     """Those of the layer, by value, region, number of the first argument, and whether it is overwritten."""
     found: dict[tuple[RegionIndex, Region], tuple[list[TaskKey], Parts]] = field(default_factory=dict)
-    """Of what regions that the layer reads are parts."""
+    """Maps each region that the layer reads to its parts."""
     parts: dict[Parts, Parts] = field(default_factory=dict)
-    """Of all layers: equal ones are one object."""
+    """Parts of all layers; equal ones are one object."""
     indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
     """By value: where its pieces are, with their number when that was found."""
 

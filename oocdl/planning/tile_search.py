@@ -68,7 +68,7 @@ class LayerCost(NamedTuple):
     combining_seconds: float
     """Until their partial sums are combined, after that."""
     work_seconds: float
-    """Of all slots together."""
+    """Seconds of work of all slots together."""
 
 
 def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:

@@ -19,7 +19,7 @@ MOST_LETTERS = 60
 CURVE_WIDE, CURVE_HIGH, CURVE_POINTS = 420, 90, 210
 """Pixels of a curve, and the points that it is drawn through."""
 BLUE, VERMILION = "#0072b2", "#d55e00"
-"""Of the palette of Okabe and Ito, which colour-blind people can tell apart."""
+"""Two colours of Okabe and Ito's palette, which colour-blind people can tell apart."""
 _CELL = "padding:1px 8px;text-align:"
 
 

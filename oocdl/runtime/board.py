@@ -14,7 +14,7 @@ import numpy as np
 from oocdl.events import PassTimes
 
 TIMES = 6
-"""Of each task: see ``PassTimes.times``."""
+"""Number of values for each task: see ``PassTimes.times``."""
 
 
 class Phase(IntEnum):

@@ -128,7 +128,7 @@ class Session(Held):
     scheduler: Scheduler | None = None
     """A Dask ``get``; None: our own."""
     most_bytes: int | None = None
-    """Of memory that is worth taking; None: all that the machine gives."""
+    """Maximum memory worth taking; None: all that the machine gives."""
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     started: dict[TaskKey, Chunk] | None = None

@@ -25,7 +25,7 @@ from oocdl.storage.files import as_bytes
 Array = npt.NDArray[Any]
 
 LEAST_BLOCK_BYTES = 64 << 10
-"""Of smaller blocks the calls would cost more than the sums."""
+"""Minimum size of a block: for smaller ones the calls cost more than the sums."""
 MOST_BLOCK_BYTES = 256 << 10
 
 
@@ -47,9 +47,9 @@ class BlockSums:
     """The CRC-32 of each block of a file; the last block may be shorter."""
 
     nbytes: int
-    """Of the file."""
+    """Size of the file."""
     block_bytes: int
-    """Of each block, whole pages."""
+    """Size of each block, in whole pages."""
     crcs: npt.NDArray[np.uint32]
 
     def wrong(self, start: int, runs: Sequence[Array]) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ from oocdl.training.trainer import fit
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)
 MOST_LANES = 1024
-"""Of all hosts together; where there are more threads, several of a host count as one."""
+"""Maximum threads of all hosts together; beyond it, several threads of a host count as one."""
 
 
 @public

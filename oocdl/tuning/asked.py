@@ -32,7 +32,7 @@ class Asked:
 
     space: Mapping[str, tuple[Any, ...] | Distribution]
     options: Mapping[str, Any]
-    """Of ``fit``, beside those of the space."""
+    """Options of ``fit`` that the space does not vary."""
     length: Mapping[str, int]
     """``steps`` or ``epochs`` of the first rung."""
     trials: int

@@ -23,7 +23,7 @@ class Result:
     final: bool = True
     """Whether it would be the same again; an error of the surroundings, such as a full disk, is not final."""
     seconds: float = 0.0
-    """Of this rung's training and measuring."""
+    """Seconds of training and measuring in this rung."""
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
     """What a user should know of the dataset, as in ``RunStarted``."""

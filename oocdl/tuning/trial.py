@@ -45,12 +45,12 @@ class Task:
     steps_before: int
     """Total of the rung before it."""
     folder: Path
-    """Of the search."""
+    """Folder of the search."""
     run: Path
     model: Path
     dataset: Any
     options: Mapping[str, Any]
-    """Of ``fit``, without ``steps``."""
+    """Options of ``fit``, without ``steps``."""
     measure: Measure
 
 

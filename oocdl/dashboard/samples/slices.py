@@ -23,15 +23,15 @@ from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.run.run_store import RunStore
 
 MOST_BYTES = 512 << 20
-"""Of chunks that a slice of a kept output is read from; a larger one is left out."""
+"""Maximum size of the chunks that a slice is read from; an output with larger ones is left out."""
 MOST_PIXELS = 256
 """Along each side; larger slices are thinned."""
 MOST_PICTURES = 6
-"""Of inputs and targets together."""
+"""Maximum number of pictures of inputs and targets together."""
 COLOR_CHANNELS = 4
 """An image with more along its first axis is a volume without channels."""
 Place = tuple[int | slice, ...]
-"""Of each axis behind that of samples the place that is shown, or all of it."""
+"""Position, or whole range, along each axis behind that of the samples."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from oocdl.storage.dataset.dataset import DataArray, DatasetSpec, open_dataset
 MOST_SIDE = 160
 """Along each axis; larger samples are thinned."""
 MOST_BYTES = 512 << 20
-"""Of a sample that a page reads; of a larger one it shows the slices that the run has written."""
+"""Maximum size of a sample that the page reads; of a larger one it shows the slices in the run."""
 MOST_CLASSES = 64
 Labels = npt.NDArray[np.int64]
 Volume = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class Sample:
     is_labels: bool
     """Whether the target's values are numbers of classes."""
     strides: tuple[int, ...]
-    """Of each axis, every so many elements are there."""
+    """Stride along each axis at which elements were taken."""
 
 
 def read_volumes(facts: RunFacts, number: int) -> Sample | None:

@@ -24,7 +24,7 @@ class Parts:
     listed: tuple[Region, ...] | None = ()
     """None: it is a grid."""
     axes: tuple[tuple[Range, ...], ...] = ()
-    """Of a grid the ranges along each axis; those of the last one vary fastest."""
+    """Ranges of a grid along each axis; those of the last axis vary fastest."""
     places: tuple[int, ...] = ()
     """For each axis of the regions, its place among ``axes``; empty: the same."""
 

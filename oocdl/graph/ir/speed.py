@@ -80,7 +80,7 @@ class Computing:
     """Of an instruction with operands of such shapes: elements that its kernel puts into another order in
     each call, as weights of a convolution."""
     small_tiles: Callable[[Instruction, Sequence[Shape]], float] = lambda step, shapes: 0
-    """Of the same: tiles that its kernel computes one by one, beyond those that its rate stands for."""
+    """Returns the tiles that the kernel computes one by one, beyond those that its rate stands for."""
     tile_seconds: float = 0.0
     """What each of these takes beside its arithmetic: calls of kernels."""
 

@@ -25,7 +25,7 @@ class OwnOperator:
 
     function: Compose
     digest: str
-    """Of the text of its function (``digest_of``)."""
+    """Digest of the function's text (``digest_of``)."""
     operands: tuple[inspect.Parameter, ...]
     attributes: tuple[inspect.Parameter, ...]
     more_operands: bool

@@ -73,7 +73,7 @@ class TracedFile:
     folded: Mapping[str, tuple[str, ...]]
     """Initializer -> what an optimizer says it was computed from."""
     roles: Mapping[str, Role]
-    """Of each initializer that is read."""
+    """Role of each initializer that is read."""
     frozen: Collection[str]
     evaluated: Collection[str]
     """First outputs of the norms that use their running statistics in training, too."""

@@ -55,7 +55,7 @@ class _Operand:
     letters: tuple[str, ...]
     """Those that it follows, each once."""
     rank: int
-    """Of the stored value."""
+    """Rank of the stored value."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,7 +68,7 @@ class CellFacts:
     """Stored value of each result, and the letters of its stored axes."""
     inputs: tuple[_Operand, ...]
     dtypes: tuple[str, ...]
-    """Of the results."""
+    """Types of the results."""
     has_crop: bool
     """Whether an operand's axis is the inverse of a window."""
 

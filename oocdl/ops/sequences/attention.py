@@ -60,7 +60,7 @@ ELEMENT_FLOPS = 100
 """What an element of an operand costs beside the products, in operations: it is put in a tile's order. So
 much that attention is never computed twice, however short its sequences are."""
 DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
-"""Of attributes."""
+"""Default values of attributes."""
 
 Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""

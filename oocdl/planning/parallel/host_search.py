@@ -68,7 +68,7 @@ class _Timed(NamedTuple):
     seconds: float
     """About those of a step on a machine's workers."""
     work_seconds: float
-    """Of its work on one thread."""
+    """Predicted seconds of its work on one thread."""
 
 
 Cut = Callable[[Machine, int | None], Candidate | None]

@@ -23,7 +23,7 @@ STILL_SECONDS = 60.0
 LEAST_RATE_BYTES = 1 << 20
 """What is on its way comes at so many bytes a second at least."""
 NAMED = 3
-"""Of so many workers the user is told what they wait for."""
+"""Number of workers of which the user is told what they wait for."""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Report:
     moved: tuple[int, ...]
     """Counts that grow: units that were done, bundles that came or were given, bytes of the spill."""
     arriving_bytes: int
-    """Of bundles that were asked for, and may be on their way."""
+    """Bytes of bundles that were asked for and may be on their way."""
     words: str
     """For the user: what it waits for."""
 

@@ -81,7 +81,7 @@ class ClusterSession(Held):
     """Values of which ``deliver`` gets what is made."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     numbers: Iterator[int] = field(default_factory=count)
-    """Of passes: no two of a session have the same keys, even if one has failed."""
+    """Numbers of passes: no two passes of a session have the same keys, even if one has failed."""
     watch: Watch | None = None
     first_pass: int | None = None
     """Number of the first pass of the step that runs, once it runs."""

@@ -44,7 +44,7 @@ class Limits:
 
     threads: int
     data_bytes: float | None
-    """Of results in memory, beyond which Dask spills; None: it never does."""
+    """Limit for results in memory, beyond which Dask spills; None: it never does."""
     hush: logging.Filter
 
 

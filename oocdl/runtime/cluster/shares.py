@@ -30,9 +30,9 @@ class Shares:
     watch: Watch
     run_id: str
     addresses: tuple[str, ...]
-    """Of the members, by number."""
+    """Address of each member, by number."""
     apart: tuple[str, ...]
-    """Of those that do not see the run directory."""
+    """Addresses of members that do not see the run directory."""
     homes: Mapping[TaskKey, int]
     """Stored piece -> the member that holds it."""
 

@@ -64,7 +64,7 @@ class Ledger(Generic[E]):
         """Claims that wait, first come first served."""
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
         self.small_bytes = 0
-        """Of the resident bytes, those of arrays that have no pages of their own."""
+        """Resident bytes of arrays that have no pages of their own."""
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.withheld_bytes = 0

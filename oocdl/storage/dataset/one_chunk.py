@@ -23,7 +23,7 @@ from oocdl.storage.dataset.checked_store import CheckedStore, Files
 Array = npt.NDArray[Any]
 
 COMPRESSORS = frozenset({"zstd", "blosc", "gzip"})
-"""Of format 3: those that ``numcodecs`` has by the same name."""
+"""Compressors of format 3 that ``numcodecs`` has by the same name."""
 
 
 @dataclass(eq=False)
@@ -53,10 +53,10 @@ class ChunkReader:
     last: LastChunk
     decode: Callable[[bytes], Any]
     dtype: np.dtype[Any]
-    """Of the stored bytes."""
+    """Type of the stored bytes."""
     shape: tuple[int, ...]
     order: Literal["C", "F"]
-    """Of the elements of a chunk."""
+    """Order of the elements of a chunk."""
 
     def read(self, where: tuple[slice, ...]) -> Array | None:
         """A box of the array, read-only; None if it is not in one chunk, or that is not stored.

@@ -28,7 +28,7 @@ class Damage:
     chunk: str = ""
     """The file of the chunk, if it is one."""
     step: int | None = None
-    """Of the version that it belongs to; None for what no version has."""
+    """Step of the version that it belongs to; None if it belongs to none."""
 
     @classmethod
     def of(cls, what: str, error: CorruptError, chunk: str = "", step: int | None = None) -> Damage:
@@ -47,7 +47,7 @@ class Verification:
 
     path: Path
     step: int | None
-    """Of the current version; None if there is none, or it cannot be read."""
+    """Step of the current version; None if there is none, or it cannot be read."""
     arrays: int
     chunks: int
     nbytes: int

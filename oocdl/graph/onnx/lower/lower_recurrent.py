@@ -37,7 +37,7 @@ class _Kind(NamedTuple):
     states: int
     """How many states go from step to step."""
     activations: tuple[str, ...]
-    """Of one direction, where none are given."""
+    """Default activations of one direction."""
 
 
 _KINDS = {

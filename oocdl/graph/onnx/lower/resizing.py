@@ -28,7 +28,7 @@ _COORDINATES = (
 _EXTREMES = {"not_larger": min, "not_smaller": max}
 """Policies that keep the ratio of the axes -> which of their scales is that of all."""
 _ROUNDING = 1e-6
-"""Of an axis, by how much a place may lie outside of it and still be its first or last element."""
+"""Distance by which a place may lie outside an axis and still be its first or last element."""
 _A = -0.75
 _NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
 _LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
