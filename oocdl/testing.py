@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode
 
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Graph, Role, Shape
@@ -31,6 +30,7 @@ from oocdl.planning.task_graph import expand_pass, versioned_pieces
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.planning.tile_search import Layering, Limits
 from oocdl.runtime import execute
+from oocdl.runtime.dask_private import DataNode
 from oocdl.runtime.inputs import Feed, Sources, own_regions
 from oocdl.runtime.scheduler import get
 from oocdl.storage.cache.chunk import Chunk

@@ -89,7 +89,7 @@ GATES = {
     "onnxruntime": ("engines.ort.ort_session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
-    "dask": ("runtime.*", "report.plan_view", "testing", "cluster.launch", "tuning.trial_workers"),
+    "dask": ("runtime.*", "report.plan_view", "cluster.launch", "tuning.trial_workers"),
     "distributed": (
         "runtime.cluster.*",
         "cluster.launch",
@@ -115,12 +115,12 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 68339,
+    "lines of oocdl": 68408,
     "lines of callbacks": 398,
     "lines of cli": 2268,
     "lines of cluster": 1394,
     "lines of config": 367,
-    "lines of dashboard": 4118,
+    "lines of dashboard": 4120,
     "lines of engines": 8181,
     "lines of fusion": 1937,
     "lines of graph": 11990,
@@ -129,11 +129,11 @@ LIMITS = {
     "lines of planning": 8445,
     "lines of pytorch": 3169,
     "lines of report": 2921,
-    "lines of runtime": 4932,
+    "lines of runtime": 4998,
     "lines of storage": 6500,
     "lines of training": 3098,
-    "lines of tuning": 1844,
-    "lines of tests": 43490,
+    "lines of tuning": 1845,
+    "lines of tests": 43493,
     "parameters of fit": 42,
     "parameters of plan": 42,
     "parameters of search": 44,
@@ -143,13 +143,12 @@ LIMITS = {
     "files that share a name": 0,
     "modules that are imported by a text": 10,
     "uses of locals()": 3,
-    "files with private parts of Dask": 15,
 }
 """Sizes that may only go down; a commit that raises one says why. The test says when one is to be lowered."""
 PRIVATE_DASK = re.compile(
-    r"dask\._task_spec|dask\._expr|client\._run|_on_scheduler\(|_ongoing_background_tasks|"
-    r"_register_scheduler_plugin|_loop_runner|client\._gather"
+    r"dask\._|\b(?:client|_client|scheduler|dask_scheduler|worker|dask_worker|nanny|future|cluster)\._[a-z]"
 )
+"""Underscored modules of Dask, and underscored attributes of its objects by the names that we give these."""
 LIMIT_SLACK = 0.01
 """Share by which a size may be below its limit before the limit has to follow."""
 
@@ -247,7 +246,6 @@ def sizes() -> dict[str, int]:
         "files that share a name": sum(count for count in bases.values() if count > 1),
         "modules that are imported by a text": sum("import_module(" in text for text in texts.values()),
         "uses of locals()": sum(text.count("locals()") for text in texts.values()),
-        "files with private parts of Dask": sum(bool(PRIVATE_DASK.search(text)) for text in texts.values()),
     }
 
 
@@ -256,6 +254,11 @@ def test_what_is_large_only_shrinks(name: str) -> None:
     size, limit = sizes()[name], LIMITS[name]
     assert size <= limit, f"{name}: {size}, limit {limit}; make room, or raise it and say why in the commit"
     assert size >= limit * (1 - LIMIT_SLACK) - 1, f"{name}: {size}; lower its limit of {limit}"
+
+
+def test_private_parts_of_dask_stand_in_one_file() -> None:
+    using = {name for name in modules() if PRIVATE_DASK.search(path_of(name).read_text())}
+    assert using == {"runtime.dask_private"}
 
 
 @every_module

@@ -13,6 +13,7 @@ from typing import Any
 from oocdl.dashboard import dask_plugin
 from oocdl.dashboard.mirror import Source
 from oocdl.events import Event, Listener, WorkersChanged
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 
@@ -139,7 +140,7 @@ class Sender:
             self._sending, self._sent_at = None, time.monotonic()
             pieces = self._source.news()
             if pieces:
-                call = self._client._run_on_scheduler(dask_plugin.receive, self._name, pieces)
+                call = dask_private.run_on_scheduler(self._client, dask_plugin.receive, self._name, pieces)
                 self._sending = in_loop(self._client, call)
             return bool(pieces)
         except Exception as error:  # of whatever kind: the page must not end the run

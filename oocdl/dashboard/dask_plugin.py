@@ -19,6 +19,7 @@ from distributed import Scheduler, SchedulerPlugin
 from oocdl.dashboard import metrics
 from oocdl.dashboard.mirror import Piece, write
 from oocdl.dashboard.view import View
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 
 NAME = "oocdl-page"
@@ -108,7 +109,7 @@ class Pages(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A client has left, or its connection is broken: its runs are shown no longer."""
         for run in [run for run, one in self.runs.items() if one.client_id == client]:
-            scheduler._ongoing_background_tasks.call_soon(self.end, run)
+            dask_private.call_soon(scheduler, self.end, run)
 
     async def _read(self) -> None:
         module = self._page_module()

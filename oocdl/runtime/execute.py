@@ -17,7 +17,6 @@ from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
 
 from oocdl.engines.checked_indices import IndexOutside
 from oocdl.engines.engine import Engine
@@ -32,6 +31,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
 from oocdl.runtime.board import Board, Phase
+from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent

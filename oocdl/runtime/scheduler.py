@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from dask._task_spec import DataNode, GraphNode, convert_legacy_graph
-
 from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
+from oocdl.runtime.dask_private import DataNode, GraphNode, convert_legacy_graph
 
 TICK_SECONDS = 1.0
 """Between two calls of ``tick``."""

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory, gettempdir
 from time import perf_counter
 from typing import Any
 
-from dask._task_spec import List, Task, TaskRef
 from dask.delayed import Delayed
 
 from oocdl.config import Settings
@@ -31,6 +30,7 @@ from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
+from oocdl.runtime.dask_private import List, Task, TaskRef
 from oocdl.runtime.inputs import Kept, Sources, feeds_of
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.moved import Moved

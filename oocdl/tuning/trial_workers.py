@@ -27,6 +27,7 @@ from distributed.client import ClosedClientError
 from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import become_host, guests
 from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll, words_of
@@ -224,7 +225,7 @@ class Workers:
         found: dict[str, Any] = {}
         asked = {
             address: in_loop(
-                self.client, self.client._run(function, *args, workers=[address], on_error="return")
+                self.client, dask_private.run_on_workers(self.client, function, *args, workers=[address])
             )
             for address in addresses
         }

@@ -11,6 +11,7 @@ from distributed import Scheduler, SchedulerPlugin
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
 
 AGAIN_SECONDS = 1.0
@@ -33,7 +34,7 @@ class Cleanup(SchedulerPlugin):
         """Begin to tear the crew down, until all members have answered or are gone; tells when."""
         scheduler.remove_plugin(self.name)
         done = asyncio.Event()
-        scheduler._ongoing_background_tasks.call_soon(self._clear, scheduler, done)
+        dask_private.call_soon(scheduler, self._clear, scheduler, done)
         return done
 
     async def _clear(self, scheduler: Scheduler, done: asyncio.Event) -> None:

@@ -19,7 +19,6 @@ from time import monotonic, sleep
 
 import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
-from dask._expr import LLGExpr
 from distributed import Client, Future
 from distributed.protocol.pickle import dumps
 
@@ -33,7 +32,7 @@ from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
-from oocdl.runtime import weight_io
+from oocdl.runtime import dask_private, weight_io
 from oocdl.runtime.cluster import connecting, crew, dask_limits, dask_records, member, shares, worker_tasks
 from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
 from oocdl.runtime.cluster.growth import Arrivals
@@ -223,7 +222,7 @@ class ClusterSession(Held):
         return {}
 
     async def _registered(self, cleanup: Cleanup) -> None:
-        await self.client._register_scheduler_plugin(cleanup, cleanup.name, idempotent=True)
+        await dask_private.register_scheduler_plugin(self.client, cleanup)
 
     def dissolve(self) -> None:
         """Have all members that are left clear up. Never waits long, and never fails."""
@@ -302,7 +301,7 @@ class ClusterSession(Held):
         ends = [dask_key(end_key(number), name) for number in range(count_)]
         with annotate(workers=partial(worker_of_key, self.addresses), retries=0):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
-            graph = LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
+            graph = dask_private.LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
             with open_client():
                 futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]
         found = self._results(futures)
@@ -334,9 +333,8 @@ class ClusterSession(Held):
         self.watch.wait(futures, tick=self.tick)
         for future in futures:
             if failed(future):
-                error: Exception | None = None if future._state is None else future._state.exception
-                self.watch.raise_of(error or OSError(f"a task was {future.status}"))
-        gathered = in_loop(self.client, self.client._gather(list(futures)))  # type: ignore[no-untyped-call]
+                self.watch.raise_of(dask_private.error_of(future) or OSError(f"a task was {future.status}"))
+        gathered = in_loop(self.client, dask_private.gather(self.client, futures))
         self.watch.wait([gathered])
         try:
             return list(gathered.result())
@@ -359,7 +357,9 @@ class ClusterSession(Held):
     def looks(self) -> tuple[ProcessLook, ...]:
         """How members stand; those that do not answer in time are left out."""
         assert self.watch is not None
-        asked = self.client._run(worker_tasks.look, self.run_id, workers=self.addresses, on_error="return")
+        asked = dask_private.run_on_workers(
+            self.client, worker_tasks.look, self.run_id, workers=self.addresses
+        )
         answer = in_loop(self.client, asked)
         try:
             found = answer.result(LOOK_TIMEOUT_SECONDS)

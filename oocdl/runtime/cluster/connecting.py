@@ -17,6 +17,7 @@ from distributed.comm.core import connect
 
 from oocdl.config import shown
 from oocdl.errors import InputError, ResourceError
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 from oocdl.runtime.lost import WorkersLost
@@ -121,7 +122,7 @@ def keep_workers(client: Client) -> None:
     Raises WorkersLost if it does not answer, ResourceError if it cannot.
     """
     stay = Stay(client.id)
-    asked = client._register_scheduler_plugin(stay, stay.name, idempotent=True)
+    asked = dask_private.register_scheduler_plugin(client, stay)
     try:
         in_loop(client, asked).result(CONNECT_SECONDS)
     except (OSError, CancelledError) as error:
@@ -154,7 +155,7 @@ class Connection:
         if client.status != "closed":  # Dask itself tries for a while
             raise WorkersLost(f"no scheduler answers at {self._address}")
         cluster = client.cluster
-        here = client._loop_runner.is_started()  # type: ignore[no-untyped-call]
+        here = dask_private.is_started(client)
         if not here or (cluster is not None and cluster.status != Status.running):
             raise ResourceError(
                 "the client was closed while its workers trained; the run is committed up to its last "

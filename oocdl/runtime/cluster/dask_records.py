@@ -14,11 +14,11 @@ from collections.abc import Collection
 from typing import Any
 
 import dask
-from dask._task_spec import Task
 from dask.utils import key_split
 from distributed import Future, Scheduler, Worker
 
 from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
+from oocdl.runtime.dask_private import Task
 
 TASKS_BETWEEN_FORGETTING = 2_000
 """``key_split`` takes 200 bytes for each."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from dask._task_spec import DataNode, GraphNode, Task, TaskRef
-
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, CombineCall, PickCall
@@ -22,6 +20,7 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import window_of
 from oocdl.runtime import execute
 from oocdl.runtime.cluster.cluster_progress import Work
+from oocdl.runtime.dask_private import DataNode, GraphNode, Task, TaskRef
 from oocdl.runtime.scheduler import Running
 from oocdl.storage.cache.chunk import Chunk
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import Task, TaskRef
-
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.shown_groups import shown_groups
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
 from oocdl.runtime.cluster import worker_tasks
+from oocdl.runtime.dask_private import Task, TaskRef
 
 
 @dataclass(frozen=True)

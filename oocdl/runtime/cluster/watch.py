@@ -21,6 +21,7 @@ from distributed.client import ClosedClientError
 from distributed.metrics import time as scheduler_time
 
 from oocdl.errors import OocdlError, ResourceError
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.cluster_progress import METRIC, Report, Stillness, report_of
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import WorkersLost
@@ -131,7 +132,7 @@ class Watch:
         answer. Raises what else the function raises on one of them, WorkersLost if one is lost meanwhile.
         """
         whom = list(only or self.members)
-        asked = self.client._run(function, *arguments, workers=whom, nanny=nanny, on_error="return")
+        asked = dask_private.run_on_workers(self.client, function, *arguments, workers=whom, nanny=nanny)
         return self._answers([in_loop(self.client, asked)], nbytes, refusal)
 
     def ask_each(
@@ -145,7 +146,7 @@ class Watch:
         The last argument of each is large: pickled bytes.
         """
         calls = [
-            self.client._run(function, *own, workers=[address], on_error="return")
+            dask_private.run_on_workers(self.client, function, *own, workers=[address])
             for address, own in arguments.items()
         ]
         nbytes = sum(len(own[-1]) for own in arguments.values())
@@ -277,7 +278,7 @@ def on_scheduler(
     """Call a function on the scheduler. Raises WorkersLost if that does not answer in ``ANSWER_SECONDS``."""
     if client.status != "running":
         raise WorkersLost("the connection to the scheduler is broken")
-    answer = in_loop(client, client._run_on_scheduler(function, *arguments))
+    answer = in_loop(client, dask_private.run_on_scheduler(client, function, *arguments))
     asked, told = monotonic(), False
     while True:
         try:

@@ -21,7 +21,7 @@ from oocdl.events import ProcessLook
 from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
-from oocdl.runtime import execute
+from oocdl.runtime import dask_private, execute
 from oocdl.runtime.cluster.cluster_progress import METRIC, told
 from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
@@ -200,7 +200,7 @@ async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_ste
         raise Superseded("the pass has begun on this worker, or another is not over")
     running = member.begin(name, plan_id, info, starts_step)
     worker = get_worker()
-    worker._ongoing_background_tasks.call_soon(fetch_all, worker, member, running)
+    dask_private.call_soon(worker, fetch_all, worker, member, running)
 
 
 async def layers(run_id: str, groups: Sequence[int], *_: None) -> None:
