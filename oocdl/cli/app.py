@@ -42,7 +42,8 @@ from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes, installed_version
 from oocdl.report.printer.show import What
-from oocdl.report.progress import Progress, counted, show_progress
+from oocdl.report.progress import Progress, show_progress
+from oocdl.report.units import counted
 from oocdl.storage.files import io_error
 from oocdl.training.simulation import simulate as simulate_run
 from oocdl.training.trainer import fit as fit_run

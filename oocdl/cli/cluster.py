@@ -18,7 +18,7 @@ from oocdl.cluster.systems import dashboard_hint, job_script, start
 from oocdl.config import parse_bytes
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.signal_mask import unstoppable
-from oocdl.report.progress import counted
+from oocdl.report.units import counted
 from oocdl.training.signals import Signals, Stopped
 
 QUEUE_SECONDS = 86400.0

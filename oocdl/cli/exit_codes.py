@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from oocdl.events import Committed, Event, RunStarted, RunStopped
-from oocdl.report.progress import counted
+from oocdl.report.units import counted
 from oocdl.training.signals import Stopped
 
 INTERRUPTED_EXIT_CODE = 130

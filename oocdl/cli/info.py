@@ -27,10 +27,9 @@ from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
-from oocdl.report.progress import counted
 from oocdl.report.tables import Column, Sheet, key_values
 from oocdl.report.trained_view import trained_text
-from oocdl.report.units import shape_text, size_text, speed_text
+from oocdl.report.units import counted, shape_text, size_text, speed_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.trainer import open as open_run

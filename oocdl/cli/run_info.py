@@ -13,10 +13,9 @@ from oocdl.config import plain
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
-from oocdl.report.progress import counted, duration
 from oocdl.report.search_view import value_text
 from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, key_values, sparkline
-from oocdl.report.units import shape_text, size_text
+from oocdl.report.units import counted, duration, shape_text, size_text
 from oocdl.training.run import Run
 
 SPARKS = 40

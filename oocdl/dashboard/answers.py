@@ -9,7 +9,7 @@ import numpy as np
 
 from oocdl.dashboard.series import Column, Table
 from oocdl.dashboard.view import LastPass, View
-from oocdl.report.progress import clock_time
+from oocdl.report.units import clock_time
 
 LEAST_STEPS = 8
 """Fewer steps tell nothing of learning."""

@@ -38,6 +38,7 @@ from oocdl.events import (
 )
 from oocdl.planning.calls import PickCall
 from oocdl.report.trained_view import trained_text
+from oocdl.report.units import clock_time, counted, duration
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""
@@ -225,32 +226,3 @@ def _joined(ranked: list[tuple[int, str]]) -> str:
 def show_progress(budget_bytes: int, console: Console | None = None) -> Progress:
     """Return the listener of ``fit(progress=True)``. Close it, or use it in a ``with`` block."""
     return Progress(budget_bytes, console)
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number and its noun, in the plural where it has to be.
-
-    >>> counted(1, "step"), counted(2, "step")
-    ('1 step', '2 steps')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def clock_time(seconds: float) -> str:
-    """Write a time as minutes and seconds, or hours, minutes and seconds.
-
-    >>> clock_time(75.2), clock_time(7275)
-    ('1:15', '2:01:15')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def duration(seconds: float) -> str:
-    """Write a length of time for people.
-
-    >>> duration(2.04), duration(75.2)
-    ('2.0 s', '1:15')
-    """
-    return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)

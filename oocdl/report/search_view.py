@@ -11,8 +11,8 @@ from oocdl.errors import printable
 from oocdl.events import Notice, RungDone, SearchEvent, TrialDone
 from oocdl.report import html
 from oocdl.report.notebook import block_here
-from oocdl.report.progress import counted, duration
 from oocdl.report.tables import Column, Sheet, text_of
+from oocdl.report.units import counted, duration
 
 FACTS = ("state", "rung", "steps", "metric", "error", "seconds", "peak_bytes", "run")
 """What a row of ``Search.table`` has beside the trial and its values."""

@@ -1,8 +1,17 @@
-"""Writes shapes, sizes and speeds for people."""
+"""Writes numbers for people: counts, shapes, sizes, speeds and times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number and its noun, in the plural where it has to be.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shape_text(shape: Sequence[int | str]) -> str:
@@ -12,15 +21,6 @@ def shape_text(shape: Sequence[int | str]) -> str:
     '2 × 64 × depth'
     """
     return " × ".join(str(extent) for extent in shape) or "scalar"
-
-
-def speed_text(bytes_per_second: float) -> str:
-    """Write bytes per second for people.
-
-    >>> speed_text(3 << 30)
-    '3.0 GiB/s'
-    """
-    return f"{size_text(bytes_per_second)}/s"
 
 
 def size_text(nbytes: float) -> str:
@@ -34,3 +34,33 @@ def size_text(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def speed_text(bytes_per_second: float) -> str:
+    """Write bytes per second for people."""
+    return f"{size_text(bytes_per_second)}/s"
+
+
+def mib(nbytes: float) -> str:
+    """Write bytes as MiB, for a column that says so."""
+    return f"{nbytes / 2**20:.1f}"
+
+
+def clock_time(seconds: float) -> str:
+    """Write a time as minutes and seconds, or hours, minutes and seconds.
+
+    >>> clock_time(75.2), clock_time(7275)
+    ('1:15', '2:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def duration(seconds: float) -> str:
+    """Write a length of time for people.
+
+    >>> duration(2.04), duration(75.2)
+    ('2.0 s', '1:15')
+    """
+    return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)

@@ -11,7 +11,7 @@ from pathlib import Path
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.report.plan_view import Plan
-from oocdl.report.progress import duration
+from oocdl.report.units import duration
 from oocdl.storage.files import existing
 
 VARIABLE = "OOCDL_MEASURE"

@@ -24,8 +24,8 @@ from oocdl.pytorch.door import load
 from oocdl.report import html
 from oocdl.report.history_view import frame, plot
 from oocdl.report.plan_view import Plan
-from oocdl.report.progress import duration
 from oocdl.report.run_report import Report, read_report
+from oocdl.report.units import duration
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.dataset.dataset import DatasetSpec

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from oocdl.events import Committed, ProcessLook, RunFinished, RunStarted, StepDone, StepRunning
-from oocdl.report.progress import Progress, clock_time, show_progress
+from oocdl.report.progress import Progress, show_progress
+from oocdl.report.units import clock_time
 
 MIB = 1 << 20
 

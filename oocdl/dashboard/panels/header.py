@@ -20,8 +20,7 @@ from oocdl.dashboard.panels.style import (
     text,
 )
 from oocdl.dashboard.view import View
-from oocdl.report.progress import clock_time
-from oocdl.report.units import size_text
+from oocdl.report.units import clock_time, size_text
 
 QUESTIONS = (
     ("Is it learning?", learning),

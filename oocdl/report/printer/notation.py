@@ -20,6 +20,7 @@ from oocdl.graph.ir.program import Operand
 from oocdl.planning.pass_plan import LayerPlan
 from oocdl.planning.task_key import TaskKey, TaskKind
 
+Row = tuple[str, ...]
 INDENT = "    "
 MOST_CELL_CHARACTERS = 48
 """Widest column, in characters; longer cells move the rest of their line to the right."""
@@ -153,7 +154,7 @@ def noted(text: str, notes: Iterable[str]) -> str:
     return f"{text}  ; {inside}" if inside else text
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Row]) -> list[str]:
     """Write rows of equally many cells as indented lines whose columns stand below each other.
 
     >>> aligned([("a", "f32[2]", "x"), ("long", "i64[]", "")])
@@ -170,19 +171,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def labelled(label: str, rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Put a cell in front of each row; that of the first row says what all of them are.
+def sections(rows: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Write rows of several kinds as one aligned block; the first row of a kind has the kind in front.
 
-    >>> labelled("reads", [("a",), ("b",)])
-    [('reads', 'a'), ('', 'b')]
+    >>> sections({"reads": [("a",), ("b",)], "stores": [], "makes": [("c",)]})
+    ['    reads  a', '           b', '    makes  c']
     """
-    return [("" if number else label, *row) for number, row in enumerate(rows)]
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a number and its noun.
-
-    >>> counted(1, "unit"), counted(1200, "unit")
-    ('1 unit', '1,200 units')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return aligned(
+        [("" if number else kind, *row) for kind, same in rows.items() for number, row in enumerate(same)]
+    )

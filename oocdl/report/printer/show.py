@@ -8,10 +8,14 @@ from typing import Literal, get_args
 from oocdl.errors import InputError
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.report.printer.print_graph import graph_lines, layer_graph_lines
-from oocdl.report.printer.print_layers import layer_lines
-from oocdl.report.printer.print_program import program_lines
-from oocdl.report.printer.print_tasks import layer_task_lines, task_lines
+from oocdl.report.printer.views import (
+    graph_lines,
+    layer_graph_lines,
+    layer_lines,
+    layer_task_lines,
+    program_lines,
+    task_lines,
+)
 
 What = Literal["graph", "layers", "program", "tasks"]
 """The texts that there are of a pass."""
