@@ -18,7 +18,7 @@ import zarr
 
 from oocdl.dashboard.facts import RunFacts, read_facts
 from oocdl.dashboard.live_log import FACTS, FOLDER
-from oocdl.dashboard.samples.volumes import MOST_CLASSES, dice_of, space_of, strides_of
+from oocdl.dashboard.samples import MOST_CLASSES, dice_of, space_of, strides_of
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import available
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset

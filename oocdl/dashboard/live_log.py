@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.dashboard.facts import NO_LAYER, facts_of
-from oocdl.dashboard.samples.slices import read_sample
+from oocdl.dashboard.samples import read_sample
 from oocdl.dashboard.tail import Tail
 from oocdl.errors import OocdlError
 from oocdl.events import (

@@ -8,36 +8,23 @@ from bokeh.core.templates import get_env
 from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
 
+from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.header import Header
-from oocdl.dashboard.panels.layers_panel import LayerTable, SlowestLayers
+from oocdl.dashboard.panels.layer_panels import LayerTable, Network, SlowestLayers
 from oocdl.dashboard.panels.learning import Learning
-from oocdl.dashboard.panels.log import Log
 from oocdl.dashboard.panels.machine_panel import Memory, Rates
-from oocdl.dashboard.panels.network_panel import Network
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.panels.settings import Settings
-from oocdl.dashboard.panels.step_map import StepMap
-from oocdl.dashboard.panels.style import (
-    FONT,
-    INK_CSS,
-    LINE_CSS,
-    LINK_CSS,
-    SCROLLED,
-    THEME,
-    Panel,
-    card,
-    grid,
-    html,
-)
-from oocdl.dashboard.panels.timeline_panel import Timeline
+from oocdl.dashboard.panels.step_panels import StepMap, Timeline
+from oocdl.dashboard.panels.style import Panel
+from oocdl.dashboard.panels.words import Log, Settings
 from oocdl.dashboard.view import View
 
 # Texts: a model could be part of a single browser's document only.
-TABS = f""".bk-tab {{ font-family: {FONT}; font-size: 13px; color: {INK_CSS}; padding: 6px 12px;
+TABS = f""".bk-tab {{ font-family: {style.FONT}; font-size: 13px; color: {style.INK_CSS}; padding: 6px 12px;
   border: none; outline: none; }}
-.bk-tab.bk-active {{ color: {LINK_CSS}; background: transparent; border-bottom: 2px solid {LINK_CSS};
-  font-weight: 600; }}
-.bk-header {{ border-bottom: 1px solid {LINE_CSS}; margin-bottom: 8px; overflow-x: auto; }}"""
+.bk-tab.bk-active {{ color: {style.LINK_CSS}; background: transparent;
+  border-bottom: 2px solid {style.LINK_CSS}; font-weight: 600; }}
+.bk-header {{ border-bottom: 1px solid {style.LINE_CSS}; margin-bottom: 8px; overflow-x: auto; }}"""
 PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box;
   overflow-x: clip; }"""
 
@@ -45,7 +32,7 @@ PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-siz
 TEMPLATE = get_env().from_string(
     """{% extends base %}
 {% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">"""
-    + THEME
+    + style.THEME
     + """{% endblock %}
 """
 )
@@ -72,7 +59,7 @@ class Tab:
     def __init__(self, title: str) -> None:
         self._title, self.panels = title, tuple[Panel, ...]()
         # An empty layout would be complained of.
-        self._closed: list[UIElement] = [html("…")]
+        self._closed: list[UIElement] = [style.html("…")]
         self._place = Column(children=self._closed, sizing_mode="stretch_width")
         self.root = TabPanel(title=title, child=self._place)
 
@@ -83,7 +70,7 @@ class Tab:
             panel.update(view)
         if self._place.children == self._closed:
             roots: list[UIElement] = [panel.root for panel in self.panels]
-            self._place.children = [grid(roots)] if self._title == "Overview" else roots
+            self._place.children = [style.grid(roots)] if self._title == "Overview" else roots
 
     def close(self) -> None:
         """Take what is in it away from the browser; panels stay as they are for when it is shown again."""
@@ -108,7 +95,10 @@ class Page:
     def whole(self, tables: str) -> None:
         """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
         self._show(*self._tabs)
-        report = TabPanel(title="Report", child=card(html(tables, color=INK_CSS), stylesheets=[SCROLLED]))
+        report = TabPanel(
+            title="Report",
+            child=style.card(style.html(tables, color=style.INK_CSS), stylesheets=[style.SCROLLED]),
+        )
         self._chosen.tabs = [*self._chosen.tabs, report]
 
     def _turned(self, _attr: str, old: int, _new: int) -> None:

@@ -7,25 +7,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
-from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM
+from bokeh.models import Column, LayoutDOM
 from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.answers import learning, remaining
-from oocdl.dashboard.panels.settings import in_words
-from oocdl.dashboard.panels.style import (
-    CYCLE,
-    FAINT_CSS,
-    FONT,
-    INK_CSS,
-    LINE_CSS,
-    LINK_CSS,
-    SCROLLED,
-    card,
-    html,
-    plot,
-    text,
-    with_legend,
-)
+from oocdl.dashboard.panels import style
+from oocdl.dashboard.panels.words import in_words
 from oocdl.dashboard.series import smoothed, thinned
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, StoreError
@@ -96,20 +83,21 @@ class RunsPage:
 
     def __init__(self, view: Runs) -> None:
         self._view, self._version = view, -1
-        title = f"<b>oocdl</b> &nbsp;<span style='color:{FAINT_CSS}'>{text(view.run.absolute())}</span>"
-        names = ("xs", "ys", "color", "name")
-        self._source = ColumnDataSource({name: [] for name in names})
-        self._figure = plot("Losses, smoothed", 420)
+        folder = f"<span style='color:{style.FAINT_CSS}'>{style.text(view.run.absolute())}</span>"
+        self._source = style.source("xs", "ys", "color", "name")
+        self._figure = style.plot("Losses, smoothed", 420)
         self._figure.multi_line(
             "xs", "ys", source=self._source, line_color="color", line_width=1.8, legend_field="name"
         )
-        self._figure.add_tools(HoverTool(tooltips=[("run", "@name"), ("loss", "$data_y{0.0000}")]))
+        style.hover(self._figure, {"run": "@name", "loss": "$data_y{0.0000}"})
         self._figure.xaxis.axis_label = "steps"
-        with_legend(self._figure, "top_right")
-        self._table = html(size="13px", color=INK_CSS)
+        style.with_legend(self._figure, "top_right")
+        self._table = style.html(size="13px", color=style.INK_CSS)
         parts: list[UIElement] = [
-            html(title, "18px", INK_CSS), card(self._figure), card(self._table, stylesheets=[SCROLLED])
-        ]  # fmt: skip
+            style.html(f"<b>oocdl</b> &nbsp;{folder}", "18px", style.INK_CSS),
+            style.card(self._figure),
+            style.card(self._table, stylesheets=[style.SCROLLED]),
+        ]
         sheet = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; gap: 12px; }"
         self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[sheet])
         self.update()
@@ -119,13 +107,14 @@ class RunsPage:
         if self._version == self._view.version:
             return
         self._version = self._view.version
-        curves: list[tuple[np.ndarray, np.ndarray, str, str]] = []
-        for place, (name, view) in enumerate(list(self._view.views.items())[:MOST_CURVES]):
-            shown = thinned(len(view.steps), MOST_POINTS)
-            loss = smoothed(view.steps["loss"], SMOOTHING)
-            curves.append((view.steps["step"][shown], loss[shown], CYCLE[place % len(CYCLE)], name))
+        newest = list(self._view.views.items())[:MOST_CURVES]
+        shown = [thinned(len(view.steps), MOST_POINTS) for _, view in newest]
+        losses = [smoothed(view.steps["loss"], SMOOTHING) for _, view in newest]
         self._source.data = {
-            name: [curve[at] for curve in curves] for at, name in enumerate(("xs", "ys", "color", "name"))
+            "xs": [view.steps["step"][at] for (_, view), at in zip(newest, shown, strict=True)],
+            "ys": [loss[at] for loss, at in zip(losses, shown, strict=True)],
+            "color": [style.CYCLE[place % len(style.CYCLE)] for place in range(len(newest))],
+            "name": [name for name, _ in newest],
         }
         self._table.text = _table(self._view.views)
 
@@ -140,15 +129,13 @@ def _table(views: dict[str, View]) -> str:
     rows = []
     for name, view in views.items():
         steps = view.steps
-        link = f"<a style='color:{LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{text(name)}</a>"
+        link = (
+            f"<a style='color:{style.LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{style.text(name)}</a>"
+        )
         seconds = f"{np.nanmedian(steps['seconds'][-20:]):.3g}" if len(steps) else ""
         done = f"{int(steps['step'][-1])}" if len(steps) else "0"
-        cells = [text(one) for one in (learning(view).short, remaining(view).short, done, seconds)]
-        own = [text(settings[name].get(key, "")) for key in differing]
+        cells = [style.text(one) for one in (learning(view).short, remaining(view).short, done, seconds)]
+        own = [style.text(settings[name].get(key, "")) for key in differing]
         rows.append([link, *cells, *own])
-    style = f"padding:3px 14px 3px 0;border-bottom:1px solid {LINE_CSS};text-align:left;white-space:nowrap"
-    head = "".join(f"<th style='{style};color:{FAINT_CSS};font-weight:600'>{text(one)}</th>" for one in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='{style}'>{one}</td>" for one in row) + "</tr>" for row in rows
-    )
-    return f"<table style='font-family:{FONT};border-collapse:collapse'><tr>{head}</tr>{body}</table>"
+    each = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"
+    return style.table(rows, f"{each};white-space:nowrap", heads)

@@ -26,7 +26,7 @@ from oocdl.dashboard.live_log import (
     RESOURCES,
     STEPS,
 )
-from oocdl.dashboard.samples.slices import SamplePictures, unpacked
+from oocdl.dashboard.samples import SamplePictures, unpacked
 from oocdl.dashboard.series import Table
 from oocdl.dashboard.tail import Tail
 from oocdl.errors import StoreError

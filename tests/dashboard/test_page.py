@@ -13,7 +13,7 @@ from bokeh.plotting import figure
 
 import oocdl
 from oocdl.dashboard.panels.machine_panel import Rates
-from oocdl.dashboard.panels.settings import Settings
+from oocdl.dashboard.panels.words import Settings
 from oocdl.dashboard.shown import Shown
 from oocdl.dashboard.view import View
 from oocdl.optim import Cosine

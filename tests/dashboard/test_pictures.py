@@ -14,8 +14,7 @@ import zarr
 import oocdl
 from oocdl.cli.predict_sample import predict
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.samples.slices import MOST_PIXELS, read_sample, unpacked
-from oocdl.dashboard.samples.volumes import contours, plane, read_volumes
+from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_volumes, unpacked
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset

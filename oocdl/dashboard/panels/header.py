@@ -5,20 +5,11 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from bokeh.models import Column, LayoutDOM
+from bokeh.models import Column
 
 from oocdl.dashboard.answers import Answer, bottleneck, learning, remaining, worst_layer
-from oocdl.dashboard.panels.style import (
-    BLUE,
-    FAINT_CSS,
-    GREEN,
-    INK_CSS,
-    LINE_CSS,
-    PAPER_CSS,
-    RED,
-    html,
-    text,
-)
+from oocdl.dashboard.panels import style
+from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import View
 from oocdl.report.units import clock_time, size_text
 
@@ -31,40 +22,41 @@ QUESTIONS = (
 CARDS_STYLE = f"""<style>
 .answers {{ display: grid; gap: 12px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }}
-.answer {{ background: {PAPER_CSS}; border: 1px solid {LINE_CSS}; border-left: 4px solid {BLUE};
-  border-radius: 10px; padding: 6px 12px; min-width: 0; }}
-.answer.good {{ border-left-color: {GREEN}; }} .answer.bad {{ border-left-color: {RED}; }}
-.answer .asked {{ color: {FAINT_CSS}; font-size: 12px; }}
-.answer .short {{ color: {INK_CSS}; font-size: 20px; font-weight: 600; overflow: hidden;
+.answer {{ background: {style.PAPER_CSS}; border: 1px solid {style.LINE_CSS};
+  border-left: 4px solid {style.BLUE}; border-radius: 10px; padding: 6px 12px; min-width: 0; }}
+.answer.good {{ border-left-color: {style.GREEN}; }} .answer.bad {{ border-left-color: {style.RED}; }}
+.answer .asked {{ color: {style.FAINT_CSS}; font-size: 12px; }}
+.answer .short {{ color: {style.INK_CSS}; font-size: 20px; font-weight: 600; overflow: hidden;
   text-overflow: ellipsis; white-space: nowrap; }}
-.answer .long {{ color: {FAINT_CSS}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
-.bar {{ height: 6px; background: {LINE_CSS}; border-radius: 3px; overflow: hidden; margin: 10px 0 4px; }}
-.bar div {{ height: 100%; background: {BLUE}; }}
+.answer .long {{ color: {style.FAINT_CSS}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
+.bar {{ height: 6px; background: {style.LINE_CSS}; border-radius: 3px; overflow: hidden;
+  margin: 10px 0 4px; }}
+.bar div {{ height: 100%; background: {style.BLUE}; }}
 .facts {{ display: flex; flex-wrap: wrap; column-gap: 18px; }}
-.facts span {{ white-space: nowrap; }} .facts b {{ color: {INK_CSS}; font-weight: 600; }}
+.facts span {{ white-space: nowrap; }} .facts b {{ color: {style.INK_CSS}; font-weight: 600; }}
 </style>"""
 
 
-class Header:
-    """Title, answers, progress."""
+class Header(Panel):
+    """Title, answers, progress: with each update, as time goes on."""
 
     def __init__(self) -> None:
-        self._title, self._cards = html(size="18px", color=INK_CSS), html()
-        self.root: LayoutDOM = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
+        self._title, self._cards = style.html(size="18px", color=style.INK_CSS), style.html()
+        self.root = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
 
-    def update(self, view: View) -> None:
+    def draw(self, view: View) -> None:
         """Show what the view has now."""
         facts = view.facts
-        model = text(facts.model) if facts else "…"
+        model = style.text(facts.model) if facts else "…"
         self._title.text = (
-            f"<b>oocdl</b> &nbsp;{model} <span style='color:{FAINT_CSS}'>{text(view.run)}</span>"
+            f"<b>oocdl</b> &nbsp;{model} <span style='color:{style.FAINT_CSS}'>{style.text(view.run)}</span>"
         )
         cards = "".join(_card(asked, answer(view)) for asked, answer in QUESTIONS)
         self._cards.text = f"{CARDS_STYLE}<div class='answers'>{cards}</div>{_progress(view)}{_facts(view)}"
 
 
 def _card(asked: str, answer: Answer) -> str:
-    short, long = text(answer.short), text(answer.long)
+    short, long = style.text(answer.short), style.text(answer.long)
     return (
         f"<div class='answer {answer.mood}'><div class='asked'>{asked}</div>"
         f"<div class='short' title='{short}'>{short}</div><div class='long'>{long}</div></div>"
@@ -100,5 +92,5 @@ def _facts(view: View) -> str:
     if commits:
         ago = clock_time(max(time.time() - commits[-1]["at"], 0))
         words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
-    inner = " ".join(f"<span>{text(name)} <b>{text(value)}</b></span>" for name, value in words)
+    inner = " ".join(f"<span>{style.text(name)} <b>{style.text(value)}</b></span>" for name, value in words)
     return f"<div class='facts'>{inner}</div>"

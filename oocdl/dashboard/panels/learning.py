@@ -5,23 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Row
-from bokeh.models.widgets import Slider
+from bokeh.models import Column, ColumnDataSource, Row
 
-from oocdl.dashboard.panels.style import (
-    BLUE,
-    CONTROL,
-    CYCLE,
-    DRAWN,
-    FAINT,
-    HEIGHT,
-    MOST_POINTS,
-    SKY,
-    card,
-    choice,
-    plot,
-    with_legend,
-)
+from oocdl.dashboard.panels import style
+from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.series import smoothed, thinned
 from oocdl.dashboard.view import View
 
@@ -36,85 +23,65 @@ NOT_METRICS = frozenset(
 """Columns of the history that are no losses or metrics."""
 
 
-class Learning:
+class Learning(Panel):
     """The loss of each step, and a smoothed line through it; where ``small``, without controls."""
 
     def __init__(self, small: bool = False) -> None:
-        self._loss = ColumnDataSource({"x": [], "step": [], "loss": [], "smooth": []})
-        self._figure = plot("Loss", HEIGHT if small else 380)
-        self._figure.line("x", "loss", source=self._loss, color=SKY, alpha=0.55, legend_label="each step")
+        self._loss = style.source("x", "step", "loss", "smooth")
+        self._figure = style.plot("Loss", style.HEIGHT if small else 380)
+        self._figure.line(
+            "x", "loss", source=self._loss, color=style.SKY, alpha=0.55, legend_label="each step"
+        )
         line = self._figure.line(
-            "x", "smooth", source=self._loss, color=BLUE, line_width=2.2, legend_label="smoothed"
+            "x", "smooth", source=self._loss, color=style.BLUE, line_width=2.2, legend_label="smoothed"
         )
-        with_legend(self._figure, "top_right")
-        self._figure.add_tools(
-            HoverTool(
-                tooltips=[("step", "@step"), ("loss", "@loss{0.0000}"), ("smoothed", "@smooth{0.0000}")],
-                mode="vline",
-                renderers=[line],
-            )
-        )
+        style.with_legend(self._figure, "top_right")
+        tips = {"step": "@step", "loss": "@loss{0.0000}", "smoothed": "@smooth{0.0000}"}
+        style.hover(self._figure, tips, line, mode="vline")
         self._figure.xaxis.axis_label = "steps"
-        self._against = choice("against", list(AGAINST), width=140)
-        self._weight = Slider(
-            title="smoothing",
-            start=0.0,
-            end=0.99,
-            step=0.01,
-            value=SMOOTHING,
-            width=200,
-            tags=[CONTROL],
-            stylesheets=[DRAWN],
-        )
+        self._against = style.choice("against", list(AGAINST), width=140)
+        self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
+        self._against.on_change("value", self.changed)
+        self._weight.on_change("value_throttled", self.changed)
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure: Any = None
         """Made with the first metric."""
-        self._rate = ColumnDataSource({"x": [], "lr": []})
-        self._rate_figure = plot("Learning rate", 200)
-        self._rate_figure.line("x", "lr", source=self._rate, color=FAINT, line_width=1.8)
-        self._view: View | None = None
-        for control, name in ((self._against, "value"), (self._weight, "value_throttled")):
-            control.on_change(name, self._changed)
+        self._rate = style.source("x", "lr")
+        self._rate_figure = style.plot("Learning rate", 200)
+        self._rate_figure.line("x", "lr", source=self._rate, color=style.FAINT, line_width=1.8)
         controls = Row(children=[self._against, self._weight])
         self._small = small
-        self.root = card(self._figure) if small else card(controls, self._figure, self._rate_figure)
-
-    def _changed(self, _attr: str, _old: object, _new: object) -> None:
-        if self._view is not None:
-            self.update(self._view)
-
-    def update(self, view: View) -> None:
-        """Show what the view has now."""
-        self._view, steps = view, view.steps
-        x = steps[AGAINST[str(self._against.value)]]
-        self._figure.xaxis.axis_label = str(self._against.value) + (
-            "" if self._against.value == "steps" else " (seconds)"
+        self.root: Column = (
+            style.card(self._figure) if small else style.card(controls, self._figure, self._rate_figure)
         )
-        shown = thinned(len(steps), MOST_POINTS)
-        smooth = smoothed(steps["loss"], float(self._weight.value))
+
+    def draw(self, view: View) -> None:
+        """Show what the view has now."""
+        steps, against = view.steps, str(self._against.value)
+        shown = thinned(len(steps), style.MOST_POINTS)
+        x, loss = steps[AGAINST[against]][shown], steps["loss"]
+        self._figure.xaxis.axis_label = against + ("" if against == "steps" else " (seconds)")
         self._loss.data = {
-            "x": x[shown],
+            "x": x,
             "step": steps["step"][shown],
-            "loss": steps["loss"][shown],
-            "smooth": smooth[shown],
+            "loss": loss[shown],
+            "smooth": smoothed(loss, float(self._weight.value))[shown],
         }
         if self._small:
             return
-        self._rate.data = {"x": x[shown], "lr": steps["lr"][shown]}
+        self._rate.data = {"x": x, "lr": steps["lr"][shown]}
         for name in steps.names:
             if name not in NOT_METRICS:
-                self._show_metric(name, x[shown], steps[name][shown])
+                self._show_metric(name, x, steps[name][shown])
 
     def _show_metric(self, name: str, x: np.ndarray, values: np.ndarray) -> None:
-        is_first = self._metric_figure is None
-        if is_first:
-            self._metric_figure = plot("Losses of heads, and metrics", 260)
-        source = self._metrics.get(name)
-        if source is None:
-            source = self._metrics[name] = ColumnDataSource({"x": [], "y": []})
-            color = CYCLE[(len(self._metrics) - 1) % len(CYCLE)]
-            self._metric_figure.line("x", "y", source=source, color=color, line_width=1.8, legend_label=name)
-            with_legend(self._metric_figure, "top_right")
-        source.data = {"x": x, "y": values}
-        if is_first:
+        if self._metric_figure is None:
+            self._metric_figure = style.plot("Losses of heads, and metrics", 260)
+        if name not in self._metrics:
+            self._metrics[name] = line = style.source("x", "y")
+            color = style.CYCLE[(len(self._metrics) - 1) % len(style.CYCLE)]
+            self._metric_figure.line("x", "y", source=line, color=color, line_width=1.8, legend_label=name)
+            style.with_legend(self._metric_figure, "top_right")
+        self._metrics[name].data = {"x": x, "y": values}
+        if self._metric_figure not in self.root.children:  # with a line: Bokeh complains of empty ones
             self.root.children = [*self.root.children[:2], self._metric_figure, *self.root.children[2:]]

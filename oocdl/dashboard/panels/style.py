@@ -1,16 +1,18 @@
-"""Colours, sizes and figures that all panels share.
+"""Colours, sizes and figures that all panels share, and what a panel is.
 
 The palette is that of Okabe and Ito (2008), which people with any kind of colour vision can tell apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
-from bokeh.models import Column, LayoutDOM
-from bokeh.models.widgets import Div, Select
+import numpy as np
+from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapper
+from bokeh.models.widgets import Div, Select, Slider
 from bokeh.plotting import figure
 
 from oocdl.dashboard.view import View
@@ -60,15 +62,33 @@ GRID = (
 )
 
 
-class Panel(Protocol):
-    """A part of the page."""
+class Panel(ABC):
+    """A part of the page: ``root`` is laid out, ``update`` is called when the view has something new."""
 
-    @property
-    def root(self) -> LayoutDOM:
-        """What is laid out."""
+    root: LayoutDOM
+    view: View | None = None
+    _drawn: object = None
 
     def update(self, view: View) -> None:
-        """Show what the view has now."""
+        """Show what the view has now, unless it is what is shown."""
+        self.view, basis = view, self.basis(view)
+        if basis is not None and basis is not self._drawn:
+            self._drawn = basis
+            self.draw(view)
+
+    def changed(self, _attr: str, _old: object, _new: object) -> None:
+        """Draw anew: someone has used a control."""
+        self._drawn = None
+        if self.view is not None:
+            self.update(self.view)
+
+    def basis(self, view: View) -> object | None:
+        """Return what is drawn: another object where it has changed, None where there is nothing yet."""
+        return object()
+
+    @abstractmethod
+    def draw(self, view: View) -> None:
+        """Show what the view has."""
 
 
 def text(words: object) -> str:
@@ -92,6 +112,43 @@ def plot(title: str, height: int = HEIGHT, tools: str = "pan,box_zoom,reset", **
         axis.major_label_text_color = axis.axis_label_text_color = FAINT
         axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "11px"
     return made
+
+
+def source(*columns: str) -> ColumnDataSource:
+    """Make a source of these columns, empty yet."""
+    return ColumnDataSource({name: [] for name in columns})
+
+
+def hover(made: Any, tips: Mapping[str, str], *renderers: Any, **options: Any) -> None:
+    """Show words and columns where a mouse rests on these renderers of a figure; on any if there are none."""
+    options |= {"renderers": list(renderers)} if renderers else {}
+    made.add_tools(HoverTool(tooltips=list(tips.items()), **options))
+
+
+def bare(made: Any) -> Any:
+    """Leave out axes and grid of a figure, and return it."""
+    made.axis.visible = False
+    made.grid.grid_line_color = None
+    return made
+
+
+GREYS = tuple(f"#{level:02x}{level:02x}{level:02x}" for level in range(256))
+
+
+def picture(title: str, height: int) -> Any:
+    """Make an empty figure for an image, in whose colours nothing changes by night."""
+    return bare(plot(title, height, "pan,wheel_zoom,reset", match_aspect=True, stylesheets=[]))
+
+
+def greys(pixels: np.ndarray) -> LinearColorMapper:
+    """Map the least of pixels to black, the largest to white."""
+    low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
+    return LinearColorMapper(palette=list(GREYS), low=low, high=max(high, low + 1e-12))
+
+
+def class_colors(palette: Sequence[str], **options: Any) -> LinearColorMapper:
+    """Map numbers of classes to the colours of a palette."""
+    return LinearColorMapper(palette=list(palette), low=-0.5, high=len(palette) - 0.5, **options)
 
 
 def with_legend(made: Any, place: str = "top_left") -> None:
@@ -139,3 +196,17 @@ def choice(title: str, options: Any, width: int) -> Select:
     return Select(
         title=title, value=options[0], options=options, width=width, tags=[CONTROL], stylesheets=[DRAWN]
     )
+
+
+def slider(title: str, end: float, value: float, **options: Any) -> Slider:
+    """A slider from 0 on."""
+    return Slider(title=title, start=0, end=end, value=value, tags=[CONTROL], stylesheets=[DRAWN], **options)
+
+
+def table(rows: Sequence[Sequence[str]], style: str, head: Sequence[str]) -> str:
+    """Write a table as HTML, whose cells are HTML; ``style`` is that of each."""
+    lines = ["".join(f"<td style='{style}'>{cell}</td>" for cell in row) for row in rows]
+    first = f"{style};color:{FAINT_CSS};font-weight:600"
+    lines.insert(0, "".join(f"<th style='{first}'>{text(title)}</th>" for title in head))
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table style='font-family:{FONT};border-collapse:collapse'>{body}</table>"

@@ -1,33 +1,62 @@
-"""What the run was started with: its model, data and settings, in words."""
+"""What a run tells in words: what it was started with, and its messages."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from bokeh.models import LayoutDOM
-
-from oocdl.dashboard.panels.style import FAINT_CSS, card, html, text
+from oocdl.dashboard.panels import style
+from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import View
 from oocdl.report.units import size_text
 
+COLORS = {"warning": style.ORANGE, "stopped": style.RED, "finished": style.GREEN, "notice": style.INK_CSS}
+MOST_SHOWN = 60
 
-class Settings:
-    """A table of names and values."""
+
+class Words(Panel):
+    """A card of words."""
 
     def __init__(self) -> None:
-        self._words = html(size="13px")
-        self.root: LayoutDOM = card(self._words)
+        self._words = style.html(size="13px")
+        self.root = style.card(self._words)
 
-    def update(self, view: View) -> None:
+
+class Settings(Words):
+    """A table of what the run was started with: its model, data and settings."""
+
+    def draw(self, view: View) -> None:
         """Show what the view has now."""
         rows = {**_of_facts(view), **{name: in_words(name, value) for name, value in view.settings.items()}}
+        first = f"padding:2px 18px 2px 0;color:{style.FAINT_CSS};vertical-align:top"
         cells = "".join(
-            f"<tr><td style='padding:2px 18px 2px 0;color:{FAINT_CSS};vertical-align:top'>{text(name)}</td>"
-            f"<td style='overflow-wrap:anywhere'>{text(value)}</td></tr>"
+            f"<tr><td style='{first}'>{style.text(name)}</td>"
+            f"<td style='overflow-wrap:anywhere'>{style.text(value)}</td></tr>"
             for name, value in rows.items()
         )
         self._words.text = f"<table>{cells}</table>"
+
+
+class Log(Words):
+    """The last messages, the newest first; of commits that follow each other the last one."""
+
+    def draw(self, view: View) -> None:
+        """Show what the view has now."""
+        rows: list[str] = []
+        before = ""
+        for note in reversed(view.notes):
+            if note["kind"] == before == "commit":
+                continue
+            before = note["kind"]
+            at = time.strftime("%d %b %H:%M:%S", time.localtime(note["at"]))
+            color, first = (
+                COLORS.get(note["kind"], style.FAINT_CSS),
+                f"color:{style.FAINT_CSS};margin-right:12px",
+            )
+            words = f"<span style='color:{color}'>{style.text(note['text'])}</span>"
+            rows.append(f"<div style='padding:3px 0'><span style='{first}'>{at}</span>{words}</div>")
+        self._words.text = "".join(rows[:MOST_SHOWN]) or "nothing yet"
 
 
 def _of_facts(view: View) -> dict[str, str]:

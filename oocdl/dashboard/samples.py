@@ -1,0 +1,246 @@
+"""A sample of the dataset, thinned for a browser: middle slices, whole volumes, and planes through them.
+
+Slices of inputs and targets are read by the run at a commit, while no pass runs, in the memory that its
+budget has for reading its dataset: pages see them wherever they see the run. Where a page sees the dataset,
+it reads whole samples itself. Outputs that ``keep`` names are in the run.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.dashboard.facts import RunFacts
+from oocdl.runtime.inputs import READ_CHUNKS, read_blocks
+from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
+from oocdl.storage.run.run_store import RunStore
+
+MOST_BYTES = 512 << 20
+"""Maximum size of a sample, and of the chunks of an output, that a page reads; larger ones are left out."""
+MOST_PIXELS, MOST_SIDE = 256, 160
+"""Maximum extent of an axis of a slice and of a volume; larger ones are thinned."""
+MOST_PICTURES = 6
+"""Maximum number of slices of inputs and targets together."""
+COLOR_CHANNELS = 4
+"""An image with more along its first axis is a volume without channels."""
+MOST_CLASSES = 64
+Volume = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A slice. Shape (rows, columns)."""
+
+    title: str
+    pixels: Volume
+    is_labels: bool
+    """Whether pixels are numbers of classes."""
+
+
+@dataclass(frozen=True)
+class SamplePictures:
+    """Inputs and targets of a sample of the last step of a commit."""
+
+    step: int
+    sample: int
+    pictures: tuple[Picture, ...]
+
+    def packed(self) -> bytes:
+        """All of it as an npz file."""
+        out = io.BytesIO()
+        arrays: dict[str, Any] = {f"pixels{n}": one.pixels for n, one in enumerate(self.pictures)}
+        np.savez_compressed(
+            out,
+            at=np.array([self.step, self.sample]),
+            titles=np.array([one.title for one in self.pictures], dtype=np.str_),
+            are_labels=np.array([one.is_labels for one in self.pictures], dtype=bool),
+            **arrays,
+        )
+        return out.getvalue()
+
+
+def unpacked(data: bytes) -> SamplePictures:
+    """Read what ``packed`` has made."""
+    with np.load(io.BytesIO(data)) as arrays:
+        step, sample = arrays["at"].tolist()
+        facts = zip(arrays["titles"].tolist(), arrays["are_labels"].tolist(), strict=True)
+        pictures = [
+            Picture(title, arrays[f"pixels{n}"], is_labels) for n, (title, is_labels) in enumerate(facts)
+        ]
+    return SamplePictures(step, sample, tuple(pictures))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A whole sample of the dataset. Arrays have two or three axes, and the same shape."""
+
+    number: int
+    image: Volume | None
+    target: Volume | None
+    is_labels: bool
+    """Whether the target's values are numbers of classes."""
+
+    @property
+    def volume(self) -> Volume:
+        """The image or, where there is none, the target."""
+        volume = self.target if self.image is None else self.image
+        assert volume is not None
+        return volume
+
+
+def read_sample(
+    dataset: Dataset, images: Sequence[tuple[str, str]], step: int, sample: int
+) -> SamplePictures:
+    """Read middle slices of the images and volumes of a sample of the dataset.
+
+    ``images``: see ``RunFacts``. Raises DatasetError.
+    """
+    pictures: list[Picture] = []
+    for role, name in images:
+        array = dataset.arrays[name]
+        is_labels = _is_labels(array, role)
+        axes = space_of(array.shape[1:], is_labels)
+        if axes is not None and len(pictures) < MOST_PICTURES:
+            channels = (0,) * (len(array.shape) - 1 - len(axes))
+            pixels = _read_thinned(array, sample, (*channels, *_middle(axes)), MOST_PIXELS)
+            pictures.append(Picture(f"{role}: {name}, sample {sample}", pixels, is_labels))
+    return SamplePictures(step, sample, tuple(pictures))
+
+
+def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:
+    """Read slices of what ``keep=`` kept of the last committed step, of whose first ``sample`` it is.
+
+    ``outputs`` are the network's. Returns slices, and lines that say what is not shown. Raises what opening
+    the run raises.
+    """
+    pictures: list[Picture] = []
+    missing: list[str] = []
+    kept = RunStore.open(run).kept()
+    for name, array in kept.items():
+        title, axes = f"output: {name}, sample {sample}", space_of(array.shape[1:], False)
+        if name.startswith("grad/") or axes is None:
+            continue
+        if prod(array.chunks) * array.dtype.itemsize > MOST_BYTES:
+            missing.append(f"{title}: its chunks are larger than {MOST_BYTES >> 20} MiB")
+            continue
+        lead = len(array.shape) - 1 - len(axes)
+        channels: tuple[int | slice, ...] = (slice(None), *(0,) * (lead - 1)) if lead else ()
+        pixels = np.asarray(array[(0, *channels, *_middle(axes), ...)])
+        is_labels = lead > 0 and pixels.shape[0] > 1
+        if lead:
+            pixels = pixels.argmax(axis=0) if is_labels else pixels[0]
+        rows, columns = strides_of(pixels.shape, MOST_PIXELS)
+        pictures.append(Picture(title, pixels[::rows, ::columns].astype(np.float32), is_labels))
+    if not kept:
+        missing.append(f"no output is kept: fit(keep={list(outputs)}) shows what the model predicts")
+    return pictures, missing
+
+
+def read_volumes(facts: RunFacts, number: int) -> Sample | None:
+    """Read a sample of a run's dataset; None if it is not seen here, too large, or no image.
+
+    Raises DatasetError.
+    """
+    path = Path(facts.dataset)
+    if not facts.dataset or "://" in facts.dataset or not path.exists():
+        return None
+    names = tuple(dict.fromkeys(name for _, name in facts.images))
+    arrays = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True)).arrays
+    volumes: dict[str, Volume] = {}
+    is_labels = False
+    for role, name in facts.images:
+        array = arrays[name]
+        axes = space_of(array.shape[1:], _is_labels(array, role))
+        if role in volumes or axes is None or prod(array.shape[1:]) * array.itemsize > MOST_BYTES:
+            continue
+        volumes[role] = _read_thinned(array, number, (0,) * (len(array.shape) - 1 - len(axes)), MOST_SIDE)
+        is_labels |= _is_labels(array, role)
+    image, target = volumes.get("input"), volumes.get("target")
+    if image is None and target is None:
+        return None
+    if image is not None and target is not None and image.shape != target.shape:
+        target = None
+    return Sample(number, image, target, target is not None and is_labels)
+
+
+def _is_labels(array: DataArray, role: str) -> bool:
+    return role == "target" and bool(np.issubdtype(array.dtype, np.integer))
+
+
+def space_of(shape: Sequence[int], is_labels: bool) -> tuple[int, ...] | None:
+    """The extents of a sample without its channels; None if it is no image and no volume."""
+    has_channels = len(shape) == 4 or (len(shape) == 3 and shape[0] <= COLOR_CHANNELS)
+    axes = tuple(shape[1:] if has_channels and not is_labels else shape)
+    axes = axes[1:] if len(axes) > 2 and axes[0] == 1 else axes
+    return axes if len(axes) in (2, 3) and min(axes) > 1 else None
+
+
+def _middle(axes: Sequence[int]) -> tuple[int, ...]:
+    """Where the middle slice of a volume is; empty for an image."""
+    return tuple(extent // 2 for extent in axes[:-2])
+
+
+def strides_of(axes: Sequence[int], most: int = MOST_SIDE) -> tuple[int, ...]:
+    """Return by how much each axis is thinned, so that at most so many of its elements are left."""
+    return tuple(max(-(-extent // most), 1) for extent in axes)
+
+
+def _read_thinned(array: DataArray, sample: int, fixed: Sequence[int], most: int) -> Volume:
+    """Read a sample at fixed places of its first axes, and of the others at most so many elements each.
+
+    At once as much is read as a pass reads of the dataset.
+    """
+    axes = array.shape[1 + len(fixed) :]
+    strides = strides_of(axes, most)
+    out = np.zeros([-(-extent // step) for extent, step in zip(axes, strides, strict=True)], np.float32)
+    box = (*((at, at + 1) for at in (sample, *fixed)), *((0, extent) for extent in axes))
+    for block in read_blocks(box, array.chunks, array.itemsize, READ_CHUNKS):
+        inner = list(zip(block[1 + len(fixed) :], strides, strict=True))
+        read = array.read(block).reshape([high - low for (low, high), _ in inner])
+        kept = read[tuple(slice(-low % step, None, step) for (low, _), step in inner)]
+        starts = [-(-low // step) for (low, _), step in inner]
+        out[tuple(slice(s, s + n) for s, n in zip(starts, kept.shape, strict=True))] = kept
+    return out
+
+
+def plane(volume: Volume, axis: int, at: int, is_nifti: bool) -> Volume:
+    """Return a plane through a volume as a figure draws it, upright: its first row is the lowest.
+
+    ``is_nifti``: axes are x, y, z, which point right, front and up; else z, y, x, of which y points down.
+    """
+    if volume.ndim == 2:
+        return volume[::-1]
+    cut: Volume = np.take(volume, at, axis)
+    return cut.T if is_nifti else cut[::-1] if axis == 0 else cut
+
+
+def contours(labels: Volume) -> dict[str, list[float]]:
+    """Return the borders between classes in a plane as segments, each with the larger of its classes."""
+    rows, columns = np.nonzero(labels[:, 1:] != labels[:, :-1])
+    upper, across = np.nonzero(labels[1:] != labels[:-1])
+    first = np.maximum(labels[rows, columns], labels[rows, columns + 1])
+    second = np.maximum(labels[upper, across], labels[upper + 1, across])
+    return {
+        "x0": [*(columns + 1.0), *across.astype(float)],
+        "y0": [*rows.astype(float), *(upper + 1.0)],
+        "x1": [*(columns + 1.0), *(across + 1.0)],
+        "y1": [*(rows + 1.0), *(upper + 1.0)],
+        "of": [*first.astype(float), *second.astype(float)],
+    }
+
+
+def dice_of(counts: Mapping[str, npt.NDArray[np.int64]]) -> dict[int, float]:
+    """Return Dice of each class that is there, of the numbers of voxels that were counted.
+
+    >>> dice_of({"both": np.array([3, 1]), "target": np.array([4, 2]), "predicted": np.array([4, 2])})
+    {0: 0.75, 1: 0.5}
+    """
+    sums = counts["target"] + counts["predicted"]
+    return {int(n): float(2 * counts["both"][n] / sums[n]) for n in np.flatnonzero(sums)}

@@ -1,1 +1,0 @@
-"""Samples of a dataset, as a page shows them."""
