@@ -37,10 +37,11 @@ from playwright.sync_api import Page, sync_playwright
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
-from oocdl.dashboard.facts import LayerFacts, PassFacts, RunFacts
+from oocdl.dashboard.facts import PassFacts, RunFacts
 from oocdl.dashboard.live_log import OF_PROCESS, LiveLog
 from oocdl.events import PassTimes, ProcessLook, StepRunning
 from oocdl.host.limits import anonymous_bytes_of
+from oocdl.report.layer_facts import LayerFacts
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (

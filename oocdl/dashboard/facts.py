@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,38 +12,13 @@ from oocdl.planning.calibrate import known_rates
 from oocdl.planning.calls import PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.report.figure import phase_of
-from oocdl.report.layer_names import layer_names
+from oocdl.planning.simulation.timeline import Simulated
+from oocdl.report.layer_facts import LayerFacts, layer_facts
 from oocdl.report.plan_view import Plan
-from oocdl.report.run_report import computing_seconds
 
 FORMAT = 1
 NO_LAYER = -1
 """In the place of a layer: a call that takes no time, and is not shown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerFacts:
-    """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
-
-    name: str
-    """As in plans, reports and traces."""
-    phase: str
-    """"forward", "backward" or "update"."""
-    units: int
-    cuts: str
-    """Such as "batch:2 space0:4"; empty where it is whole."""
-    shape: str
-    """Shape of the first value that it makes."""
-    operators: str
-    unit_bytes: int
-    """Memory of its largest unit."""
-    read_bytes: int
-    written_bytes: int
-    flops: int
-    predicted_seconds: float
-    sources: tuple[int, ...]
-    """Indexes of the layers of which it reads something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +74,7 @@ class RunFacts:
 def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFacts:
     """Gather the facts of a run."""
     rates = known_rates(plan.machine.engine)
-    seconds = dict(zip(dict.fromkeys(plan.pass_ids), _seconds_of(plan), strict=True))
+    simulated = {plan_id: [one] for plan_id, one in zip(plan.pass_ids, plan.simulated, strict=True)}
     return RunFacts(
         model=plan.model,
         workdir=workdir,
@@ -118,7 +93,7 @@ def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFact
         dataset=source if isinstance(source := plan.dataset.spec().source, str) else "",
         group=plan.dataset.spec().group,
         images=_images(plan.compiled),
-        passes={name: _pass_facts(kind, seconds.get(name, {})) for name, kind in plan.kinds.items()},
+        passes={name: _pass_facts(kind, simulated.get(name, ())) for name, kind in plan.kinds.items()},
         outputs=tuple(name for name, _ in plan.compiled.imported.outputs),
     )
 
@@ -151,41 +126,9 @@ def _images(compiled: CompiledPass) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(named))
 
 
-def _seconds_of(plan: Plan) -> list[dict[str, float]]:
-    """Predicted seconds by layer of each kind of pass of a whole step."""
-    simulated = dict(zip(plan.pass_ids, plan.simulated, strict=True))
-    return [computing_seconds([one]) for one in simulated.values()]
-
-
-def _pass_facts(compiled: CompiledPass, seconds: Mapping[str, float]) -> PassFacts:
-    plan = compiled.plan
-    shapes, class_names = plan.factored.shapes, plan.classes.names
-    names = layer_names(compiled)
-    maker: dict[str, int] = {}
-    layers = []
-    for index, planned in enumerate(plan.layers):
-        layer = planned.layer
-        made = (*layer.stores, *layer.partials)
-        sources = dict.fromkeys(maker[name] for name in layer.reads if name in maker)
-        maker |= dict.fromkeys(made, index)
-        layers.append(
-            LayerFacts(
-                name=names[layer.name],
-                phase=phase_of(layer.name),
-                units=len(planned.units),
-                cuts=" ".join(f"{class_names[c]}:{n}" for c, n in planned.grid.items() if n > 1),
-                shape=" × ".join(map(str, shapes[made[0]])) if made else "",
-                operators=", ".join(dict.fromkeys(cell.node.op for cell in layer.cells)),
-                unit_bytes=planned.peak_bytes,
-                read_bytes=planned.read_bytes,
-                written_bytes=planned.written_bytes,
-                flops=planned.flops,
-                predicted_seconds=seconds.get(layer.name, 0.0),
-                sources=tuple(sources),
-            )
-        )
-    number = {planned.layer.name: index for index, planned in enumerate(plan.layers)}
+def _pass_facts(compiled: CompiledPass, simulated: Iterable[Simulated]) -> PassFacts:
+    number = {planned.layer.name: index for index, planned in enumerate(compiled.plan.layers)}
     layer_of = tuple(
         NO_LAYER if isinstance(call, PickCall) else number[call.key.layer] for call in compiled.graph.calls
     )
-    return PassFacts(layers=tuple(layers), layer_of=layer_of)
+    return PassFacts(layers=layer_facts(compiled, simulated), layer_of=layer_of)

@@ -7,13 +7,16 @@ the first picture, and used without its global state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oocdl.errors import InputError
+from oocdl.errors import InputError, printable
 from oocdl.host.optional import needed
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
+from oocdl.report.layer_facts import phase_of
+from oocdl.report.tables import shortened
 from oocdl.storage.files import reporting
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ INCHES_WIDE, MEMORY_INCHES, DISK_INCHES, MARGIN_INCHES = 11.0, 2.9, 0.55, 1.9
 ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
 """Height of a row's label: where rows are lower, some have none."""
-LABEL_LETTERS = 34
+LABEL_LETTERS = 33
 MOST_MOMENTS = 1500
 """Moments that are drawn; of those close together, the one with the most memory."""
 DOTS_PER_INCH = 110
@@ -64,15 +67,6 @@ class Scene:
     """Layer -> what it is called in the picture, where that is another name."""
 
 
-def phase_of(layer: str) -> str:
-    """Return the part of a pass that a layer belongs to, by its name.
-
-    >>> phase_of("grad/down1.conv1"), phase_of("down1.conv1")
-    ('backward', 'forward')
-    """
-    return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
-
-
 def draw(scene: Scene, path: str | Path) -> Path:
     """Write the picture as PNG or SVG, as the path ends, and return its path.
 
@@ -107,48 +101,39 @@ def empty_figure(inches_wide: float, inches_high: float) -> Figure:
 
 def figure_of(scene: Scene) -> Figure:
     """Make the picture as a matplotlib figure: memory, layers and the disk, on one axis of time."""
-    moments, units, transfers, ends = _joined(scene.passes)
-    rows = list(dict.fromkeys(ran.key.layer for ran in sorted(units, key=lambda ran: ran.position)))
+    step, ends = joined(scene.passes), list(accumulate(one.seconds for one in scene.passes))
+    rows = list(dict.fromkeys(ran.key.layer for ran in sorted(step.units, key=lambda ran: ran.position)))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    unit, name = _time_unit(ends[-1])
-    _draw_memory(above, scene, moments, ends[-1], unit)
-    _draw_phases(above, units, unit, len(scene.passes) == 1)
-    _draw_layers(middle, rows, units, unit)
+    unit, name = _time_unit(step.seconds)
+    _draw_memory(above, scene, step, unit)
+    _draw_phases(above, step.units, unit, len(scene.passes) == 1)
+    _draw_layers(middle, rows, step.units, unit)
     _label_rows(middle, [scene.labels.get(row, row) for row in rows], layers_inches)
-    _draw_disk(below, transfers, unit)
+    _draw_disk(below, step.transfers, unit)
     for axes in (above, middle, below):
         for end in ends[:-1]:
             axes.axvline(end / unit, color="black", linewidth=0.8, linestyle=":")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", linewidth=0.4, alpha=0.6)
         axes.set_axisbelow(True)
-    below.set_xlim(0, ends[-1] / unit)
+    below.set_xlim(0, step.seconds / unit)
     below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
     figure.suptitle(scene.title, fontsize=12, parse_math=False)
     return figure
 
 
-def _joined(
-    passes: Sequence[Simulated],
-) -> tuple[list[Moment], list[Ran], list[Transfer], list[float]]:
-    """Put all passes on one clock; returns moments, units and transfers, and when each pass ends.
-
-    Positions are counted on from pass to pass, too.
-    """
+def joined(passes: Sequence[Simulated]) -> Simulated:
+    """Put passes on one clock, as if they were one; positions of units are counted on, too."""
     moments: list[Moment] = []
     units: list[Ran] = []
     transfers: list[Transfer] = []
-    ends: list[float] = []
+    start, first = 0.0, 0
     for one in passes:
-        start = ends[-1] if ends else 0.0
-        first = max((ran.position for ran in units), default=-1) + 1
-        moments += [moment._replace(seconds=moment.seconds + start) for moment in one.moments]
-        transfers += [
-            moved._replace(begun=moved.begun + start, done=moved.done + start) for moved in one.transfers
-        ]
+        moments += [at._replace(seconds=at.seconds + start) for at in one.moments]
+        transfers += [at._replace(begun=at.begun + start, done=at.done + start) for at in one.transfers]
         units += [
             ran._replace(
                 position=ran.position + first,
@@ -158,8 +143,10 @@ def _joined(
             )
             for ran in one.units
         ]
-        ends.append(start + one.seconds)
-    return moments, units, transfers, ends
+        start, first = start + one.seconds, first + len(one.units)
+    return replace(
+        passes[-1], seconds=start, moments=tuple(moments), units=tuple(units), transfers=tuple(transfers)
+    )
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -171,55 +158,45 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 
 def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
     """Divide the time into ``columns`` equal parts; return the moment with the most memory of each."""
-    found: dict[int, Moment] = {}
-    for moment in moments:
-        column = min(int(moment.seconds / seconds * columns), columns - 1)
-        if column not in found or _counted(moment) >= _counted(found[column]):
-            found[column] = moment
-    return [found[column] for column in sorted(found)]
+    best: dict[int, Moment] = {}
+    for at in moments:
+        column = min(int(at.seconds / seconds * columns), columns - 1)
+        best[column] = max(at, best.get(column, at), key=lambda m: m.resident_bytes + m.reserved_bytes)
+    return [best[column] for column in sorted(best)]
 
 
-def _counted(moment: Moment) -> int:
-    return moment.resident_bytes + moment.reserved_bytes
-
-
-def _draw_memory(axes: Axes, scene: Scene, moments: Iterable[Moment], end: float, unit: float) -> None:
-    shown = highest(moments, end)
-    shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=end)]
-    giga = scene.budget_bytes >= 4 << 30
-    size, name = (2**30, "GiB") if giga else (2**20, "MiB")
+def _draw_memory(axes: Axes, scene: Scene, step: Simulated, unit: float) -> None:
+    shown = highest(step.moments, step.seconds)
+    shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=step.seconds)]
+    size, name, digits = (2**30, "GiB", 2) if scene.budget_bytes >= 4 << 30 else (2**20, "MiB", 0)
+    base, budget, peak = (n / size for n in (scene.base_bytes, scene.budget_bytes, scene.peak_bytes))
     terms: tuple[tuple[str, str, list[float]], ...] = (
-        ("base process", BASE_COLOR, [scene.base_bytes / size] * len(shown)),
-        ("chunks in the RAM tier", TIER_COLOR, [one.resident_bytes / size for one in shown]),
+        ("base process", BASE_COLOR, [base] * len(shown)),
+        ("chunks in the RAM tier", TIER_COLOR, [at.resident_bytes / size for at in shown]),
         ("reserved by units", RESERVED_COLOR, [(m.reserved_bytes - m.scratch_bytes) / size for m in shown]),
-        ("scratch of programs", SCRATCH_COLOR, [one.scratch_bytes / size for one in shown]),
+        ("scratch of programs", SCRATCH_COLOR, [at.scratch_bytes / size for at in shown]),
     )
     axes.stackplot(
-        [one.seconds / unit for one in shown],
+        [at.seconds / unit for at in shown],
         *(values for _, _, values in terms),
         labels=[label for label, _, _ in terms],
         colors=[color for _, color, _ in terms],
         step="post",
         linewidth=0,
     )
-    budget, peak = scene.budget_bytes / size, scene.peak_bytes / size
-    peak_label, budget_label = (
-        f"{what}, {number:.{2 if giga else 0}f} {name}"
-        for what, number in (("predicted peak", peak), ("budget", budget))
-    )
+    peak_label = f"predicted peak, {peak:.{digits}f} {name}"
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
+    budget_label = f"budget, {budget:.{digits}f} {name}"
     axes.axhline(budget, color=BUDGET_COLOR, linewidth=1.8, label=budget_label)
-    _break_axis(
-        axes,
-        scene.base_bytes / size,
-        max(budget, peak),
-        f"{scene.base_bytes / size:.{2 if giga else 0}f} {name}",
-    )
+    _break_axis(axes, base, max(budget, peak), f"{base:.{digits}f} {name}")
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(  # from top to bottom as the areas and lines are
-        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False
-    )
+    _legend(axes, handles[::-1], labels[::-1])  # from top to bottom as the areas and lines are
+
+
+def _legend(axes: Axes, *entries: Any) -> None:
+    """Put the legend to the right of a picture."""
+    axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
 
 
 def _break_axis(axes: Axes, base: float, top: float, text: str) -> None:
@@ -232,12 +209,10 @@ def _break_axis(axes: Axes, base: float, top: float, text: str) -> None:
     axes.set_ylim(bottom, end)
     ticks = [tick for tick in axes.get_yticks() if base <= tick <= end]
     axes.set_yticks([bottom, *ticks], ["0", *(f"{tick:g}" for tick in ticks)])
-    across, up = 0.006, 0.02
-    for height in (0.035, 0.06):
-        axes.plot(
-            (-across, across), (height - up, height + up), transform=axes.transAxes,
-            color="black", linewidth=1, clip_on=False,
-        )  # fmt: skip
+    axes.plot(
+        (0, 0), (0.035, 0.06), transform=axes.transAxes, color="black", clip_on=False, linestyle="none",
+        marker=[(-1, -1), (1, 1)], markersize=9,
+    )  # fmt: skip
     axes.annotate(
         f"base process, {text}: the axis is broken",
         (0.012, 0.04), xycoords="axes fraction", va="center", fontsize=8,
@@ -257,32 +232,36 @@ def _draw_phases(axes: Axes, units: Iterable[Ran], unit: float, named: bool) -> 
         else:
             strip.append((ran.computing, ran.done))
     for number, (phase, spans) in enumerate(strips.items()):
-        bars = [(start / unit, (end - start) / unit) for start, end in spans]
-        height = 1.11 - 0.035 * number
-        axes.broken_barh(bars, (height, 0.03), facecolors=PHASES[phase], transform=place, clip_on=False)
+        height, color = 1.11 - 0.035 * number, PHASES[phase]
+        _bars(axes, spans, (height, 0.03), unit, facecolors=color, transform=place, clip_on=False)
         if named and spans:
             axes.text(
                 (spans[0][0] + spans[-1][1]) / 2 / unit, 1.15, phase, transform=place, fontsize=9,
-                ha="center", va="bottom", color=PHASES[phase], weight="bold",
+                ha="center", va="bottom", color=color, weight="bold",
             )  # fmt: skip
+
+
+def _bars(
+    axes: Axes, spans: Iterable[tuple[float, float]], place: tuple[float, float], unit: float, **look: Any
+) -> None:
+    """Draw spans of seconds as bars; ``place``: where they begin in height, and how high they are."""
+    axes.broken_barh([(start / unit, (end - start) / unit) for start, end in spans], place, **look)
 
 
 def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
     """Draw when the disk of the spill reads and writes."""
     for name, color, low, moved in (
-        ("reads", READ_COLOR, 0.5, [one for one in transfers if one.read_bytes]),
-        ("writes", WRITE_COLOR, -0.5, [one for one in transfers if one.written_bytes]),
+        ("reads", READ_COLOR, 0.1, [one for one in transfers if one.read_bytes]),
+        ("writes", WRITE_COLOR, -0.9, [one for one in transfers if one.written_bytes]),
     ):
-        nbytes = sum(one.read_bytes + one.written_bytes for one in moved)
-        bars = [(one.begun / unit, (one.done - one.begun) / unit) for one in moved]
-        axes.broken_barh(
-            bars, (low - 0.4, 0.8), facecolors=color, linewidth=0, label=f"{name}, {nbytes / 2**20:.0f} MiB"
-        )
+        label = f"{name}, {sum(one.read_bytes + one.written_bytes for one in moved) / 2**20:.0f} MiB"
+        spans = [(one.begun, one.done) for one in moved]
+        _bars(axes, spans, (low, 0.8), unit, facecolors=color, linewidth=0, label=label)
     axes.set_ylim(-1.05, 1.05)
     axes.set_yticks([0.5, -0.5], ["read", "write"], fontsize=8)
     axes.set_ylabel("disk")
     if transfers:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
+        _legend(axes)
     else:
         axes.text(
             0.5, 0.5, "nothing is spilled", transform=axes.transAxes, ha="center", va="center", fontsize=9
@@ -300,19 +279,18 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
         height = (1 - ROW_GAP_SHARE) / len(bands)
         for number, band in enumerate(bands):
             place = (row - 0.5 + ROW_GAP_SHARE / 2 + number * height, height)
-            waits = [(ran.begun / unit, (ran.computing - ran.begun) / unit) for ran in band]
-            works = [(ran.computing / unit, (ran.done - ran.computing) / unit) for ran in band]
             # An edge tells wide bars from each other, and keeps the shortest from vanishing.
             wide = (len(bands) <= MOST_EDGED_BANDS and ran.done - ran.computing > short for ran in band)
             edges = ["white" if w else color for w in wide]
-            axes.broken_barh(waits, place, facecolors=color, alpha=0.35, linewidth=0)
-            axes.broken_barh(works, place, facecolors=color, edgecolors=edges, linewidth=0.5)
+            waits, works = ((r.begun, r.computing) for r in band), ((r.computing, r.done) for r in band)
+            _bars(axes, waits, place, unit, facecolors=color, alpha=0.35, linewidth=0)
+            _bars(axes, works, place, unit, facecolors=color, edgecolors=edges, linewidth=0.5)
     shown = {phase_of(name) for name in rows}
     for phase in PHASES:
         if phase in shown:
             axes.barh([0], [0], color=PHASES[phase], label=phase)
     axes.barh([0], [0], color="gray", alpha=0.35, label="paler: waits for memory,\ndisk or a thread")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
+    _legend(axes)
 
 
 def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
@@ -321,9 +299,8 @@ def _bands(units: Iterable[Ran]) -> list[list[Ran]]:
     for ran in sorted(units, key=lambda ran: ran.begun):
         band = next((band for band in bands if band[-1].done <= ran.begun), None)
         if band is None:
-            bands.append([ran])
-        else:
-            band.append(ran)
+            bands.append(band := [])
+        band.append(ran)
     return bands
 
 
@@ -331,13 +308,11 @@ def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
     """Label the rows, the first layer on top, with as many names as can be read."""
     every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
     shown = range(0, len(rows), max(every, 1))
-    axes.set_yticks(list(shown), [_short(rows[row]) for row in shown], fontsize=8, parse_math=False)
+    axes.set_yticks(
+        list(shown),
+        [shortened(printable(rows[row]), LABEL_LETTERS) for row in shown],
+        fontsize=8,
+        parse_math=False,
+    )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_ylabel("layer" if every <= 1 else f"layer (of {len(rows)}, every {every}. is named)")
-
-
-def _short(name: str) -> str:
-    """Shorten a name to ``LABEL_LETTERS``, and replace characters that cannot be drawn."""
-    name = "".join(letter if letter.isprintable() else "?" for letter in name)
-    half = (LABEL_LETTERS - 1) // 2
-    return name if len(name) <= LABEL_LETTERS else f"{name[:half]}…{name[-half:]}"

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from oocdl.errors import printable
-from oocdl.report.tables import Sheet
+from oocdl.report.tables import Sheet, shortened
 
 MOST_ROWS = 40
 """Rows of a table that are shown."""
@@ -23,24 +23,13 @@ BLUE, VERMILION = "#0072b2", "#d55e00"
 _CELL = "padding:1px 8px;text-align:"
 
 
-def shortened(text: object, letters: int = MOST_LETTERS) -> str:
-    """Return a text on one line, cut in the middle if it has more than so many letters.
-
-    >>> shortened("encoder.layers.0.attention", 15)
-    'encoder…tention'
-    """
-    line = printable(str(text))
-    half = (letters - 1) // 2
-    return line if len(line) <= letters else f"{line[:half]}…{line[-half:]}"
-
-
 def safe(text: object) -> str:
     """Return a text as HTML that shows it.
 
     >>> safe("<script>")
     '&lt;script&gt;'
     """
-    return escape(shortened(text))
+    return escape(shortened(printable(str(text)), MOST_LETTERS))
 
 
 def block(title: str, *parts: str) -> str:

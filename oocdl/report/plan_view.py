@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +24,13 @@ from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
-from oocdl.report.figure import Scene, draw
-from oocdl.report.layer_names import layer_names
+from oocdl.report.figure import Scene, draw, joined
+from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
-from oocdl.report.run_report import Report, computing_seconds, make_report
-from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, mib, text_of
+from oocdl.report.run_report import Report, make_report
+from oocdl.report.tables import Column, Sheet, block_sheet, largest, shortened, text_of
 from oocdl.report.trained_view import trained_text
+from oocdl.report.units import mib
 from oocdl.runtime.session import Held, step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -43,14 +44,24 @@ PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 
 
+def _shards(layers: Sequence[LayerFacts]) -> str:
+    """Tell how layers are cut; where they differ in that, into how many units."""
+    cuts = {layer.cuts or "1" for layer in layers}
+    return cuts.pop() if len(cuts) == 1 else f"{sum(layer.units for layer in layers)} units"
+
+
+def _seconds(layers: Sequence[LayerFacts]) -> float:
+    return sum(layer.predicted_seconds for layer in layers)
+
+
 COLUMNS = (
     Column("layer", "layer", kind="name"),
-    Column("shards", "shards", rank=1),
-    Column("unit_bytes", "unit MiB", mib, 2),
+    Column("shards", "shards", rank=1, of=_shards),
+    Column("unit_bytes", "unit MiB", mib, 2, of=largest("unit_bytes")),
     Column("read_bytes", "read MiB", mib, 3),
     Column("written_bytes", "write MiB", mib, 4),
     Column("flops", "GFLOP", lambda flops: f"{flops / 1e9:.2f}", 5),
-    Column("seconds", "seconds", "{:.4f}".format),
+    Column("seconds", "seconds", "{:.4f}".format, of=_seconds),
 )
 
 
@@ -278,36 +289,10 @@ class Plan:
 
         ``every``: a row each, however many they are.
         """
-        names, plan = self.compiled.plan.classes.names, self.compiled.plan
-        seconds = computing_seconds(self.simulated[-1:])
-        titles = [printable(self.layer_names[layer.layer.name]) for layer in self.layers]
-        rows = []
-        for label, places in blocks(titles, len(titles) if every else MOST_ROWS):
-            layers = [self.layers[at] for at in places]
-            cuts = {
-                " ".join(f"{names[c]}:{n}" for c, n in one.grid.items() if n > 1) or "1" for one in layers
-            }
-            rows.append(
-                (
-                    label,
-                    cuts.pop() if len(cuts) == 1 else f"{sum(len(one.units) for one in layers)} units",
-                    max(one.peak_bytes for one in layers),
-                    sum(one.read_bytes for one in layers),
-                    sum(one.written_bytes for one in layers),
-                    sum(one.flops for one in layers),
-                    sum(seconds[one.layer.name] for one in layers),
-                )
-            )
-        most = max(layer.peak_bytes for layer in self.layers)
-        total = (
-            f"{len(self.layers)} layers",
-            f"{plan.tasks} units",
-            most,
-            plan.read_bytes,
-            plan.written_bytes,
-        )
+        layers = layer_facts(self.compiled, self.simulated[-1:])
         title = self._title() + ("" if self.course.passes == 1 else ", of which the last")
-        return Sheet(title, COLUMNS, rows, (*total, plan.flops, sum(seconds.values())))
+        total = f"{len(layers)} layers", f"{self.compiled.plan.tasks} units"
+        return block_sheet(title, COLUMNS, layers, every, total)
 
     def budget_table(self) -> Sheet:
         """Make the table of memory: the terms of the predicted peak, and the budget."""
@@ -364,18 +349,16 @@ class Plan:
         return text_of(trained_text(self.trained), layers, *more, self.budget_table(), self.summary())
 
     def __repr__(self) -> str:
-        settings = self.settings
+        settings, model = self.settings, shortened(printable(self.model), 60)
         return (
-            f"<Plan of {html.shortened(self.model)}: {len(self.layers)} layers, {self.tasks} tasks a step of "
+            f"<Plan of {model}: {len(self.layers)} layers, {self.tasks} tasks a step of "
             f"batch {settings.batch_size}, within {settings.memory_bytes / 2**20:.0f} MiB>"
         )
 
     def _repr_html_(self) -> str:
-        budget, start = self.settings.memory_bytes, 0.0
-        points: list[tuple[float, float]] = []
-        for one in self.simulated:
-            points += [(start + at.seconds, at.resident_bytes + at.reserved_bytes) for at in one.moments]
-            start += one.seconds
+        budget = self.settings.memory_bytes
+        moments = joined(self.simulated).moments
+        points = [(at.seconds, at.resident_bytes + at.reserved_bytes) for at in moments]
         return html.block(
             f"{self._title()}: {self.seconds:.3g} s predicted",
             html.bar(

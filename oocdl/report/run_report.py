@@ -8,7 +8,7 @@ there are others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,9 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
 from oocdl.report import html
-from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, text_of
+from oocdl.report.layer_facts import computing_seconds
+from oocdl.report.tables import Column, Sheet, block_sheet, text_of
+from oocdl.report.units import counted
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
@@ -26,15 +28,35 @@ from oocdl.storage.files import write_text
 REPORT_FILE = "report.json"
 
 
+def _ratio(layers: Sequence[LayerReport]) -> float:
+    return sum(one.seconds for one in layers) / sum(one.predicted_seconds for one in layers)
+
+
 COLUMNS = (
     Column("layer", "layer", kind="name"),
     Column("units", "units", rank=4),
     Column("predicted_seconds", "predicted s", "{:.4f}".format),
     Column("seconds", "measured s", "{:.4f}".format),
-    Column("ratio", "ratio", "{:.2f}".format, 1),
+    Column("ratio", "ratio", "{:.2f}".format, 1, of=_ratio),
     Column("gather_seconds", "reading s", "{:.4f}".format, 3),
     Column("wait_seconds", "waiting s", "{:.4f}".format, 2),
 )
+
+
+TOTAL_COLUMNS = (
+    Column("what", "in total", kind="words"),
+    Column("predicted", "predicted"),
+    Column("measured", "measured"),
+    Column("ratio", "ratio", rank=1),
+)
+TOTALS = (
+    ("computing of all tasks, one after another, s", "computing", 1, 3),
+    ("a step, s", "seconds", 1, 3),
+    ("peak memory, MiB", "peak_bytes", 2**20, 0),
+    ("read from the spill, MiB", "spill_read_bytes", 2**20, 1),
+    ("written to the spill, MiB", "spill_written_bytes", 2**20, 1),
+)
+"""Rows of a whole step: words, field of ``Total``, unit, digits."""
 
 
 @dataclass(frozen=True)
@@ -85,48 +107,20 @@ class Report:
 
         ``every``: a row each, however many they are.
         """
-        counted = f"{self.steps} step{'' if self.steps == 1 else 's'}"
-        names = [layer.name for layer in self.layers]
-        rows = [
-            (label, *self._sums([self.layers[at] for at in places]))
-            for label, places in blocks(names, len(names) if every else MOST_ROWS)
-        ]
-        return Sheet(f"one step, predicted and measured (mean of {counted})", COLUMNS, rows)
-
-    def _sums(self, layers: Sequence[LayerReport]) -> tuple[float, ...]:
-        """The numbers of a row."""
-        predicted, measured = sum(one.predicted_seconds for one in layers), sum(one.seconds for one in layers)
-        gathering, waiting = (
-            sum(one.gather_seconds for one in layers),
-            sum(one.wait_seconds for one in layers),
-        )
-        units = sum(one.units for one in layers)
-        return units, predicted, measured, measured / predicted, gathering, waiting
+        title = f"one step, predicted and measured (mean of {counted(self.steps, 'step')})"
+        return block_sheet(title, COLUMNS, self.layers, every)
 
     def totals(self) -> Sheet:
         """Make the table of the whole step."""
-        columns = (
-            Column("what", "in total", kind="words"),
-            Column("predicted", "predicted"),
-            Column("measured", "measured"),
-            Column("ratio", "ratio", rank=1),
-        )
-        sums = (
-            sum(layer.predicted_seconds for layer in self.layers),
-            sum(layer.seconds for layer in self.layers),
-        )
-        before, after = self.predicted, self.measured
+        predicted, measured = asdict(self.predicted), asdict(self.measured)
+        predicted["computing"] = sum(layer.predicted_seconds for layer in self.layers)
+        measured["computing"] = sum(layer.seconds for layer in self.layers)
         rows = []
-        for name, expected, found, unit, digits in (
-            ("computing of all tasks, one after another, s", *sums, 1, 3),
-            ("a step, s", before.seconds, after.seconds, 1, 3),
-            ("peak memory, MiB", before.peak_bytes, after.peak_bytes, 2**20, 0),
-            ("read from the spill, MiB", before.spill_read_bytes, after.spill_read_bytes, 2**20, 1),
-            ("written to the spill, MiB", before.spill_written_bytes, after.spill_written_bytes, 2**20, 1),
-        ):
-            ratio = f"{found / expected:.2f}" if expected else ""
-            rows.append((name, f"{expected / unit:.{digits}f}", f"{found / unit:.{digits}f}", ratio))
-        return Sheet("", columns, rows)
+        for name, key, unit, digits in TOTALS:
+            before, after = predicted[key], measured[key]
+            ratio = f"{after / before:.2f}" if before else ""
+            rows.append((name, f"{before / unit:.{digits}f}", f"{after / unit:.{digits}f}", ratio))
+        return Sheet("", TOTAL_COLUMNS, rows)
 
     def __str__(self) -> str:
         return text_of(self.table(), self.totals())
@@ -140,16 +134,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return html.block("predicted and measured", html.table(self.totals()), html.table(self.table()))
-
-
-def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
-    """Return the predicted seconds of all tasks of each layer, in the order in which layers begin."""
-    found: dict[str, float] = {}
-    for one in simulated:
-        for ran in sorted(one.units, key=lambda ran: ran.position):
-            layer = ran.key.layer
-            found[layer] = found.get(layer, 0.0) + ran.done - ran.computing
-    return found
 
 
 def make_report(

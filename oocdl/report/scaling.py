@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report import html
 from oocdl.report.figure import empty_figure, picture_path, written
-from oocdl.report.tables import Column, Sheet, text_of
+from oocdl.report.tables import Column, Sheet, shortened, text_of
 
 SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
 """Told apart by colour-blind eyes, and by their dashes."""
@@ -74,7 +75,7 @@ class Scaling:
 
     def __repr__(self) -> str:
         hosts = ", ".join(str(row.hosts) for row in self.rows)
-        return f"<Scaling of {html.shortened(self.title)}: {html.shortened(hosts)} hosts>"
+        return f"<Scaling of {shortened(printable(self.title), 60)}: {shortened(hosts, 60)} hosts>"
 
     def _repr_html_(self) -> str:
         return html.block("", html.table(self.table()), f"<p>{html.safe(CERTAINTY)}</p>")
@@ -96,13 +97,9 @@ class Scaling:
         axes.plot(hosts, speedups, color=SIMULATED_COLOR, marker="o", label="simulated")
         for row in self.rows:
             axes.annotate(
-                row.limit,
-                (row.hosts, row.speedup),
-                xytext=(0, -14),
-                textcoords="offset points",
-                fontsize=8,
-                ha="center",
-            )
+                row.limit, (row.hosts, row.speedup), xytext=(0, -14), textcoords="offset points",
+                fontsize=8, ha="center",
+            )  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(hosts, [str(count) for count in hosts])

@@ -1,13 +1,13 @@
 """Tables that follow the width they are printed at: names are shortened, and what matters least goes first.
 
->>> columns = (Column("layer", "layer", kind="name"), Column("bytes", "MiB", mib, 1), Column("flops", "FLOP"))
->>> print(text_of(Sheet("", columns, [("encoder.block1.conv", 3 << 20, 1234)]), columns=22))
+>>> columns = (Column("layer", "layer", kind="name"), Column("n", "n", rank=1), Column("flops", "FLOP"))
+>>> print(text_of(Sheet("", columns, [("encoder.block1.conv", 3, 1234)]), columns=22))
 ┏━━━━━━━━━━━━━┳━━━━━━┓
 ┃ layer       ┃ FLOP ┃
 ┡━━━━━━━━━━━━━╇━━━━━━┩
 │ encod….conv │ 1234 │
 └─────────────┴──────┘
-no room for: MiB
+no room for: n
 <BLANKLINE>
 """
 
@@ -37,11 +37,6 @@ NARROWEST = 8
 """No column is made narrower."""
 
 
-def mib(nbytes: float) -> str:
-    """Write bytes as MiB, for a column that says so."""
-    return f"{nbytes / 2**20:.1f}"
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of a ``Sheet``."""
@@ -54,6 +49,17 @@ class Column:
     """Where there is no room, the columns of the highest rank go first; those of rank 0 stay."""
     kind: Literal["name", "words", "number"] = "number"
     """Names are shortened in the middle, words are wrapped, numbers stay as they are."""
+    of: Callable[[Sequence[Any]], Any] | None = None
+    """Makes the value of a row of several records; None: the sum of their values."""
+
+    def value(self, records: Sequence[Any]) -> Any:
+        """Return the value of a row of some records."""
+        return self.of(records) if self.of else sum(getattr(record, self.key) for record in records)
+
+
+def largest(key: str) -> Callable[[Sequence[Any]], Any]:
+    """Make the value of a column that is the largest of its records'."""
+    return lambda records: max(getattr(record, key) for record in records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +182,26 @@ def sparkline(numbers: Sequence[float], most: int) -> str:
     low, high = min(means, default=0.0), max(means, default=0.0)
     levels = len(BARS) - 1
     return "".join(BARS[round((mean - low) / (high - low) * levels) if high > low else 0] for mean in means)
+
+
+def block_sheet(
+    title: str,
+    columns: Sequence[Column],
+    records: Sequence[Any],
+    every: bool = False,
+    total: Sequence[str] = (),
+) -> Sheet:
+    """Make a table of records that have a ``name``: a row each, or of many one for each block.
+
+    ``every``: a row each, however many they are. ``total``: how a last row begins, which sums up all of them.
+    """
+    names = [printable(record.name) for record in records]
+    rows = [
+        (label, *(column.value([records[at] for at in places]) for column in columns[1:]))
+        for label, places in blocks(names, len(names) if every else MOST_ROWS)
+    ]
+    sums = (*total, *(column.value(records) for column in columns[len(total) :])) if total else None
+    return Sheet(title, columns, rows, sums)
 
 
 def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[int]]]:

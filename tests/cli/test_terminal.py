@@ -120,7 +120,7 @@ def test_every_verb_with_tables_prints_data_too(
 def test_layers_are_grouped_unless_all_are_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oocdl.report.plan_view.MOST_ROWS", 10)
+    monkeypatch.setattr("oocdl.report.tables.MOST_ROWS", 10)
     what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY)
     grouped, every = run(capsys, *what)[1], run(capsys, *what, "--all")[1]
     assert "│ down2 × 2 " in grouped, grouped

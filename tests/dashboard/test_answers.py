@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from oocdl.dashboard import answers
-from oocdl.dashboard.facts import LayerFacts, PassFacts, RunFacts
+from oocdl.dashboard.facts import PassFacts, RunFacts
 from oocdl.dashboard.series import Table
 from oocdl.dashboard.view import Lane, LastPass, View
+from oocdl.report.layer_facts import LayerFacts
 
 LAYER = LayerFacts(
     name="conv", phase="forward", units=1, cuts="", shape="", operators="Conv", unit_bytes=0, read_bytes=0,

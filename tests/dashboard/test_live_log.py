@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from oocdl.dashboard import live_log
-from oocdl.dashboard.facts import LayerFacts, PassFacts, RunFacts, read_facts
+from oocdl.dashboard.facts import PassFacts, RunFacts, read_facts
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.dashboard.tail import Tail
 from oocdl.dashboard.view import View
@@ -31,6 +31,7 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
+from oocdl.report.layer_facts import LayerFacts
 
 
 def layer(name: str, phase: str = "forward", **more: Any) -> LayerFacts:

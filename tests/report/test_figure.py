@@ -19,7 +19,8 @@ from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
 from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, PHASES, Scene, draw, figure_of, highest
-from oocdl.report.layer_names import layer_names
+from oocdl.report.layer_facts import layer_names
+from oocdl.report.tables import shortened
 from tests.kit import nets
 
 MIB = 1 << 20
@@ -69,7 +70,7 @@ def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
     )
     above, below, disk = figure.axes
     assert [label.get_text() for label in below.get_yticklabels()] == [
-        picture._short(layer.layer.name) for layer in plan.layers
+        shortened(layer.layer.name, LABEL_LETTERS) for layer in plan.layers
     ]
     assert above.get_xlim() == below.get_xlim() == disk.get_xlim()
     assert "ms" in disk.get_xlabel() and "GiB" in above.get_ylabel()
@@ -115,13 +116,19 @@ def test_passes_follow_each_other() -> None:
     assert max(right for _, right, _, _ in bars(below)) == 12
 
 
-def test_labels_are_thinned_out_and_shortened() -> None:
+def test_labels_are_thinned_out() -> None:
     _, below, _ = figure_of(scene(layers=400)).axes
     shown = below.get_yticks()
     assert 30 < len(shown) < 80 and len(set(shown[1:] - shown[:-1])) == 1
     assert "of 400" in below.get_ylabel()
-    assert picture._short("x" * 50) == "x" * 16 + "…" + "x" * 16 and LABEL_LETTERS > 32
-    assert picture._short("a\x1b[0m\nb") == "a?[0m?b"
+    assert LABEL_LETTERS > 32
+
+
+def test_names_of_layers_are_shortened_and_harmless() -> None:
+    labels = {"layer0": "x" * 50, "layer1": "a\x1b[0m\nb"}
+    _, below, _ = figure_of(replace(scene(), labels=labels)).axes
+    shown = [label.get_text() for label in below.get_yticklabels()]
+    assert shown == ["x" * 16 + "…" + "x" * 16, "a\\x1b[0m\\nb", "layer2"]
 
 
 def test_parts_of_a_pass_are_told_apart_by_colour_and_said() -> None:

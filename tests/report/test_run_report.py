@@ -16,7 +16,8 @@ from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.timeline import Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
-from oocdl.report.run_report import computing_seconds, make_report, read_report
+from oocdl.report.layer_facts import computing_seconds
+from oocdl.report.run_report import make_report, read_report
 from oocdl.report.tables import MOST_ROWS
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed

@@ -13,11 +13,11 @@ from bokeh.models import CustomJS, FactorRange, LinearColorMapper
 from bokeh.models.annotations import ColorBar
 from bokeh.models.widgets.tables import DataTable, NumberFormatter, StringFormatter, TableColumn
 
-from oocdl.dashboard.facts import LayerFacts
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.step_panels import about
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import View
+from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.tables import shortened
 from oocdl.report.units import size_text
 

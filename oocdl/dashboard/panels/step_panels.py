@@ -10,10 +10,11 @@ from bokeh.models import FactorRange, LinearColorMapper, Range1d
 from bokeh.models.annotations import BoxAnnotation, Label
 
 from oocdl.dashboard.answers import thread_shares
-from oocdl.dashboard.facts import NO_LAYER, LayerFacts
+from oocdl.dashboard.facts import NO_LAYER
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import LastPass, View
+from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
 
 SHARDS_SHOWN = 48

@@ -1,0 +1,133 @@
+"""What is known of each layer of a pass, for all who show one: tables, reports, pictures and pages.
+
+In a plan, a report, a trace and on the page a layer has one name, by modules of the network or nodes of its
+file: "encoder.0.conv" forward, "grad/encoder.0.conv" backward, "update/encoder.0.conv.weight" where a weight
+is updated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.partition.storage_cut import Layer
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.simulation.timeline import Simulated
+
+LOSS, WEIGHTS = "loss", "weights"
+"""What layers are called that compute nothing of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
+
+    name: str
+    """As in plans, reports and traces."""
+    phase: str
+    """"forward", "backward" or "update"."""
+    units: int
+    cuts: str
+    """Such as "batch:2 space0:4"; empty where it is whole."""
+    shape: str
+    """Shape of the first value that it makes."""
+    operators: str
+    unit_bytes: int
+    """Memory of its largest unit."""
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    predicted_seconds: float
+    sources: tuple[int, ...]
+    """Indexes of the layers of which it reads something."""
+
+
+def layer_facts(compiled: CompiledPass, simulated: Iterable[Simulated]) -> tuple[LayerFacts, ...]:
+    """Gather the facts of a pass's layers, in order; ``simulated``: the pass, if a step has one of it."""
+    plan, names, seconds = compiled.plan, layer_names(compiled), computing_seconds(simulated)
+    maker: dict[str, int] = {}
+    layers = []
+    for index, planned in enumerate(plan.layers):
+        layer = planned.layer
+        made = (*layer.stores, *layer.partials)
+        sources = dict.fromkeys(maker[name] for name in layer.reads if name in maker)
+        maker |= dict.fromkeys(made, index)
+        layers.append(
+            LayerFacts(
+                name=names[layer.name],
+                phase=phase_of(layer.name),
+                units=len(planned.units),
+                cuts=" ".join(f"{plan.classes.names[c]}:{n}" for c, n in planned.grid.items() if n > 1),
+                shape=" × ".join(map(str, plan.factored.shapes[made[0]])) if made else "",
+                operators=", ".join(dict.fromkeys(cell.node.op for cell in layer.cells)),
+                unit_bytes=planned.peak_bytes,
+                read_bytes=planned.read_bytes,
+                written_bytes=planned.written_bytes,
+                flops=planned.flops,
+                predicted_seconds=seconds.get(layer.name, 0.0),
+                sources=tuple(sources),
+            )
+        )
+    return tuple(layers)
+
+
+def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
+    """Return the predicted seconds of all tasks of each layer, in the order in which layers begin."""
+    seconds: dict[str, float] = {}
+    for one in simulated:
+        for ran in sorted(one.units, key=lambda ran: ran.position):
+            layer = ran.key.layer
+            seconds[layer] = seconds.get(layer, 0.0) + ran.done - ran.computing
+    return seconds
+
+
+def phase_of(layer: str) -> str:
+    """Return the part of a pass that a layer belongs to, by its name in the plan.
+
+    >>> phase_of("grad/down1.conv1"), phase_of("down1.conv1")
+    ('backward', 'forward')
+    """
+    return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
+
+
+def layer_names(compiled: CompiledPass) -> dict[str, str]:
+    """Return layer -> its name, which no two have; from the second of a name on they are numbered."""
+    model = compiled.imported.graph
+    known = {_root(node.name) for node in model.nodes} | compiled.imported.modules.keys()
+    weights = {name for name, value in model.values.items() if value.role in (Role.WEIGHT, Role.STATE)}
+    seen: Counter[str] = Counter()
+    names = {}
+    for planned in compiled.plan.layers:
+        name = _name(planned.layer, known, weights, compiled.imported.modules)
+        seen[name] += 1
+        names[planned.layer.name] = name if seen[name] == 1 else f"{name} {seen[name]}"
+    return names
+
+
+def _name(layer: Layer, known: Set[str], weights: Set[str], modules: Mapping[str, str]) -> str:
+    phase, slash, rest = layer.name.partition("/")
+    if phase == "update" and slash:
+        return f"update/{rest if rest in weights else WEIGHTS}"
+    part, name = ("grad/", rest) if phase == "grad" and slash else ("", layer.name)
+    if name in weights:
+        return f"{part}{name}"
+    node = _node(name, known)
+    if node is not None:
+        return f"{part}{modules.get(node) or (name if node == _root(name) else node)}"
+    own = [node for cell in layer.cells if (node := _node(cell.node.name, known)) is not None]
+    return f"{part}{modules.get(own[-1], own[-1])}, {LOSS}" if own else f"{part}{LOSS}"
+
+
+def _node(name: str, known: Set[str]) -> str | None:
+    """The node of the file that a node is of, which may be lowered to several; None if it is of none."""
+    while name:
+        if name in known:
+            return name
+        name = name.rpartition("/")[0]
+    return None
+
+
+def _root(name: str) -> str:
+    return name.partition("/")[0]
