@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oocdl.cli.info import read_model
+from oocdl.cli.run_info import array_data
 from oocdl.engines.engine import resolve
 from oocdl.graph.onnx.bodies import every_node
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -40,7 +38,7 @@ def data_of(what: str, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
         return {"kind": "search", "folder": str(path), "trials": Search(path).table}
     if path.suffix.lower() == ".onnx":
         return _model(inspect_onnx(path), dims or {})
-    return {"kind": "dataset", "arrays": _arrays(open_dataset(what).arrays)}
+    return {"kind": "dataset", "arrays": array_data(open_dataset(what).arrays)}
 
 
 def machine_data(engine: str, again: bool = False) -> dict[str, Any]:
@@ -82,8 +80,8 @@ def _run(run: Run) -> dict[str, Any]:
             for name in losses
         },
         "settings": run.settings.stored(),
-        "weights": _arrays(run.weights),
-        "kept": _arrays(run.kept),
+        "weights": array_data(run.weights),
+        "kept": array_data(run.kept),
     }
 
 
@@ -112,15 +110,3 @@ def _model(model: OnnxModel, dims: Mapping[str, int]) -> dict[str, Any]:
             for one in tensors
         ],
     }
-
-
-def _arrays(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "shape": list(array.shape),
-            "dtype": str(np.dtype(array.dtype)),
-            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
-        }
-        for name, array in arrays.items()
-    ]

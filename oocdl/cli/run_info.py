@@ -14,7 +14,7 @@ from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
 from oocdl.report.search_view import value_text
-from oocdl.report.tables import MOST_ROWS, Column, Sheet, blocks, key_values, sparkline
+from oocdl.report.tables import Column, Sheet, blocks, key_values, sparkline
 from oocdl.report.units import counted, duration, shape_text, size_text
 from oocdl.training.run import Run
 
@@ -111,24 +111,19 @@ def module_table(arrays: Mapping[str, Any]) -> Sheet:
         Column("parameters", "parameters", "{:,}".format, rank=1),
         Column("nbytes", "size", size_text),
     )
-    modules: dict[str, list[str]] = {}
-    for name in arrays:
-        modules.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    modules: dict[str, list[dict[str, Any]]] = {}
+    for row in array_data(arrays):
+        modules.setdefault(row["name"].rpartition(".")[0] or row["name"], []).append(row)
     names = list(modules)
-    rows = []
-    for label, places in blocks(names, MOST_ROWS):
-        inside = [name for at in places for name in modules[names[at]]]
-        counts = [prod(arrays[name].shape) for name in inside]
-        sizes = [n * np.dtype(arrays[name].dtype).itemsize for n, name in zip(counts, inside, strict=True)]
-        one = len(places) == 1
-        tensors = ", ".join(name.rpartition(".")[2] for name in inside) if one else f"{len(inside)} tensors"
-        rows.append((label, tensors, sum(counts), sum(sizes)))
-    total = (
-        f"{counted(len(arrays), 'tensor')}",
-        "",
-        sum(row[2] for row in rows),
-        sum(row[3] for row in rows),
-    )
+    rows: list[tuple[str, str, int, int]] = []
+    for label, places in blocks(names):
+        inside = [row for at in places for row in modules[names[at]]]
+        tensors = ", ".join(row["name"].rpartition(".")[2] for row in inside)
+        if len(places) > 1:
+            tensors = counted(len(inside), "tensor")
+        parameters = sum(prod(row["shape"]) for row in inside)
+        rows.append((label, tensors, parameters, sum(row["nbytes"] for row in inside)))
+    total = (counted(len(arrays), "tensor"), "", sum(row[2] for row in rows), sum(row[3] for row in rows))
     return Sheet("weights (each of them: --all)", columns, rows, total)
 
 
@@ -140,8 +135,17 @@ def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
         Column("dtype", "type", rank=1),
         Column("nbytes", "size", size_text),
     )
-    rows = [
-        (name, array.shape, np.dtype(array.dtype), prod(array.shape) * np.dtype(array.dtype).itemsize)
+    return Sheet(title, columns, [tuple(row.values()) for row in array_data(arrays)])
+
+
+def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return name, shape, type and size of arrays as plain data."""
+    return [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "dtype": str(np.dtype(array.dtype)),
+            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
+        }
         for name, array in arrays.items()
     ]
-    return Sheet(title, columns, rows)

@@ -24,6 +24,13 @@ DISK_BOUND_SHARE = 0.6
 """Share of the disk's measured rate at which the disk is said to limit the run."""
 BUSY_SHARE, OTHERS_SHARE = 0.9, 0.2
 """Other processes hold the cores where so much of all is busy, and so much of it by others than the run."""
+WAITS = {
+    "memory": "threads wait for memory: a larger memory= helps",
+    "disk": "threads read and write: a larger memory= or a faster spill= helps",
+    "network": "workers wait for each other: fewer of them, or a faster network",
+    "compute": "threads wait for each other",
+}
+"""What threads wait for -> what that means, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,8 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     source = "predicted" if not seconds.size else "measured"
     silent = at - last_told(view)
     if silent > max(SILENT_SECONDS, 5 * mean):
-        return Answer(
-            "silent", f"nothing was told for {clock_time(silent)}; {done} of {total} steps are done", "bad"
-        )
+        told = f"nothing was told for {clock_time(silent)}"
+        return Answer("silent", f"{told}; {done} of {total} steps are done", "bad")
     return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {mean:.2f} s a step ({source})")
 
 
@@ -176,9 +182,8 @@ def bottleneck(view: View) -> Answer:
     rate = "" if measured else " by a nominal rate (oocdl info --machine measures it)"
     text = f"processors compute {computing:.0%} of the time, the disk moves {disk:.0%} of what it can{rate}"
     if others > OTHERS_SHARE:
-        return Answer(
-            "other processes", f"they hold {others:.0%} of the cores, and none is idle; {text}", "bad"
-        )
+        held = f"they hold {others:.0%} of the cores, and none is idle"
+        return Answer("other processes", f"{held}; {text}", "bad")
     if disk > DISK_BOUND_SHARE and disk > computing:
         return Answer("disk", f"{text}; more memory= or a faster spill= helps")
     if computing > 0.7:
@@ -187,22 +192,12 @@ def bottleneck(view: View) -> Answer:
     waits["network" if processes > 1 else "compute"] = shares["nothing to do"] + shares["permit"]
     worst = max(waits, key=lambda name: waits[name])
     if worst == "disk" and disk < DISK_BOUND_SHARE / 2:
-        return Answer(
-            "slow disk" if disk > 0.01 else "slow dataset",
-            f"threads read and write {waits[worst]:.0%} of the time; {text}; "
-            + (
-                "it is slower than that now, or others use it"
-                if disk > 0.01
-                else "what they read is the data"
-            ),
-        )
-    help_ = {
-        "memory": "threads wait for memory: a larger memory= helps",
-        "disk": "threads read and write: a larger memory= or a faster spill= helps",
-        "network": "workers wait for each other: fewer of them, or a faster network",
-        "compute": "threads wait for each other",
-    }[worst]
-    return Answer(worst, f"{text}; {help_}")
+        # Where the spill moves next to nothing, what is read is the data.
+        of_data = disk <= 0.01
+        cause = "what they read is the data" if of_data else "it is slower than that now, or others use it"
+        waited = f"threads read and write {waits[worst]:.0%} of the time"
+        return Answer("slow dataset" if of_data else "slow disk", f"{waited}; {text}; {cause}")
+    return Answer(worst, f"{text}; {WAITS[worst]}")
 
 
 def worst_layer(view: View) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bokeh.application import Application
@@ -15,7 +16,6 @@ from distributed import Scheduler
 from distributed.dashboard.components.scheduler import env
 from distributed.dashboard.scheduler import template_variables
 
-from oocdl.dashboard.dask_plugin import PAGE, RunOnPage, dask_pages
 from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 
@@ -27,14 +27,16 @@ LAST_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-def look(run: RunOnPage) -> None:
-    """Give a run its view."""
-    run.shown = Shown(View(run.folder), logger.warning)
+def look(folder: Path) -> Shown:
+    """Return what shows the run in a folder."""
+    return Shown(View(folder), logger.warning)
 
 
-def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[], None]:
-    """Add the page to the dashboard of a scheduler; returns what takes it away."""
-    dask = dask_pages(scheduler)
+def add(scheduler: Scheduler, dask: Any, name: str, newest: Callable[[], Shown | None]) -> Callable[[], None]:
+    """Add the page to the dashboard of a scheduler, whose own pages ``dask`` serves.
+
+    ``name``: the last part of its address, and its word in the navigation bar. Returns what takes it away.
+    """
     known: dict[str, Any] = template_variables(scheduler)  # one for all pages, read whenever one is loaded
 
     def document(made: Document) -> None:
@@ -48,7 +50,7 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
 
     origins = list(dask.websocket_origins)
     application = Pages(
-        {f"/{PAGE}": Application(FunctionHandler(document))},
+        {f"/{name}": Application(FunctionHandler(document))},
         prefix=dask.prefix,
         use_index=False,
         extra_websocket_origins=origins,
@@ -59,11 +61,11 @@ def add(scheduler: Scheduler, newest: Callable[[], Shown | None]) -> Callable[[]
     application.initialize(scheduler.loop)
     application.start()
     scheduler.http_application.add_application(application)
-    known["pages"].insert(0, PAGE)
+    known["pages"].insert(0, name)
 
     def remove() -> None:
         # A scheduler that closes has taken them away itself.
-        for pages, one in ((known["pages"], PAGE), (scheduler.http_application.applications, application)):
+        for pages, one in ((known["pages"], name), (scheduler.http_application.applications, application)):
             if one in pages:
                 pages.remove(one)
         # Browsers get what was last before. This is the event loop, which cannot be waited for.

@@ -65,9 +65,10 @@ class Pages(SchedulerPlugin):
         """Show a run."""
         self.runs[run] = one
         if not one.is_copy:
-            self._page_module().look(one)
+            one.shown = self._page_module().look(one.folder)
         if self.page is None:
-            self.page = self._page_module().add(self.scheduler, self.newest)
+            add = self._page_module().add
+            self.page = add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest)
             self.reader = asyncio.create_task(self._read())
             self.forget_metrics = metrics.register(self._views)
 
@@ -85,7 +86,7 @@ class Pages(SchedulerPlugin):
         one = self.runs[run]
         await asyncio.to_thread(write, one.folder, pieces)
         if one.shown is None:
-            self._page_module().look(one)
+            one.shown = self._page_module().look(one.folder)
 
     async def end(self, run: str) -> None:
         """Show a run no longer; browsers that look at it keep what they have."""

@@ -1,12 +1,15 @@
-"""The page of a run: a head with four answers, and tabs."""
+"""The page of a run: a head with four answers, and tabs; live in a browser, or as one HTML file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from bokeh.core.templates import get_env
+from bokeh.embed import file_html
 from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
 from bokeh.models.ui import UIElement
+from bokeh.resources import INLINE
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.header import Header
@@ -18,6 +21,7 @@ from oocdl.dashboard.panels.step_panels import StepMap, Timeline
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.panels.words import Log, Settings
 from oocdl.dashboard.view import View
+from oocdl.storage.files import reporting, write_text
 
 # Texts: a model could be part of a single browser's document only.
 TABS = f""".bk-tab {{ font-family: {style.FONT}; font-size: 13px; color: {style.INK_CSS}; padding: 6px 12px;
@@ -92,15 +96,6 @@ class Page:
         self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[PAGE])
         self._show(self._active())
 
-    def whole(self, tables: str) -> None:
-        """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
-        self._show(*self._tabs)
-        report = TabPanel(
-            title="Report",
-            child=style.card(style.html(tables, color=style.INK_CSS), stylesheets=[style.SCROLLED]),
-        )
-        self._chosen.tabs = [*self._chosen.tabs, report]
-
     def _turned(self, _attr: str, old: int, _new: int) -> None:
         self._show(self._active())
         self._tabs[old].close()
@@ -121,3 +116,28 @@ class Page:
         self._header.update(self._view)
         for tab in tabs:
             tab.show(self._view)
+
+    def whole(self, tables: str) -> LayoutDOM:
+        """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
+        self._show(*self._tabs)
+        words = style.html(tables, color=style.INK_CSS)
+        report = TabPanel(title="Report", child=style.card(words, stylesheets=[style.SCROLLED]))
+        self._chosen.tabs = [*self._chosen.tabs, report]
+        for model in self.root.references():
+            if style.CONTROL in model.tags:
+                model.update(visible=False)  # there is no server that would do what it asks for
+        return self.root
+
+
+def write(run: Path, target: Path, tables: str) -> None:
+    """Write the page of a run as one HTML file with everything in it: no server, no network.
+
+    ``tables`` is HTML to show with it, whose names are escaped. Raises StoreError where there is no run or
+    ``target`` cannot be written.
+    """
+    view = View(run)
+    view.refresh()
+    root, title = Page(view).whole(tables), f"oocdl: {run.name}"
+    text = file_html(root, INLINE, title, template=TEMPLATE, suppress_callback_warning=True)
+    with reporting(target):
+        write_text(target, text)

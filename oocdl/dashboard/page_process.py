@@ -74,8 +74,8 @@ def serve(run: Path, port: int, tell: Callable[[str], None], allowed: Sequence[s
 
 
 def write_report(run: Path, target: Path, tables: str) -> None:
-    """Write the page of a run as one HTML file: see `oocdl/dashboard/report_page.py`."""
-    importlib.import_module("oocdl.dashboard.report_page").write(run, target, tables)
+    """Write the page of a run as one HTML file: see `oocdl/dashboard/page.py`."""
+    importlib.import_module("oocdl.dashboard.page").write(run, target, tables)
 
 
 def _first_line(stream: IO[bytes]) -> str:

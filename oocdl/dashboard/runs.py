@@ -13,9 +13,10 @@ from bokeh.models.ui import UIElement
 from oocdl.dashboard.answers import learning, remaining
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.words import in_words
-from oocdl.dashboard.series import smoothed, thinned
+from oocdl.dashboard.series import thinned
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, StoreError
+from oocdl.report.history_view import smoothed
 
 MOST_DEPTH = 3
 """Folders in folders that are looked into."""

@@ -100,17 +100,19 @@ class View:
 
     def refresh(self) -> bool:
         """Read what is new; whether there is anything."""
-        found = [
-            self._read_facts(),
-            self._read_steps(),
-            self._read_resources(),
-            self._read_notes(),
-            self._read_now(),
-            self._read_last_pass(),
-            self._read_pictures(),
-        ]
-        self.version += any(found)
-        return any(found)
+        news = [self._read_steps(), self._read_resources(), self._read_notes()]
+        for name, take in (
+            (FACTS, self._take_facts),
+            (NOW, self._take_now),
+            (LAST_PASS, self._take_last_pass),
+            (PICTURES, self._take_pictures),
+        ):
+            data = self._changed(name)
+            if data is not None:
+                take(data)
+                news.append(True)
+        self.version += any(news)
+        return any(news)
 
     # --- files -----------------------------------------------------------------------------
 
@@ -128,17 +130,10 @@ class View:
         self._marks[name] = mark
         return data
 
-    def _read_facts(self) -> bool:
-        data = self._changed(FACTS)
-        if data is None:
-            return False
+    def _take_facts(self, data: bytes) -> None:
         self.facts, self.last_pass = read_facts(data.decode()), None
-        return True
 
-    def _read_now(self) -> bool:
-        data = self._changed(NOW)
-        if data is None:
-            return False
+    def _take_now(self, data: bytes) -> None:
         words = json.loads(data)
         self.now = Now(
             at_seconds=words["at"],
@@ -149,26 +144,22 @@ class View:
             phases=np.frombuffer(base64.b64decode(words["phases"]), np.uint8),
             processes=tuple(words["processes"]),
         )
-        return True
 
-    def _read_last_pass(self) -> bool:
-        data = self._changed(LAST_PASS)
-        if data is None or self.facts is None:
-            return False
+    def _take_last_pass(self, data: bytes) -> None:
         with np.load(io.BytesIO(data)) as arrays:
             names, plans = arrays["names"].tolist(), arrays["plans"].tolist()
             spent = arrays["spent"] if "spent" in arrays and arrays["spent"].size else None
-            found = [
-                (name, plan, arrays[f"numbers{i}"], arrays[f"times{i}"], arrays[f"threads{i}"])
-                for i, (name, plan) in enumerate(zip(names, plans, strict=True))
+            processes = [
+                (name, *(arrays[f"{key}{at}"] for key in ("numbers", "times", "threads")))
+                for at, name in enumerate(names)
+                if plans[at] == plans[0]
             ]
-        plan_id = plans[0]
-        facts = self.facts.passes.get(plan_id)
+        facts = None if self.facts is None else self.facts.passes.get(plans[0])
         if facts is None:
-            return False
+            return
         layer_of = np.array(facts.layer_of)
-        began = min(float(times[:, 0].min()) for _, _, _, times, _ in found if times.size)
-        ended = max(float(times[:, -1].max()) for _, _, _, times, _ in found if times.size)
+        began = min(float(times[:, 0].min()) for _, _, times, _ in processes if times.size)
+        ended = max(float(times[:, -1].max()) for _, _, times, _ in processes if times.size)
         lanes = [
             Lane(
                 process=name,
@@ -176,18 +167,13 @@ class View:
                 layers=layer_of[numbers[threads == thread]],
                 times=times[threads == thread] - began,
             )
-            for name, plan, numbers, times, threads in found
-            if plan == plan_id
+            for name, numbers, times, threads in processes
             for thread in np.unique(threads)
         ]
-        self.last_pass = LastPass(plan_id=plan_id, seconds=ended - began, lanes=tuple(lanes), spent=spent)
-        return True
+        self.last_pass = LastPass(plan_id=plans[0], seconds=ended - began, lanes=tuple(lanes), spent=spent)
 
-    def _read_pictures(self) -> bool:
-        data = self._changed(PICTURES)
-        if data is not None:
-            self.pictures = unpacked(data)
-        return data is not None
+    def _take_pictures(self, data: bytes) -> None:
+        self.pictures = unpacked(data)
 
     def _read_steps(self) -> bool:
         history, live = self._history.read(), self._rows.read()
@@ -198,15 +184,12 @@ class View:
         if self._rows.again or history:
             # Rows since the last commit may have come into the history, or were rolled back.
             self.steps.cut(self._committed)
-            live = live if self._rows.again else self._all_rows()
+            live = live if self._rows.again else Tail(self._live / STEPS).read()
         self._add_steps(history)
         self._committed = len(self.steps) if history else self._committed
         last = self.steps["step"][-1] if len(self.steps) else 0
         self._add_steps([row for row in live if row.get("step", 0) > last])
         return bool(history or live or again)
-
-    def _all_rows(self) -> list[dict[str, Any]]:
-        return Tail(self._live / STEPS).read()
 
     def _add_steps(self, rows: list[dict[str, Any]]) -> None:
         total = float(self.steps["train_seconds"][-1]) if len(self.steps) else 0.0

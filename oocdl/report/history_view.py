@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from oocdl.errors import InputError
 from oocdl.host.optional import needed
 from oocdl.report.figure import OKABE_ITO, empty_figure, picture_path, written
@@ -34,11 +37,13 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
     figure = empty_figure(9.0, 6.5)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
     steps = [row["step"] for row in rows]
+    keep = 1 - 1 / max(SMOOTH_STEPS, SMOOTH_SHARE * len(rows))
     names = [name for name in rows[-1] if name.split("/")[0] == "loss"]
     for name, color in zip(names, OKABE_ITO * len(names), strict=False):
-        losses = [row.get(name, float("nan")) for row in rows]
+        losses = np.array([row.get(name, np.nan) for row in rows], float)
         above.plot(steps, losses, color=color, linewidth=0.8, alpha=0.35, marker="." if len(rows) < 2 else "")
-        above.plot(steps, _smoothed(losses), color=color, linewidth=2, label=name)
+        bold = np.where(np.isnan(losses), np.nan, smoothed(losses, keep))
+        above.plot(steps, bold, color=color, linewidth=2, label=name)
     for axes, name, label in ((middle, "lr", "learning rate"), (below, "seconds", "s a step")):
         axes.plot(steps, [row[name] for row in rows], color="#444444", linewidth=1)
         axes.set_ylim(bottom=0)
@@ -55,12 +60,18 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
     return written(figure, target)
 
 
-def _smoothed(losses: Sequence[float]) -> list[float]:
-    """A mean that forgets, without the pull of where it began."""
-    keep = 1 - 1 / max(SMOOTH_STEPS, SMOOTH_SHARE * len(losses))
-    total = weight = 0.0
-    found = []
-    for loss in losses:
-        total, weight = keep * total + loss, keep * weight + 1
-        found.append(total / weight)
-    return found
+def smoothed(values: npt.NDArray[np.float64], weight: float) -> npt.NDArray[np.float64]:
+    """An exponential moving average, without the bias to zero of its first values.
+
+    ``weight`` in [0, 1) is that of the past. NaN counts as nothing. The correction is that of Adam (Kingma
+    and Ba, 2015, section 3).
+    """
+    if weight == 0 or not values.size:
+        return values.copy()
+    out, total, share = np.empty_like(values), 0.0, 0.0
+    for index, value in enumerate(values.tolist()):
+        if value == value:
+            total = weight * total + (1 - weight) * value
+            share = weight * share + (1 - weight)
+        out[index] = total / share if share else np.nan
+    return out

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -73,10 +73,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:  # at once: reading and planning may take a while
-            self.bar = self._live(transient=True)
-            self.bar.add_task("planning ..", total=None)
-            self.bar.start()
-            self.bar.refresh()
+            self._begin("planning ..", None, transient=True)
         return self
 
     def __exit__(
@@ -131,20 +128,17 @@ class Progress:
         if event.plan is not None and event.done < event.steps:
             self._print(trained_text(event.plan.trained))
         if self.console.is_terminal and event.done < event.steps:
-            self.bar = self._live()
-            self.bar.add_task("the first step ..", total=event.steps, completed=event.done)
-            self.bar.start()
-            self.bar.refresh()
+            self._begin("the first step ..", event.steps, event.done)
 
-    def _live(self, transient: bool = False) -> Bar:
-        """A line that is written over; a ``transient`` one does not stay."""
-        words = TextColumn(
-            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
-        )
-        columns: list[ProgressColumn] = (
-            [BarColumn(BAR_COLUMNS), words] if self._has_bar and not transient else [words]
-        )
-        return Bar(*columns, console=self.console, auto_refresh=False, transient=transient)
+    def _begin(self, text: str, steps: int | None, done: int = 0, transient: bool = False) -> None:
+        """Begin a line that is written over; a ``transient`` one does not stay."""
+        place = Column(no_wrap=True, overflow="ellipsis")
+        words = TextColumn("{task.description}", markup=False, table_column=place)
+        bars = [BarColumn(BAR_COLUMNS)] if self._has_bar and not transient else []
+        self.bar = Bar(*bars, words, console=self.console, auto_refresh=False, transient=transient)
+        self.bar.add_task(text, total=steps, completed=done)
+        self.bar.start()
+        self.bar.refresh()
 
     @property
     def _has_bar(self) -> bool:

@@ -43,6 +43,8 @@ COLUMNS = (
 )
 
 
+SPENT = ("compute_seconds", "gather_seconds", "wait_seconds", "read_bytes", "made_bytes")
+"""Fields of ``Spent``, in the order of those of ``LayerReport`` that are measured."""
 TOTAL_COLUMNS = (
     Column("what", "in total", kind="words"),
     Column("predicted", "predicted"),
@@ -157,19 +159,10 @@ def make_report(
         return sum(number(sums[kind]) * count / sums[kind].passes for kind, count in times.items())
 
     def layer(name: str, predicted_seconds: float) -> LayerReport:
-        def spent(number: Callable[[Spent], float]) -> float:
-            return mean(lambda one: number(one.layers.get(name, Spent())))
+        def spent(field: str) -> float:
+            return mean(lambda one: getattr(one.layers.get(name, Spent()), field))
 
-        return LayerReport(
-            names.get(name, name),
-            units[name],
-            predicted_seconds,
-            spent(lambda one: one.compute_seconds),
-            spent(lambda one: one.gather_seconds),
-            spent(lambda one: one.wait_seconds),
-            spent(lambda one: one.read_bytes),
-            spent(lambda one: one.made_bytes),
-        )
+        return LayerReport(names.get(name, name), units[name], predicted_seconds, *map(spent, SPENT))
 
     units = Counter(ran.key.layer for one in simulated for ran in one.units if ran.key.kind is TaskKind.UNIT)
     expected = Total(

@@ -6,6 +6,7 @@ from collections import Counter
 
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.trained import Part, Trained
+from oocdl.report.units import counted
 
 TIES = 3
 """So many tied tensors are named; of the others, the number."""
@@ -48,7 +49,5 @@ def _line(trained: Trained, part: Part) -> str:
     tensors, elements = trained.count(part)
     reasons = Counter(record.why for record in trained.of(part))
     why = ", ".join(f"{reason} × {count}" for reason, count in reasons.items())
-    counted = f"{tensors:,} tensor{'' if tensors == 1 else 's'}"
-    if part in (Part.TRAINED, Part.FROZEN):
-        counted += f", {elements:,} parameters"
-    return f"{part.value}: {counted}" + (f" ({why})" if why else "")
+    parameters = f", {elements:,} parameters" if part in (Part.TRAINED, Part.FROZEN) else ""
+    return f"{part.value}: {counted(tensors, 'tensor')}{parameters}" + (f" ({why})" if why else "")

@@ -9,8 +9,9 @@ from bokeh.models import Column, ColumnDataSource, Row
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
-from oocdl.dashboard.series import smoothed, thinned
+from oocdl.dashboard.series import thinned
 from oocdl.dashboard.view import View
+from oocdl.report.history_view import smoothed
 
 AGAINST = {"steps": "step", "training time": "train_seconds"}
 SMOOTHING = 0.8
