@@ -50,9 +50,8 @@ class CommittedRows(ABC):
     def write(self, rows: Sequence[Row]) -> None:
         """Write further rows."""
 
-    @abstractmethod
-    def end(self, event: RunFinished | RunStopped) -> None:
-        """The run is over, or has stopped."""
+    def end(self, event: RunFinished | RunStopped) -> None:  # noqa: B027
+        """The run is over, or has stopped: all of its committed rows are written."""
 
     def __call__(self, event: Event) -> None:
         """Take one event."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oocdl.callbacks.committed_rows import CommittedRows, Row
 from oocdl.errors import InputError
-from oocdl.events import RunFinished, RunStarted, RunStopped
+from oocdl.events import RunStarted
 from oocdl.host.paths import path_of
 from oocdl.storage.files import reporting, write_text
 
@@ -46,9 +46,6 @@ class CSV(CommittedRows):
         """Add lines."""
         with reporting(self.path), self.path.open("a", newline="") as stream:
             stream.write(self._lines(rows, head=not self._columns))
-
-    def end(self, event: RunFinished | RunStopped) -> None:
-        """Everything is in the file already."""
 
     def _lines(self, rows: Sequence[Row], head: bool) -> str:
         if head:

@@ -16,7 +16,7 @@ from pathlib import Path
 import google_crc32c
 
 from oocdl.callbacks.committed_rows import CommittedRows, Row
-from oocdl.events import RunFinished, RunStarted, RunStopped
+from oocdl.events import RunStarted
 from oocdl.host.paths import path_of
 from oocdl.storage.files import reporting
 
@@ -64,9 +64,6 @@ class TensorBoard(CommittedRows):
         data = b"".join(_record(_event(row.unix_seconds, row.step, _summary(row))) for row in rows)
         with reporting(self._file), self._file.open("ab") as stream:
             stream.write(data)
-
-    def end(self, event: RunFinished | RunStopped) -> None:
-        """Everything is in the file already."""
 
 
 def _varint(number: int) -> bytes:

@@ -59,7 +59,7 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
     """What a run was started with."""
     facts, settings = run.facts, run.settings
     heads = {
-        output: f"{_in_words(head['loss'])} of {head['target']}"
+        output: f"{value_text(head['loss'], DEFAULTS)} of {head['target']}"
         + ("" if head["weight"] == 1 else f", times {head['weight']:g}")
         for output, head in facts["loss"].items()
     }
@@ -68,7 +68,7 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
         ("model", run.model_name),
         ("inputs", ", ".join(f"{name} from {array}" for name, array in facts["inputs"].items())),
         *((f"loss of {output}", text) for output, text in heads.items()),
-        ("optimizer", _in_words(facts["optimizer"])),
+        ("optimizer", value_text(facts["optimizer"], DEFAULTS)),
         ("batch size", batch),
         ("memory", size_text(settings.memory_bytes)),
         ("engine, precision", f"{settings.engine}, {facts['precision']}"),
@@ -80,20 +80,6 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
 
 
 SCHEDULES = (Cosine(0.0), Polynomial(0.0), OneCycle(0.0))
-
-
-def _in_words(data: Any) -> str:
-    """Write a plain optimizer or loss with what is not as by default."""
-    if not isinstance(data, Mapping):
-        return value_text(data)
-    defaults = DEFAULTS.get(str(data.get("type")), {})
-    said = {
-        name: _in_words(value)
-        for name, value in data.items()
-        if name != "type" and (name == "lr" or name not in defaults or defaults[name] != value)
-    }
-    inside = ", ".join(f"{name}={value}" for name, value in said.items())
-    return f"{data.get('type')}({inside})" if inside else str(data.get("type"))
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

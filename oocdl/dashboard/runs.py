@@ -138,5 +138,11 @@ def _table(views: dict[str, View]) -> str:
         cells = [style.text(one) for one in (learning(view).short, remaining(view).short, done, seconds)]
         own = [style.text(settings[name].get(key, "")) for key in differing]
         rows.append([link, *cells, *own])
-    each = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"
-    return style.table(rows, f"{each};white-space:nowrap", heads)
+    cell = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"
+    cell += ";white-space:nowrap"
+    title = f"{cell};color:{style.FAINT_CSS};font-weight:600"
+    head = "".join(f"<th style='{title}'>{style.text(one)}</th>" for one in heads)
+    lines = ["".join(f"<td style='{cell}'>{one}</td>" for one in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    font = f"font-family:{style.FONT};border-collapse:collapse"
+    return f"<table style='{font}'><tr>{head}</tr>{body}</table>"

@@ -216,10 +216,10 @@ class View:
     def settings(self) -> Mapping[str, Any]:
         """What the run was started with, as plain data; empty where ``run.json`` cannot be read."""
         try:
-            found: Mapping[str, Any] = unsealed("run", (self.run / "run.json").read_text())["settings"]
+            settings: Mapping[str, Any] = unsealed("run", (self.run / "run.json").read_text())["settings"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return found
+        return settings
 
     # --- what follows from it --------------------------------------------------------------
 
@@ -247,18 +247,25 @@ class View:
             mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)
             return mean
         count = len(self.facts.passes[self.last_pass.plan_id].layers)
-        found = np.zeros(count)
+        seconds = np.zeros(count)
         for lane in self.last_pass.lanes:
             known = lane.layers != NO_LAYER
-            np.add.at(found, lane.layers[known], (lane.times[:, 5] - lane.times[:, 3])[known])
-        return found
+            np.add.at(seconds, lane.layers[known], (lane.times[:, 5] - lane.times[:, 3])[known])
+        return seconds
+
+    @property
+    def running(self) -> PassFacts | None:
+        """The pass that runs; None before there is one, or if ``now`` is of another plan than the facts."""
+        if self.now is None or self.facts is None:
+            return None
+        running = self.facts.passes.get(self.now.plan_id)
+        return running if running and len(running.layer_of) == self.now.phases.size else None
 
     def done_share(self) -> float:
         """The part of the tasks of the pass that runs that are done."""
-        if self.now is None or self.facts is None or self.now.plan_id not in self.facts.passes:
+        if self.now is None or self.running is None:
             return 0.0
-        shown = np.array(self.facts.passes[self.now.plan_id].layer_of) != NO_LAYER
-        return float(np.mean(self.now.phases[shown] == DONE)) if shown.size == self.now.phases.size else 0.0
+        return float(np.mean(self.now.phases[np.array(self.running.layer_of) != NO_LAYER] == DONE))
 
     def phase_map(self, columns: int) -> npt.NDArray[np.uint8] | None:
         """The map of the step that runs: shape (layers, columns), the phase of the task in each place.
@@ -266,20 +273,17 @@ class View:
         A layer's tasks share its row: a task takes several columns, or several tasks one, of which the one
         that is least far is shown. None before there is a step.
         """
-        if self.now is None or self.facts is None or self.now.plan_id not in self.facts.passes:
+        if self.now is None or self.running is None:
             return None
-        one = self.facts.passes[self.now.plan_id]
-        layer_of = np.array(one.layer_of)
-        if layer_of.size != self.now.phases.size:
-            return None
-        out = np.zeros((len(one.layers), columns), np.uint8)
+        layer_of, count = np.array(self.running.layer_of), len(self.running.layers)
+        out = np.zeros((count, columns), np.uint8)
         order = np.argsort(layer_of, kind="stable")
-        bounds = np.searchsorted(layer_of[order], np.arange(len(one.layers) + 1))
-        for index in range(len(one.layers)):
-            phases = self.now.phases[order[bounds[index] : bounds[index + 1]]]
+        bounds = np.searchsorted(layer_of[order], np.arange(count + 1))
+        for row, start, end in zip(out, bounds[:-1], bounds[1:], strict=True):
+            phases = self.now.phases[order[start:end]]
             if phases.size > columns:
                 edges = np.linspace(0, phases.size, columns + 1).astype(np.intp)[:-1]
-                out[index] = np.minimum.reduceat(phases, edges)
+                row[:] = np.minimum.reduceat(phases, edges)
             elif phases.size:
-                out[index] = phases[np.arange(columns) * phases.size // columns]
+                row[:] = phases[np.arange(columns) * phases.size // columns]
         return out

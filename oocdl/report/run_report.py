@@ -165,20 +165,20 @@ def make_report(
         return LayerReport(names.get(name, name), units[name], predicted_seconds, *map(spent, SPENT))
 
     units = Counter(ran.key.layer for one in simulated for ran in one.units if ran.key.kind is TaskKind.UNIT)
-    expected = Total(
+    before = Total(
         sum(one.seconds for one in simulated),
         predicted_peak_bytes,
         sum(one.read_bytes for one in simulated),
         sum(one.written_bytes for one in simulated),
     )
-    found = Total(
+    after = Total(
         mean(lambda one: one.seconds),
         peak_bytes,
         mean(lambda one: one.spill_read_bytes),
         mean(lambda one: one.spill_written_bytes),
     )
     layers = tuple(layer(name, seconds) for name, seconds in computing_seconds(simulated).items())
-    return Report(sums[kinds[-1]].passes, layers, expected, found)
+    return Report(sums[kinds[-1]].passes, layers, before, after)
 
 
 def write_report(folder: Path, report: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -53,15 +54,26 @@ def search_html(path: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return html.block(f"search {path}", html.table(search_table(rows)))
 
 
-def value_text(value: Any) -> str:
-    """Write a value of a trial for people.
+def value_text(value: Any, defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
+    """Write a value of a trial, or a setting, for people.
+
+    ``defaults``: type of an optimizer or a loss -> fields that are left out where they are as by default,
+    but for the learning rate.
 
     >>> value_text(0.00123456), value_text({"type": "SGD", "lr": 0.1}), value_text(None)
     ('0.001235', 'SGD(lr=0.1)', '')
+    >>> value_text({"type": "Adam", "lr": 0.1, "eps": 1e-8}, {"Adam": {"lr": 0.1, "eps": 1e-8}})
+    'Adam(lr=0.1)'
     """
     if isinstance(value, Mapping):
-        fields = ", ".join(f"{name}={value_text(held)}" for name, held in value.items() if name != "type")
-        return f"{value.get('type', '')}({fields})"
+        kind = str(value.get("type", ""))
+        usual = {name: held for name, held in defaults.get(kind, {}).items() if name != "lr"}
+        fields = ", ".join(
+            f"{name}={value_text(held, defaults)}"
+            for name, held in value.items()
+            if name != "type" and not (name in usual and usual[name] == held)
+        )
+        return f"{kind}({fields})" if fields or not defaults else kind
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

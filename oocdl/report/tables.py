@@ -157,7 +157,7 @@ def shortened(text: str, width: int) -> str:
     """
     if cell_len(text) <= width:
         return text
-    head, tail = text, text
+    head, tail = text[:width], text[-width:]  # names of files may be very long
     while cell_len(head) > width // 2:
         head = head[:-1]
     while cell_len(tail) > width - 1 - cell_len(head):
@@ -218,11 +218,11 @@ def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[
         return [(name, [at]) for at, name in enumerate(names)]
     parts = [_parts(name) for name in names]
     for depth in range(max(map(len, parts)) - 1, 1, -1):
-        found: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[str, ...], list[int]] = {}
         for at, part in enumerate(parts):
-            found.setdefault(part[:depth], []).append(at)
-        if len(found) <= most:
-            return [(_label("".join(part), places, names), places) for part, places in found.items()]
+            groups.setdefault(part[:depth], []).append(at)
+        if len(groups) <= most:
+            return [(_label("".join(part), places, names), places) for part, places in groups.items()]
     size = -(-len(names) // most)
     runs = [list(range(start, min(start + size, len(names)))) for start in range(0, len(names), size)]
     return [(_label(f"{names[run[0]]} to {names[run[-1]]}", run, names), run) for run in runs]
@@ -230,9 +230,9 @@ def blocks(names: Sequence[str], most: int = MOST_ROWS) -> list[tuple[str, list[
 
 def _parts(name: str) -> tuple[str, ...]:
     """The pass of a layer ("" for forward), and the parts of its name with the signs between them."""
-    found = re.match(r"(grad/|update/)?(.*)", name, re.DOTALL)
-    assert found is not None
-    return (found[1] or "", *re.findall(r"[./]*[^./]+|[./]+", found[2]))
+    match = re.match(r"(grad/|update/)?(.*)", name, re.DOTALL)
+    assert match is not None
+    return (match[1] or "", *re.findall(r"[./]*[^./]+|[./]+", match[2]))
 
 
 def _label(label: str, places: Sequence[int], names: Sequence[str]) -> str:

@@ -50,4 +50,4 @@ def _line(trained: Trained, part: Part) -> str:
     reasons = Counter(record.why for record in trained.of(part))
     why = ", ".join(f"{reason} × {count}" for reason, count in reasons.items())
     parameters = f", {elements:,} parameters" if part in (Part.TRAINED, Part.FROZEN) else ""
-    return f"{part.value}: {counted(tensors, 'tensor')}{parameters}" + (f" ({why})" if why else "")
+    return f"{part.value}: {counted(tensors, 'tensor', ',')}{parameters}" + (f" ({why})" if why else "")

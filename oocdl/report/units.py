@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number and its noun, in the plural where it has to be.
+def counted(number: int, noun: str, thousands: str = "") -> str:
+    """Write a number and its noun, in the plural where it has to be; ``thousands`` is "," or nothing.
 
-    >>> counted(1, "step"), counted(1200, "step")
-    ('1 step', '1,200 steps')
+    >>> counted(1, "step"), counted(1200, "step"), counted(1200, "unit", ",")
+    ('1 step', '1200 steps', '1,200 units')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:{thousands}} {noun}{'' if number == 1 else 's'}"
 
 
 def shape_text(shape: Sequence[int | str]) -> str:

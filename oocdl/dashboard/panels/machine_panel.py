@@ -101,20 +101,20 @@ class Rates(Panel):
 
     def _parts(self, title: str, lines: tuple[str, ...]) -> list[UIElement]:
         """Make a figure of some lines, with their limits, and for the disk what is said of those."""
-        made = style.plot(title, 230, x_axis_type="datetime")
+        chart = style.plot(title, 230, x_axis_type="datetime")
         for name in lines:
             color, label = RATES[name][2], {"legend_label": name} if len(lines) > 1 else {}
-            made.line("at", name, source=self._source, color=color, line_width=1.8, **label)
+            chart.line("at", name, source=self._source, color=color, line_width=1.8, **label)
             if name != "received":
                 self._limits[name] = Span(
                     dimension="width", line_color=color, line_dash="dashed", visible=False
                 )
-                made.add_layout(self._limits[name])
+                chart.add_layout(self._limits[name])
         if len(lines) > 1:
-            style.with_legend(made)
-        made.y_range.start = 0
-        style.hover(made, {name: f"@{name}{{0.0}}" for name in lines}, mode="vline")
-        return [made, self._words] if "read" in lines else [made]
+            style.with_legend(chart)
+        chart.y_range.start = 0
+        style.hover(chart, {name: f"@{name}{{0.0}}" for name in lines}, mode="vline")
+        return [chart, self._words] if "read" in lines else [chart]
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""

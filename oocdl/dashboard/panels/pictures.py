@@ -1,40 +1,142 @@
-"""A sample: image, target and what is predicted; slices of it where the dataset is not seen here."""
+"""A sample: image, target and what is predicted, in planes; slices where the dataset is not seen here."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bokeh.io import curdoc
-from bokeh.models import Column
+from bokeh.models import Column, ColumnDataSource, LinearColorMapper
 from bokeh.models.ui import UIElement
-from bokeh.models.widgets import Button
+from bokeh.models.widgets import Button, Slider
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
-from oocdl.dashboard.panels.volume import Planes
-from oocdl.dashboard.samples import Picture, Sample, SamplePictures, read_outputs, read_volumes
+from oocdl.dashboard.samples import (
+    Picture,
+    Sample,
+    SamplePictures,
+    Volume,
+    contours,
+    plane,
+    read_outputs,
+    read_volumes,
+)
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError
 
-CLASSES = (
-    "#101418",
-    "#6b7480",
-    style.ORANGE,
-    style.SKY,
-    style.GREEN,
-    style.YELLOW,
-    style.BLUE,
-    style.RED,
-    style.PURPLE,
-    "#ffffff",
-)
-"""Colours of classes; those of higher numbers come round again."""
-HEIGHT = 320
+CLASSES = (style.ORANGE, style.SKY, style.GREEN, style.YELLOW, style.BLUE, style.RED, style.PURPLE, "#ffffff")
+"""Colours of classes from 1; those of higher numbers come round again."""
+CLEAR = "#00000000"
+NAMES = {
+    "x, y, z (NIfTI)": ("sagittal: x", "coronal: y", "axial: z"),
+    "z, y, x (ITK, DICOM)": ("axial: z", "coronal: y", "sagittal: x"),
+}
+"""Order of axes -> what is seen along each."""
+NIFTI = next(iter(NAMES))
+DARKS = ("#101418", "#6b7480")
+"""Colours of classes 0 and 1 in a slice, which has no image below; those of the others follow."""
+SLICE_HEIGHT, PLANE_HEIGHT = 320, 330
 PREDICT = "Predict this sample"
+
+
+GREYS = tuple(f"#{level:02x}{level:02x}{level:02x}" for level in range(256))
+
+
+def picture(title: str, height: int) -> Any:
+    """Make an empty figure for an image, in whose colours nothing changes by night."""
+    return style.bare(style.plot(title, height, "pan,wheel_zoom,reset", match_aspect=True, stylesheets=[]))
+
+
+def greys(pixels: np.ndarray) -> LinearColorMapper:
+    """Map the least of pixels to black, the largest to white."""
+    low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
+    return LinearColorMapper(palette=list(GREYS), low=low, high=max(high, low + 1e-12))
+
+
+class Planes:
+    """Three planes of a volume with a slider each, or the one of an image."""
+
+    def __init__(self) -> None:
+        self.root = Column(sizing_mode="stretch_width")
+        self._order = style.choice("axes", list(NAMES), width=190)
+        self._order.on_change("value", self._turned)
+        self._sample: Sample | None = None
+        self._predicted: Volume | None = None
+        self._sources: list[dict[str, ColumnDataSource]] = []
+        self._sliders: list[Slider] = []
+        self._legend = style.html()
+
+    def show(self, sample: Sample, predicted: Volume | None, dice: dict[int, float]) -> None:
+        """Show a sample, and what is predicted of it."""
+        shape = sample.volume.shape
+        is_same = self._sample is not None and self._sample.volume.shape == shape
+        self._sample = sample
+        self._predicted = predicted if predicted is not None and predicted.shape == shape else None
+        if not is_same:
+            self._build(sample.volume)
+        for axis in range(len(self._sources)):
+            self._draw(axis)
+        named = [(CLASSES[(n - 1) % len(CLASSES)], f"class {n}: Dice {d:.3f}") for n, d in dice.items() if n]
+        lines = [(style.GREY, "outlines: target, areas: prediction")] if sample.is_labels else []
+        self._legend.text = style.chips([*lines, *named])
+
+    def _turned(self, _attr: str, _old: object, _new: object) -> None:
+        if self._sample is not None:
+            sample, self._sample = self._sample, None
+            self.show(sample, self._predicted, {})
+
+    def _build(self, volume: Volume) -> None:
+        """Make a figure for each plane."""
+        self._sources, self._sliders = [], []
+        mapper, classes = greys(volume), style.class_colors(CLASSES, low_color=CLEAR)
+        place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh"}
+        cards: list[UIElement] = []
+        for axis in range(3 if volume.ndim == 3 else 1):
+            chart = picture(
+                NAMES[str(self._order.value)][axis] if volume.ndim == 3 else "image", PLANE_HEIGHT
+            )
+            grey, colored = (style.source("image", "dw", "dh") for _ in range(2))
+            contour = style.source("x0", "y0", "x1", "y1", "color")
+            chart.image("image", source=grey, color_mapper=mapper, **place)
+            chart.image("image", source=colored, color_mapper=classes, alpha=0.5, **place)
+            chart.segment("x0", "y0", "x1", "y1", source=contour, line_color="color", line_width=1.6)
+            chart.title.text_color = style.FAINT
+            self._sources.append({"grey": grey, "classes": colored, "contour": contour})
+            parts = [chart]
+            if volume.ndim == 3:
+                extent = volume.shape[axis]
+                at = style.slider("slice", extent - 1, extent // 2, sizing_mode="stretch_width")
+                at.on_change("value", partial(self._moved, axis))
+                self._sliders.append(at)
+                parts.append(at)
+            cards.append(style.card(*parts))
+        top: list[UIElement] = [self._order] if volume.ndim == 3 else []
+        self.root.children = [*top, style.grid(cards, 330), self._legend]
+
+    def _moved(self, axis: int, _attr: str, _old: object, _new: object) -> None:
+        self._draw(axis)
+
+    def _draw(self, axis: int) -> None:
+        """Show one plane where its slider is."""
+        assert self._sample is not None
+        at = int(self._sliders[axis].value) if self._sliders else 0
+        cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
+        sources, sample = self._sources[axis], self._sample
+        if sample.image is not None:
+            sources["grey"].data = _image(cut(sample.image))
+        if self._predicted is not None:
+            classes = cut(self._predicted)
+            sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
+        if sample.target is not None and sample.is_labels:
+            borders = contours(cut(sample.target))
+            of = borders.pop("of")
+            sources["contour"].data = {**borders, "color": [CLASSES[int(n - 1) % len(CLASSES)] for n in of]}
 
 
 class Pictures(Panel):
@@ -117,20 +219,26 @@ class Pictures(Panel):
         if process.returncode != 0 or self._sample is None or not out.is_file():
             self._words.text = style.text(f"no prediction: {complaint or 'its process ended'}")
             return
-        with np.load(out) as found:
-            dice = dict(zip(found["classes"].tolist(), found["dice"].tolist(), strict=True))
-            self._planes.show(self._sample, found["labels"].astype(np.float32), dice)
+        with np.load(out) as arrays:
+            dice = dict(zip(arrays["classes"].tolist(), arrays["dice"].tolist(), strict=True))
+            self._planes.show(self._sample, arrays["labels"].astype(np.float32), dice)
             self._words.text = style.text(
-                f"{found['name']} of sample {self._sample.number}, by the weights of the last commit; "
+                f"{arrays['name']} of sample {self._sample.number}, by the weights of the last commit; "
                 "Dice is of all voxels"
             )
 
 
 def _drawn(shown: Picture) -> UIElement:
     rows, columns = shown.pixels.shape
-    made = style.picture(shown.title, HEIGHT)
-    pixels = np.mod(shown.pixels, len(CLASSES)) if shown.is_labels else shown.pixels
-    mapper = style.class_colors(CLASSES) if shown.is_labels else style.greys(pixels)
-    made.image([pixels[::-1]], x=0, y=0, dw=columns, dh=rows, color_mapper=mapper)
-    figure: UIElement = made
+    palette = (*DARKS, *CLASSES)
+    pixels = np.mod(shown.pixels, len(palette)) if shown.is_labels else shown.pixels
+    mapper = style.class_colors(palette) if shown.is_labels else greys(pixels)
+    chart = picture(shown.title, SLICE_HEIGHT)
+    chart.image([pixels[::-1]], x=0, y=0, dw=columns, dh=rows, color_mapper=mapper)
+    figure: UIElement = chart
     return figure
+
+
+def _image(pixels: Volume) -> dict[str, list[object]]:
+    rows, columns = pixels.shape
+    return {"image": [np.ascontiguousarray(pixels, np.float32)], "dw": [columns], "dh": [rows]}

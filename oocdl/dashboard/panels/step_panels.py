@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
-from bokeh.models import FactorRange, LinearColorMapper, Range1d
+from bokeh.models import FactorRange, Range1d
 from bokeh.models.annotations import BoxAnnotation, Label
 
 from oocdl.dashboard.answers import thread_shares
@@ -44,7 +44,7 @@ class StepMap(Panel):
         """Height of the band above, in places."""
         self._figure.y_range = Range1d(start=0, end=SHARDS_SHOWN + self._band)
         self._figure.x_range.range_padding = 0
-        mapper = LinearColorMapper(palette=list(style.PHASE_COLORS), low=-0.5, high=4.5)
+        mapper = style.class_colors(style.PHASE_COLORS)
         self._figure.image(
             "image", x=0, y=0, dw="dw", dh=SHARDS_SHOWN, source=self._image, color_mapper=mapper
         )

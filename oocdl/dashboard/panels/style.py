@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
 from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapper
 from bokeh.models.widgets import Div, Select, Slider
 from bokeh.plotting import figure
@@ -62,6 +61,10 @@ GRID = (
 )
 
 
+CONTROL = "control"
+"""A tag of what needs a server to do anything."""
+
+
 class Panel(ABC):
     """A part of the page: ``root`` is laid out, ``update`` is called when the view has something new."""
 
@@ -100,18 +103,18 @@ def plot(title: str, height: int = HEIGHT, tools: str = "pan,box_zoom,reset", **
     """Make an empty figure as all of them look."""
     options = {"stylesheets": [DRAWN], "background_fill_color": None, "border_fill_color": None} | options
     options |= {"height": height, "tools": tools, "toolbar_location": "above"}
-    made: Any = figure(title=title, sizing_mode="stretch_width", **options)
-    made.title.text_font, made.title.text_font_size, made.title.text_color = FONT, "13px", INK
-    made.toolbar.logo, made.toolbar.autohide = None, True
-    made.outline_line_color = None
-    made.grid.grid_line_color = LINE
-    made.min_border_right = 12
-    for axis in (*made.xaxis, *made.yaxis):
+    chart: Any = figure(title=title, sizing_mode="stretch_width", **options)
+    chart.title.text_font, chart.title.text_font_size, chart.title.text_color = FONT, "13px", INK
+    chart.toolbar.logo, chart.toolbar.autohide = None, True
+    chart.outline_line_color = None
+    chart.grid.grid_line_color = LINE
+    chart.min_border_right = 12
+    for axis in (*chart.xaxis, *chart.yaxis):
         axis.axis_line_color, axis.major_tick_line_color, axis.minor_tick_line_color = LINE, LINE, None
         axis.major_label_text_font = axis.axis_label_text_font = FONT
         axis.major_label_text_color = axis.axis_label_text_color = FAINT
         axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "11px"
-    return made
+    return chart
 
 
 def source(*columns: str) -> ColumnDataSource:
@@ -119,41 +122,27 @@ def source(*columns: str) -> ColumnDataSource:
     return ColumnDataSource({name: [] for name in columns})
 
 
-def hover(made: Any, tips: Mapping[str, str], *renderers: Any, **options: Any) -> None:
+def hover(chart: Any, tips: Mapping[str, str], *renderers: Any, **options: Any) -> None:
     """Show words and columns where a mouse rests on these renderers of a figure; on any if there are none."""
     options |= {"renderers": list(renderers)} if renderers else {}
-    made.add_tools(HoverTool(tooltips=list(tips.items()), **options))
+    chart.add_tools(HoverTool(tooltips=list(tips.items()), **options))
 
 
-def bare(made: Any) -> Any:
+def bare(chart: Any) -> Any:
     """Leave out axes and grid of a figure, and return it."""
-    made.axis.visible = False
-    made.grid.grid_line_color = None
-    return made
-
-
-GREYS = tuple(f"#{level:02x}{level:02x}{level:02x}" for level in range(256))
-
-
-def picture(title: str, height: int) -> Any:
-    """Make an empty figure for an image, in whose colours nothing changes by night."""
-    return bare(plot(title, height, "pan,wheel_zoom,reset", match_aspect=True, stylesheets=[]))
-
-
-def greys(pixels: np.ndarray) -> LinearColorMapper:
-    """Map the least of pixels to black, the largest to white."""
-    low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
-    return LinearColorMapper(palette=list(GREYS), low=low, high=max(high, low + 1e-12))
+    chart.axis.visible = False
+    chart.grid.grid_line_color = None
+    return chart
 
 
 def class_colors(palette: Sequence[str], **options: Any) -> LinearColorMapper:
-    """Map numbers of classes to the colours of a palette."""
+    """Map numbers from 0 on to the colours of a palette."""
     return LinearColorMapper(palette=list(palette), low=-0.5, high=len(palette) - 0.5, **options)
 
 
-def with_legend(made: Any, place: str = "top_left") -> None:
+def with_legend(chart: Any, place: str = "top_left") -> None:
     """Style the legend of a figure that has one; a click on an entry hides its line."""
-    legend = made.legend[0]
+    legend = chart.legend[0]
     legend.location, legend.click_policy = place, "hide"
     legend.label_text_font, legend.label_text_font_size = FONT, "11px"
     legend.background_fill_alpha, legend.border_line_color = 0.75, None
@@ -187,10 +176,6 @@ def html(words: str = "", size: str = "12px", color: str = FAINT_CSS) -> Div:
     return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
 
 
-CONTROL = "control"
-"""A tag of what needs a server to do anything."""
-
-
 def choice(title: str, options: Any, width: int) -> Select:
     """A list to choose from; the first is chosen."""
     return Select(
@@ -201,12 +186,3 @@ def choice(title: str, options: Any, width: int) -> Select:
 def slider(title: str, end: float, value: float, **options: Any) -> Slider:
     """A slider from 0 on."""
     return Slider(title=title, start=0, end=end, value=value, tags=[CONTROL], stylesheets=[DRAWN], **options)
-
-
-def table(rows: Sequence[Sequence[str]], style: str, head: Sequence[str]) -> str:
-    """Write a table as HTML, whose cells are HTML; ``style`` is that of each."""
-    lines = ["".join(f"<td style='{style}'>{cell}</td>" for cell in row) for row in rows]
-    first = f"{style};color:{FAINT_CSS};font-weight:600"
-    lines.insert(0, "".join(f"<th style='{first}'>{text(title)}</th>" for title in head))
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table style='font-family:{FONT};border-collapse:collapse'>{body}</table>"

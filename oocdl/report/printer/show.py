@@ -49,22 +49,17 @@ def pass_text(plan: PassPlan, graph: TaskGraph, what: What, layer: str | int | N
     """
     if what not in get_args(What):
         raise InputError(f"show takes {', '.join(get_args(What))}; got '{what}'")
-    if layer is None and what == "graph":
-        blocks = [graph_lines(plan.factored)]
-    elif layer is None and what == "tasks":
-        blocks = [task_lines(plan, graph)]
+    chosen = None if layer is None else find_layer(plan, str(layer))
+    layers = plan.layers if chosen is None else (chosen,)
+    if what == "tasks":
+        blocks = [task_lines(plan, graph, chosen)]
+    elif what == "graph":
+        blocks = [graph_lines(plan.factored) if chosen is None else layer_graph_lines(plan.factored, chosen)]
+    elif what == "layers":
+        blocks = [layer_lines(plan, planned) for planned in layers]
     else:
-        chosen = plan.layers if layer is None else (find_layer(plan, str(layer)),)
-        blocks = [_layer_lines(plan, graph, what, planned) for planned in chosen]
+        blocks = [program_lines(planned) for planned in layers]
     return "\n\n".join("\n".join(lines) for lines in blocks)
-
-
-def _layer_lines(plan: PassPlan, graph: TaskGraph, what: What, planned: LayerPlan) -> list[str]:
-    if what == "graph":
-        return layer_graph_lines(plan.factored, planned)
-    if what == "layers":
-        return layer_lines(plan, planned)
-    return program_lines(planned) if what == "program" else layer_task_lines(plan, graph, planned)
 
 
 def find_layer(plan: PassPlan, wanted: str) -> LayerPlan:
@@ -153,12 +148,12 @@ def layer_lines(plan: PassPlan, planned: LayerPlan) -> list[str]:
     read = _largest(unit.reads for unit in planned.units)
     made = _largest(unit.makes for unit in planned.units)
     cuts = " x ".join(f"{plan.classes.names[cut]}:{n}" for cut, n in planned.grid.items() if n > 1)
-    units = counted(len(planned.units), "unit") + (f" = {cuts}" if cuts else "")
+    units = counted(len(planned.units), "unit", ",") + (f" = {cuts}" if cuts else "")
     runs = ((op, len(list(cells))) for op, cells in groupby(cell.node.op for cell in layer.cells))
     operators = ", ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
     lead = f"{INDENT}runs     "
     return [
-        f"{title_text(planned)}  {units}, {counted(len(programs_of(planned)), 'program')}",
+        f"{title_text(planned)}  {units}, {counted(len(programs_of(planned)), 'program', ',')}",
         *sections(
             {
                 "reads": [_value_row(plan, name, read, values[name].role) for name in layer.reads],
@@ -204,11 +199,11 @@ def programs_of(planned: LayerPlan) -> list[list[int]]:
 def program_lines(planned: LayerPlan) -> list[str]:
     """Print the distinct programs of a layer. Slots are numbered: inputs first, then what is computed."""
     programs = programs_of(planned)
-    counts = f"{counted(len(planned.units), 'unit')}, {counted(len(programs), 'program')}"
+    counts = f"{counted(len(planned.units), 'unit', ',')}, {counted(len(programs), 'program', ',')}"
     lines = [f"{title_text(planned)}  {counts}"]
     for index, numbers in enumerate(programs):
         runs = " ".join(f"#{number}" for number in numbers)
-        lines += ["", f"program {index}, run by {counted(len(numbers), 'unit')}: {runs}"]
+        lines += ["", f"program {index}, run by {counted(len(numbers), 'unit', ',')}: {runs}"]
         lines += sections(_program_rows(planned.units[numbers[0]], planned))
     return lines
 
@@ -252,9 +247,16 @@ def _program_rows(unit: Unit, planned: LayerPlan) -> Mapping[str, Sequence[Row]]
 # --- tasks -----------------------------------------------------------------------------------
 
 
-def task_lines(plan: PassPlan, graph: TaskGraph) -> list[str]:
-    """Print the chunks that a pass starts from, all of its tasks, and the chunks that are kept."""
+def task_lines(plan: PassPlan, graph: TaskGraph, layer: LayerPlan | None = None) -> list[str]:
+    """Print the tasks of a layer; or all of a pass, with the chunks it starts from and those it keeps."""
     tasks = [call for call in graph.calls if not isinstance(call, PickCall)]
+    if layer is not None:
+        own = layer.layer.name
+        tasks = [call for call in tasks if call.key.layer == own and call.key.kind is not TaskKind.RECUT]
+    numbers = _program_numbers(plan.layers if layer is None else [layer])
+    blocks = [line for call in tasks for line in ("", *_call_lines(plan, call, numbers))]
+    if layer is not None:
+        return blocks[1:]
     combines = sum(isinstance(call, CombineCall) for call in tasks)
     inputs = [
         (
@@ -264,30 +266,9 @@ def task_lines(plan: PassPlan, graph: TaskGraph) -> list[str]:
         )
         for key in graph.inputs
     ]
-    head = [f"{counted(len(tasks) - combines, 'unit')}, {combines} combining", "", "starts from"]
-    numbers = _program_numbers(plan.layers)
-    blocks = [line for call in tasks for line in ("", *_call_lines(plan, call, numbers))]
-    return [
-        *head,
-        *aligned(inputs),
-        *blocks,
-        "",
-        "keeps",
-        *aligned([(key_text(key),) for key in graph.outputs]),
-    ]
-
-
-def layer_task_lines(plan: PassPlan, graph: TaskGraph, planned: LayerPlan) -> list[str]:
-    """Print the tasks of one layer."""
-    numbers = _program_numbers([planned])
-    blocks = [
-        _call_lines(plan, call, numbers)
-        for call in graph.calls
-        if not isinstance(call, PickCall)
-        and call.key.layer == planned.layer.name
-        and call.key.kind is not TaskKind.RECUT
-    ]
-    return [line for block in blocks for line in ("", *block)][1:]
+    head = [f"{counted(len(tasks) - combines, 'unit', ',')}, {combines} combining", "", "starts from"]
+    kept = aligned([(key_text(key),) for key in graph.outputs])
+    return [*head, *aligned(inputs), *blocks, "", "keeps", *kept]
 
 
 def _program_numbers(layers: Iterable[LayerPlan]) -> dict[Unit, int]:
@@ -303,7 +284,7 @@ def _program_numbers(layers: Iterable[LayerPlan]) -> dict[Unit, int]:
 def _call_lines(plan: PassPlan, call: UnitCall | CombineCall, programs: Mapping[Unit, int]) -> list[str]:
     key = key_text(call.key)
     if isinstance(call, CombineCall):
-        parts = counted(len(call.arguments) // len(call.values), "partial result")
+        parts = counted(len(call.arguments) // len(call.values), "partial result", ",")
         head = f"{key}  combines {parts}: {call.combine}, {call.buffer_bytes:,} B"
         return [head, *sections(_combine_rows(plan, call))]
     runs = "puts parts together"  # only cuts results anew, after all layers
