@@ -30,13 +30,15 @@ class Table:
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows."""
         for row in rows:
-            numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-            for name in numbers:
-                if name not in self._columns:
-                    self._columns[name] = array("d", [np.nan]) * self.rows
-            for name, column in self._columns.items():
-                column.append(numbers.get(name, np.nan))
+            for name, value in row.items():
+                if isinstance(value, int | float):
+                    if name not in self._columns:
+                        self._columns[name] = array("d", [np.nan]) * self.rows
+                    self._columns[name].append(value)
             self.rows += 1
+            for column in self._columns.values():
+                if len(column) < self.rows:
+                    column.append(np.nan)
 
     def cut(self, rows: int) -> None:
         """Forget all rows but the first so many."""
@@ -51,7 +53,8 @@ class Table:
     def __getitem__(self, name: str) -> Column:
         """A column; all NaN if no row has it."""
         column = self._columns.get(name)
-        return np.full(self.rows, np.nan) if column is None else np.array(column)
+        # Of a copy: an array that NumPy looks at cannot grow, and another thread may add rows.
+        return np.full(self.rows, np.nan) if column is None else np.array(column[:])
 
 
 def thinned(count: int, most: int) -> npt.NDArray[np.intp]:
