@@ -8,13 +8,11 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from oocdl.graph.ir.array_layout import Order, itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.graph.ir.pickled import by_fields
 from oocdl.graph.ir.region_index import Parts
 from oocdl.graph.partition.unit import Unit
 from oocdl.planning.task_key import TaskKey
 
 
-@by_fields
 @dataclass(frozen=True, eq=False, slots=True)
 class Read:
     """One input of a unit's program. Units of a layer that share the object read the same chunks by it."""
@@ -37,7 +35,6 @@ class Read:
         return enumerate(self.parts, self.first)
 
 
-@by_fields
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class UnitCall:
     """Run one unit."""
@@ -61,7 +58,6 @@ class UnitCall:
     """Bytes that the program needs while it runs."""
 
 
-@by_fields
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class CombineCall:
     """Combine the partial sums of the outputs of one partial node, for one piece."""
@@ -80,7 +76,6 @@ class CombineCall:
     buffer_bytes: int
 
 
-@by_fields
 @dataclass(frozen=True, eq=False, slots=True)
 class PickCall:
     """One result of a call that makes several."""

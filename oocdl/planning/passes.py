@@ -15,7 +15,7 @@ from typing import Any
 
 from oocdl.config import Settings
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.onnx.reader import Imported, OnnxModel
+from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import SHARE, scalars
@@ -23,7 +23,7 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.budget import compile_within
 from oocdl.planning.compiler import CompiledPass, continue_step, draft_pass
 from oocdl.planning.machine import Machine
-from oocdl.planning.recipe import PassKind, Request, import_model
+from oocdl.planning.recipe import PassKind, Request
 from oocdl.storage.dataset.dataset import batches
 
 MAIN, RAGGED = "main", "ragged"
@@ -172,14 +172,6 @@ def compile_passes(
     if course.passes_per_epoch % course.passes == 1:
         after[SINGLE_PASS] = found[RAGGED if course.ragged else MAIN]
     return after
-
-
-def imported_for(model: OnnxModel, binding: Binding, settings: Settings, batch: int) -> Imported:
-    """What is read of the model for passes of ``batch`` samples; raises what ``compile_passes`` raises."""
-    request = Request(
-        model=model, binding=binding, settings=settings, batch=batch, rules=RULES, kind=PassKind.WHOLE
-    )
-    return import_model(request).imported
 
 
 def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:

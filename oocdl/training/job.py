@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, make_settings
-from oocdl.errors import BudgetError, InputError, OocdlError
-from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
+from oocdl.errors import BudgetError, InputError
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.host.paths import path_of
 from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.machine import Crew, Machine, check_capacity, check_device, machine_for
-from oocdl.planning.passes import MAIN, Course, compile_passes, imported_for, own_plans
+from oocdl.planning.machine import Crew, Machine, machine_for
+from oocdl.planning.passes import MAIN, Course, compile_passes
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
 from oocdl.training.resume import freeze, numerics_of
-from oocdl.training.stored_passes import UNREADABLE, from_bytes, to_bytes
-
-STORED_ITEM_BYTES = 4 << 10
-"""What it may take to write passes into the cache, for each node and unit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,63 +51,24 @@ class Job:
         return compile_passes(self.model, self.binding, self.settings, self.machine, self.course, frozen)
 
     def _found_before(self) -> dict[str, CompiledPass]:
-        """The plan in the cache; else one that is searched for, and put there."""
+        """The plan by the cuts in the cache; else one that is searched for, whose cuts are put there."""
         key = plan_cache.plan_key(self.model, self.binding, self.settings, self.machine)
-        known = plan_cache.load(key, self.machine)
-        if known is not None:
-            kinds = self._stored(known)
-            if kinds is None and (kinds := self._cut_again(known)) is not None and known.passes is not None:
-                self._keep(key, kinds)
-            if kinds is not None:
-                return kinds
-        kinds = self._compiled({})
-        self._keep(key, kinds)
+        frozen = plan_cache.load(key, self.machine)
+        kinds = None if frozen is None else self._cut_again(frozen)
+        if kinds is None:
+            kinds = self._compiled({})
+            plan_cache.store(key, self.machine, freeze(kinds))
         return kinds
 
-    def _stored(self, known: plan_cache.Entry) -> dict[str, CompiledPass] | None:
-        """The passes as they were compiled before; None if they are not there, or do not fit."""
-        data = known.read_passes()
-        if data is None:
-            return None
+    def _cut_again(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass] | None:
+        """The passes by the cuts that were found before; None if they do not fit what this process has left,
+        or give other numerics."""
         try:
-            kinds = from_bytes(data, self._imported)
-        except OocdlError:
-            raise  # of the model, not of what is stored
-        except UNREADABLE as error:
-            assert known.passes is not None
-            plan_cache.warn_of(known.passes, error)
-            return None
-        return kinds if self._holds(kinds, known) else None
-
-    def _cut_again(self, known: plan_cache.Entry) -> dict[str, CompiledPass] | None:
-        """The passes by the cuts that were found before; None if they do not fit."""
-        try:
-            kinds = self._compiled(known.frozen)
-        except (BudgetError, InputError):
-            return None  # it does not fit what this process has left: another is searched for
-        return kinds if self._holds(kinds, known) else None
-
-    def _holds(self, kinds: Mapping[str, CompiledPass], known: plan_cache.Entry) -> bool:
-        """Whether passes fit this machine, and are what was found before."""
-        try:
-            for kind in own_plans(kinds).values():
-                check_capacity(kind.plan, self.machine)
-                check_device(kind.plan, self.machine)
+            kinds = self._compiled(frozen)
             self.machine.room_bytes(kind.plan for kind in kinds.values())
-        except BudgetError:
-            return False
-        return bool(numerics_of(kinds) == known.frozen["numerics"])
-
-    def _imported(self, batch: int) -> Imported:
-        """The model for a pass of ``batch`` samples; ValueError if the run has none."""
-        if type(batch) is not int or batch not in (self.settings.batch_size, self.course.ragged):
-            raise ValueError(f"no pass has {batch} samples")
-        return imported_for(self.model, self.binding, self.settings, batch)
-
-    def _keep(self, key: str, kinds: Mapping[str, CompiledPass]) -> None:
-        sizes = (len(kind.plan.factored.cells) + kind.plan.tasks for kind in own_plans(kinds).values())
-        roomy = sum(sizes) * STORED_ITEM_BYTES <= self.machine.capacity_bytes
-        plan_cache.store(key, self.machine, freeze(kinds), to_bytes(kinds) if roomy else None)
+        except (BudgetError, InputError):
+            return None
+        return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
 def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:

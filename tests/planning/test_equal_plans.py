@@ -13,7 +13,7 @@ from oocdl.graph.partition.layer_kinds import LayerKind, LayerKinds
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Shard, Unit
-from oocdl.planning import passes, tile_search
+from oocdl.planning import budget, tile_search
 from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.machine import Small
@@ -58,7 +58,7 @@ def test_the_plan_of_the_cache_is_the_one_that_was_found(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(plan_cache.VARIABLE)
     assert planned() == found
-    monkeypatch.setattr(passes, "draft_pass", lambda *given: pytest.fail("it is not from the cache"))
+    monkeypatch.setattr(budget, "_fastest", lambda *given: pytest.fail("it is not from the cache"))
     assert planned() == found
 
 

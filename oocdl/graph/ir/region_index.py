@@ -9,10 +9,8 @@ from itertools import pairwise, product
 from math import prod
 
 from oocdl.graph.ir.index import Range, Region, intersect, is_empty, region_size
-from oocdl.graph.ir.pickled import by_fields
 
 
-@by_fields
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Regions in order: a list of them, or (a few tuples instead of hundreds) a grid of several by its axes.

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oocdl.graph.ir.index import Region
-from oocdl.graph.ir.pickled import by_fields
 from oocdl.graph.ir.program import Program
 
 Shard = tuple[int, ...]
 """The number of its piece of each cut class, in the order of the layer's grid."""
 
 
-@by_fields
 @dataclass(frozen=True, eq=False, slots=True)
 class Unit:
     """The work of one layer for one shard: the regions it reads, its program, the regions it makes."""
