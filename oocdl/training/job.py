@@ -71,6 +71,12 @@ class Job:
         return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
+def opened_once(dataset: Any, allow_missing_chunks: bool) -> Dataset:
+    """Open the dataset of a call: whatever takes it afterwards takes it as it is."""
+    use_one_heap()  # before the library starts a thread
+    return open_dataset(dataset, allow_missing_chunks)
+
+
 def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
     """Open a model and a dataset, and measure what the process may take, or those of a crew."""
     opened, data, settings, binding = _bound(model, dataset, make_settings(**options))

@@ -30,7 +30,7 @@ from oocdl.training import resume as resuming
 from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.client_workers import WAIT_SECONDS, Workers, workers_of
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, check_job, job_of
+from oocdl.training.job import Job, check_job, job_of, opened_once
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
@@ -222,8 +222,8 @@ def fit(
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
     with ExitStack() as stack:
-        shown = (stack.enter_context(progress_here(0)),) if progress else ()
-        listeners = [*callbacks, *shown]
+        listeners = [*callbacks, *([stack.enter_context(progress_here(0))] if progress else ())]
+        dataset = opened_once(dataset, allow_missing_chunks)
         file = trained_file(model, dataset, options, Asked(dynamic, verify), place, resume)
         path, folder = stack.enter_context(file)
         if client is not None:  # before workers are waited for, which may take a day
@@ -256,6 +256,7 @@ def plan(model: Any, dataset: Any, **options: Any) -> Plan:
     """
     asked = Asked(options["dynamic"], options["verify"])
     options = {name: options[name] for name in OPTIONS}
+    dataset = opened_once(dataset, options["allow_missing_chunks"])
     with planned_file(model, dataset, options, asked) as path:
         return job_of(path, dataset, options).plan()
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 from torch import Tensor, nn
 
 import oocdl
@@ -87,6 +88,20 @@ def test_the_file_is_in_the_run_and_goes_with_it(data: Path, tmp_path: Path) -> 
     moved.load_into(module)
     assert error(module.fc.weight.detach(), torch.as_tensor(moved.weights["fc.weight"][...])) == 0
     assert inspect_onnx(moved.export(tmp_path / "trained.onnx")).metadata is not None
+
+
+def test_the_dataset_is_opened_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = [], zarr.open_group
+
+    def noted(*given: Any, **options: Any) -> Any:
+        opened.append(given)
+        return real(*given, **options)
+
+    monkeypatch.setattr(zarr, "open_group", noted)
+    oocdl.plan(Net(), data, **OPTIONS)
+    assert len(opened) == 1
+    oocdl.fit(Net(), data, **OPTIONS)
+    assert len(opened) == 2
 
 
 def test_the_same_module_resumes_whatever_its_weights_are(data: Path) -> None:

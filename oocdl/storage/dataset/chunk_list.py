@@ -44,6 +44,10 @@ class ChunkList:
         gaps = self.numbers != np.arange(len(self.numbers))
         return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
 
+    def index(self, number: int) -> tuple[int, ...]:
+        """The index in the grid of the chunk of a number."""
+        return tuple(int(at) for at in np.unravel_index(number, self.grid))
+
     def place(self, number: int) -> int | None:
         """Where in the list a chunk stands; None if it was not stored."""
         place = number if not self.missing else int(np.searchsorted(self.numbers, number))

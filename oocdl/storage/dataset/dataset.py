@@ -7,169 +7,22 @@ is of a chunk as it was: one that is gone or was changed since is an error, neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
-from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
-from oocdl.storage.dataset.chunk_list import ChunkList
+from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.sampling import batches, permutation
-
-Array = npt.NDArray[Any]
 
 __all__ = ["DataArray", "Dataset", "DatasetSpec", "batches", "open_dataset", "permutation"]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
-
-
-class Reader(Protocol):
-    """An array that is read by slices: of a Zarr group, or of an HDF5 file behind a lock."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def chunks(self) -> tuple[int, ...]: ...
-
-    @property
-    def stored_chunks(self) -> tuple[int, ...]:
-        """Shape of what is stored together: of a shard, where there are shards."""
-        ...
-
-    @property
-    def index_bytes(self) -> int:
-        """What the index of a shard takes, where there are shards."""
-        ...
-
-    @property
-    def fill_value(self) -> Any:
-        """What a chunk that is not stored reads as; None if that is not defined."""
-        ...
-
-    @property
-    def known(self) -> ChunkList:
-        """The chunks that were stored when they were listed, which happens once."""
-        ...
-
-    @property
-    def tells(self) -> str:
-        """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
-        ...
-
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the one file that holds the array; zeros where there is none."""
-        ...
-
-    def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
-
-        Nothing where marks tell all that there is.
-        """
-        ...
-
-    def __getitem__(self, where: tuple[slice, ...], /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class DataArray:
-    """One array of a dataset, with the sample axis first."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Samples come first."""
-    dtype: np.dtype[Any]
-    reader: Reader
-    where: str
-    """Name of the dataset, for messages."""
-    allow_missing_chunks: bool = True
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Shape of the chunks: what is decoded together."""
-        return self.reader.chunks
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.dtype.itemsize
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Decoded bytes of one chunk, with the index of its shard."""
-        return prod(self.chunks) * self.itemsize + self.reader.index_bytes
-
-    @cached_property
-    def known(self) -> ChunkList:
-        """The chunks that are stored, listed at the first use.
-
-        Raises DatasetError if some are not stored and that is not allowed, or nothing says what they are.
-        """
-        found, fill = self.reader.known, self.reader.fill_value
-        if not found.missing:
-            return found
-        label, counted = self.reader.label, f"{found.missing:,} of {prod(found.grid):,} chunks"
-        first = "/".join(str(int(at)) for at in np.unravel_index(found.first_missing, found.grid))
-        if fill is None or not np.isfinite(fill):
-            raise DatasetError(
-                f"{label}: {counted} are not stored, first {first}, and its fill value is "
-                f"{'not defined' if fill is None else fill}; write them"
-            )
-        if not self.allow_missing_chunks:
-            raise DatasetError(
-                f"{label}: {counted} are missing, first {first}; they would read as its fill value {fill}, "
-                "pass allow_missing_chunks=True to accept that"
-            )
-        return found
-
-    def notes(self) -> list[str]:
-        """Say how many chunks are not stored, and whether changes would go unnoticed."""
-        found = []
-        if self.known.missing:
-            found.append(
-                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
-                f"and read as their fill value {self.reader.fill_value}"
-            )
-        if self.reader.tells == "none":
-            found.append(
-                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
-                "chunk is gone, or on resume in the values of three samples"
-            )
-        return found
-
-    def read(self, region: Region) -> Array:
-        """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.
-
-        Raises DatasetError if a chunk cannot be decoded, or is not what it was when chunks were listed.
-        """
-        _ = self.known
-        try:
-            found = self.reader[as_slices(region)]
-        except DatasetError:
-            raise
-        except Exception as error:  # codecs raise what they like; all mean the same here
-            raise DatasetError(
-                f"array {self.name!r} of {self.where} cannot be read at {region}: "
-                f"{_one_line(error)}; restore or delete the damaged chunk"
-            ) from error
-        return np.asarray(found, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -212,22 +65,25 @@ class Dataset:
 
 
 def open_dataset(
-    source: str | Path | Store | zarr.Group | DatasetSpec,
+    source: str | Path | Store | zarr.Group | DatasetSpec | Dataset,
     allow_missing_chunks: bool = True,
     names: Collection[str] | None = None,
 ) -> Dataset:
-    """Open a Zarr group (path, store or group) or an HDF5 file, and check its arrays.
+    """Open a Zarr group (path, store or group) or an HDF5 file, and check its arrays; one that is open stays.
 
     With ``names`` only those arrays are checked and opened, and their chunks listed; without, chunks of an
     array are listed when it is first used. Chunks that are not stored are their fill value, as Zarr and HDF5
     say; ``allow_missing_chunks=False`` refuses them. Raises DatasetError, in one line, if there is no dataset
     or an array has no sample axis, a dtype that is no number, a refused codec, or chunks that are refused.
 
+    >>> import numpy as np
     >>> store = zarr.storage.MemoryStore()
     >>> _ = zarr.create_array(store, name="x", data=np.arange(6.0).reshape(3, 2))
     >>> open_dataset(store).arrays["x"].read(((1, 3), (0, 1))).tolist()
     [[2.0], [4.0]]
     """
+    if isinstance(source, Dataset):
+        return source
     group = ""
     if isinstance(source, DatasetSpec):
         allow_missing_chunks, names = source.allow_missing_chunks, source.names
@@ -240,19 +96,13 @@ def open_dataset(
         )
     where = _label(source, group)
     place = _existing(source) if isinstance(source, (str, Path)) else source
-    readers: Mapping[str, Reader]
     if isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
-        readers = hdf5_source.open_arrays(place, names)
+        opened = hdf5_source.open_arrays(place, names)
     else:
-        readers = zarr_source.open_arrays(place, group, where, names)
-    if not readers:
+        opened = zarr_source.open_arrays(place, group, where, names)
+    if not opened:
         raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
-    arrays = {
-        name: DataArray(
-            name, reader.shape, reader.dtype.newbyteorder("="), reader, where, allow_missing_chunks
-        )
-        for name, reader in readers.items()
-    }
+    arrays = {array.name: replace(array, allow_missing_chunks=allow_missing_chunks) for array in opened}
     made = Dataset(arrays, where, DatasetSpec(place, group, tuple(arrays), allow_missing_chunks))
     return made if names is None else made.only(names)
 
@@ -299,7 +149,3 @@ def _way_out(path: Path | None) -> str:
         "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
         f"x[0] = {read}"
     )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

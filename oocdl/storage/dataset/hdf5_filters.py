@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.storage.dataset.bounded_codecs import DecodedSizeError, inflate
+from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
 """Filters by their registered numbers."""
@@ -78,9 +78,7 @@ def lzf_bytes(data: bytes, stored: int, most: int) -> int:
             total += (data[at + 1] if at + 1 < stored else 0) + 9
             at += 3
         if total > most:
-            raise DecodedSizeError(
-                f"lzf would decode to {total:,} bytes or more, the declared chunk takes {most:,}"
-            )
+            raise DecodedSizeError(f"lzf would decode to more than the {most:,} bytes of a chunk")
     if at != stored:
         raise ValueError("lzf data ends too early")
     return total

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -19,12 +18,12 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.bounded_codecs import most_bytes
-from oocdl.storage.dataset.checked_store import file_mark, parts_of
+from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
+from oocdl.storage.dataset.chunk_store import file_mark, parts_of
+from oocdl.storage.dataset.data_array import DataArray, Shape, check_chunks, check_type, one_line
 from oocdl.storage.dataset.hdf5_filters import check_chunk, refused
-from oocdl.storage.dataset.zarr_source import check_chunks, check_type
-from oocdl.storage.zarr_json import grid
+from oocdl.storage.zarr_json import grid, touched
 
 
 @dataclass(frozen=True)
@@ -47,112 +46,33 @@ class Hdf5File:
             )
 
 
-@dataclass(frozen=True)
-class Hdf5Array:
+@dataclass(frozen=True, eq=False)
+class Hdf5Source:
     """Reads an HDF5 dataset under a lock."""
 
     data: h5py.Dataset
     file: Hdf5File
     label: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-        return tuple(int(extent) for extent in self.data.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        dtype: np.dtype[Any] = self.data.dtype
-        return dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Shape of what is decoded together; for contiguous data one row of the last axis."""
-        if self.data.chunks is None:
-            return (1,) * (len(self.shape) - 1) + self.shape[-1:]
-        return self.stored_chunks
-
-    @property
-    def stored_chunks(self) -> tuple[int, ...]:
-        """Shape of what is stored together; for contiguous data all of it."""
-        return tuple(int(extent) for extent in self.data.chunks or self.shape)
-
-    @property
-    def index_bytes(self) -> int:
-        """Nothing: there are no shards."""
-        return 0
-
-    @property
-    def fill_value(self) -> Any:
-        """What a chunk that is not stored reads as; None if that is not defined."""
-        settings = self.data.id.get_create_plist()
-        undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
-        return (
-            None if undefined or settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER else self.data.fillvalue
-        )
+    stored_chunks: Shape
+    """For contiguous data all of it."""
 
     @cached_property
     def known(self) -> ChunkList:
         """The chunks that are stored; the mark of each is its place in the file, in bytes."""
         found, stored = array("q"), self.data.id
-        extents = grid(self.shape, tuple(max(extent, 1) for extent in self.stored_chunks))
+        extents = grid(self.data.shape, self.stored_chunks)
         if self.data.chunks is None:
             if stored.get_storage_size():
                 found.extend((0, stored.get_storage_size(), stored.get_offset() or 0))
             return listed(extents, found)
 
         def add(chunk: Any) -> None:
-            index = tuple(
-                at // extent for at, extent in zip(chunk.chunk_offset, self.stored_chunks, strict=True)
-            )
-            found.extend((number_of(index, extents), chunk.size, chunk.byte_offset))
+            index = (at // size for at, size in zip(chunk.chunk_offset, self.stored_chunks, strict=True))
+            found.extend((number_of(tuple(index), extents), chunk.size, chunk.byte_offset))
 
         with self.file.lock:
             stored.chunk_iter(add)
-        chunks, most = listed(extents, found), most_bytes(self.stored_bytes)
-        if len(chunks.sizes) and int(chunks.sizes.max()) > most:
-            raise DatasetError(
-                f"{self.label}: a chunk has {int(chunks.sizes.max()):,} bytes, one of its shape "
-                f"{list(self.stored_chunks)} takes at most {most:,}; write it again"
-            )
-        return chunks
-
-    @property
-    def stored_bytes(self) -> int:
-        """What a chunk decodes to."""
-        return prod(self.stored_chunks) * int(self.dtype.itemsize)
-
-    @cached_property
-    def filters(self) -> list[int]:
-        """The filters of its chunks by number, in the order in which they were applied."""
-        settings = self.data.id.get_create_plist()
-        return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]
-
-    @cached_property
-    def _unchecked(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """For each stored chunk whether it is yet to be looked at: the file stays as it is."""
-        return np.full(len(self.known.numbers), self.data.chunks is not None)
-
-    def _check_chunks(self, where: tuple[slice, ...]) -> None:
-        """Raise ValueError for a chunk that does not decode to its size. Call it under the lock."""
-        if not self._unchecked.any():
-            return
-        touched = (
-            range(part.start // extent, -(-part.stop // extent))
-            for part, extent in zip(where, self.stored_chunks, strict=True)
-        )
-        for index in product(*touched):
-            place = self.known.place(number_of(index, self.known.grid))
-            if place is None or not self._unchecked[place]:
-                continue
-            corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
-            skipped, data = self.data.id.read_direct_chunk(corner)
-            try:
-                check_chunk(self.filters, skipped, data, self.stored_bytes)
-            except (ValueError, zlib.error) as error:
-                raise ValueError(f"chunk {'/'.join(map(str, index))}: {error}") from error
-            self._unchecked[place] = False
+        return listed(extents, found)
 
     @property
     def tells(self) -> str:
@@ -164,29 +84,59 @@ class Hdf5Array:
         """Inode, size and time of the file."""
         return self.file.mark
 
+    def place(self, number: int) -> str:
+        """Where a chunk is, for messages."""
+        return f"chunk {'/'.join(map(str, self.known.index(number)))}"
+
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
         """The stored bytes of a chunk, or parts of them."""
         start, nbytes = int(self.known.marks[place]), int(self.known.sizes[place])
         if start:
             yield from parts_of(self.file.path, start, nbytes, pieces)
 
-    def __getitem__(self, where: tuple[slice, ...]) -> Any:
+    def read(self, region: Region) -> Any:
+        """Read a region by the library, once each chunk is known to decode to its size."""
         with self.file.lock:
             self.file.check(self.label)
-            self._check_chunks(where)
-            found = self.data[where]
+            self._check_chunks(region)
+            found = self.data[as_slices(region)]
             self.file.check(self.label)  # again: it may have been changed while it was read
             return found
 
+    @cached_property
+    def _filters(self) -> list[int]:
+        return filters_of(self.data)
 
-def open_arrays(path: str, names: Collection[str] | None) -> dict[str, Hdf5Array]:
-    """Open and check the datasets of a file (those of ``names``, or all), by path. Raises DatasetError."""
+    @cached_property
+    def _unchecked(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each stored chunk whether it is yet to be looked at: the file stays as it is."""
+        return np.full(len(self.known.numbers), self.data.chunks is not None)
+
+    def _check_chunks(self, region: Region) -> None:
+        """Raise ValueError for a chunk that does not decode to its size. Call it under the lock."""
+        if not self._unchecked.any():
+            return
+        nbytes = prod(self.stored_chunks) * int(self.data.dtype.itemsize)
+        for index in touched(region, self.stored_chunks):
+            place = self.known.place(number_of(index, self.known.grid))
+            if place is None or not self._unchecked[place]:
+                continue
+            corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
+            skipped, data = self.data.id.read_direct_chunk(corner)
+            try:
+                check_chunk(self._filters, skipped, data, nbytes)
+            except (ValueError, zlib.error) as error:
+                raise ValueError(f"{self.place(int(self.known.numbers[place]))}: {error}") from error
+            self._unchecked[place] = False
+
+
+def open_arrays(path: str, names: Collection[str] | None) -> list[DataArray]:
+    """Open and check the datasets of a file (those of ``names``, or all). Raises DatasetError."""
     mark = file_mark(path)
     try:
         opened = h5py.File(path, "r")
     except OSError as error:
-        reason = " ".join(str(error).split())
-        raise DatasetError(f"{path} is not a readable HDF5 file ({reason})") from error
+        raise DatasetError(f"{path} is not a readable HDF5 file ({one_line(error)})") from error
     found: dict[str, h5py.Dataset] = {}
 
     def visit(name: str, item: object) -> None:
@@ -200,23 +150,43 @@ def open_arrays(path: str, names: Collection[str] | None) -> dict[str, Hdf5Array
             raise DatasetError(f"{path} has no dataset {lost[0]!r}; it has {sorted(found)}")
         found = {name: found[name] for name in names}
     file = Hdf5File(path, mark, threading.Lock())
-    arrays = {
-        name: Hdf5Array(data, file, f"dataset {name!r} of {path}") for name, data in sorted(found.items())
-    }
-    for opened_array in arrays.values():
-        _check(opened_array)
-    return arrays
+    return [_opened(name, data, file) for name, data in sorted(found.items())]
 
 
-def _check(array: Hdf5Array) -> None:
-    data, label = array.data, array.label
+def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
+    """Check a dataset of a file by its metadata, before a chunk is read."""
+    label = f"array {name!r} of {file.path}"
     if data.shape is None:
         raise DatasetError(f"{label} is empty; arrays have the sample axis first")
     check_type(label, data.dtype, data.ndim)
     if data.external or data.is_virtual:
         raise DatasetError(f"{label} has its data in other files, which is refused; copy it in")
+    shape = tuple(int(extent) for extent in data.shape)
+    # Of contiguous data, a row of the last axis is read at once.
+    chunks = (1,) * (len(shape) - 1) + (max(shape[-1], 1),)
+    stored = tuple(max(extent, 1) for extent in shape)
     if data.chunks is not None:
-        check_chunks(label, array.shape, array.stored_chunks, array.stored_chunks)
-        reason = refused(array.filters)
+        chunks = stored = tuple(int(extent) for extent in data.chunks)
+        reason = refused(filters_of(data))
         if reason is not None:
             raise DatasetError(f"{label} {reason}: write the array again")
+    check_chunks(label, shape, chunks, stored)
+    settings = data.id.get_create_plist()
+    undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
+    never = settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
+    return DataArray(
+        name=name,
+        where=file.path,
+        shape=shape,
+        dtype=data.dtype.newbyteorder("="),
+        chunks=chunks,
+        stored_chunks=stored,
+        fill_value=None if undefined or never else data.fillvalue,
+        source=Hdf5Source(data, file, label, stored),
+    )
+
+
+def filters_of(data: h5py.Dataset) -> list[int]:
+    """The filters of a dataset's chunks by number, in the order in which they were applied."""
+    settings = data.id.get_create_plist()
+    return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]

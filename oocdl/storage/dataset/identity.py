@@ -17,7 +17,8 @@ import numpy as np
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
-from oocdl.storage.dataset.dataset import DataArray, Dataset
+from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.dataset import Dataset
 
 RANGES = 64
 """The most ranges of samples that are told apart."""
@@ -46,17 +47,17 @@ def identity(array: DataArray) -> dict[str, Any]:
 
     Raises DatasetError if that cannot be read.
     """
-    known, reader = array.known, array.reader
+    known, source = array.known, array.source
     ranges = list(row_ranges(known.grid[0], RANGES))
     return {
         "shape": list(array.shape),
         "dtype": str(array.dtype),
-        "fill": str(reader.fill_value) if known.missing else None,
+        "fill": str(array.fill_value) if known.missing else None,
         "chunks": len(known.numbers),
         "sizes": _digests(known, ranges, (known.numbers, known.sizes)),
         "marks": _digests(known, ranges, (known.marks,)),
-        "tells": reader.tells,
-        "file": list(reader.file_mark),
+        "tells": source.tells,
+        "file": list(source.file_mark),
         "content": _content(array, ranges),
         "values": _values(array),
     }
@@ -140,7 +141,7 @@ def _content(array: DataArray, ranges: Sequence[tuple[int, int]]) -> str:
         pieces = max(3, PIECES // len(places))
     read = 0
     for place in places:
-        for part in array.reader.content(int(place), pieces):
+        for part in array.source.content(int(place), pieces):
             digest.update(part)
             read += len(part)
     return digest.hexdigest() if read else ""
@@ -158,7 +159,7 @@ def _values(array: DataArray) -> str:
 def _where(array: DataArray, then: Sequence[str], now: Sequence[str]) -> str:
     """Which samples the ranges that differ hold."""
     samples, rows = array.shape[0], array.known.grid[0]
-    extent = array.reader.stored_chunks[0]
+    extent = array.stored_chunks[0]
     if len(then) != len(now):
         return "all samples"
     pairs = zip(row_ranges(rows, RANGES), then, now, strict=True)

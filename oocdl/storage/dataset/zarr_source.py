@@ -1,11 +1,16 @@
-"""Opens arrays of a Zarr group (format 2 or 3); refuses those whose reading is not safe and complete."""
+"""Opens arrays of a Zarr group (format 2 or 3) and reads them chunk by chunk, whatever their store is.
+
+The library reads metadata, and no chunk: it gives the fill value for one that is gone, and new bytes for one
+that was replaced. Here both are errors.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,155 +18,201 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.abc.store import Store
-from zarr.core.array import AsyncArray
-from zarr.storage import LocalStore, StorePath, ZipStore
+from zarr.storage import LocalStore, ZipStore
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.bounded_codecs import bounded_v2, bounded_v3, most_bytes
-from oocdl.storage.dataset.checked_store import CheckedStore, Chunks, RegularStore, chunks_of, parts_of
-from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkKeys, ChunkList, listed
-from oocdl.storage.dataset.one_chunk import ChunkReader, LastChunk, chunk_reader
-from oocdl.storage.zarr_json import UNFINISHED, grid
+from oocdl.graph.ir.index import Region, intersect, region_shape, within
+from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList
+from oocdl.storage.dataset.chunk_store import (
+    Chunks,
+    Mark,
+    Part,
+    RegularStore,
+    chunks_of,
+    list_chunks,
+    parts_of,
+)
+from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
+from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
+from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
-CODECS_V3 = frozenset({"bytes", "transpose", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"})
-CODECS_V2 = frozenset({"blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "crc32c"})
-
-NUMBER_KINDS = "biuf"
-"""NumPy kinds that a dataset may have: bool, integers, floats."""
-INDEX_BYTES = 16
-INNER_BYTES = 128
-"""What a shard takes at most for each chunk in it, beside its content: in its index, and for headers."""
+SHARDED = "sharding_indexed"
+NOT_STORED = 2**64 - 1
+"""Offset and size, in the index of a shard, of a chunk that is not in it."""
 
 
-@dataclass(frozen=True)
-class ZarrArray:
+@dataclass(eq=False)
+class LastChunk:
+    """The chunk that was decoded last, of all arrays of a dataset: volumes are read piece by piece.
+
+    It leaves before another comes, so it takes no more than reading one anyway does.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    of: tuple[str, Shape] | None = None
+    """Label of its array, and its index."""
+    array: Array | None = None
+
+    def get(self, of: tuple[str, Shape], check: Callable[[], None], decode: Callable[[], Array]) -> Array:
+        """Return a chunk: the one that is kept, once it is checked, or else one that is decoded now."""
+        with self.lock:
+            if self.of == of and self.array is not None:
+                check()
+                return self.array
+            self.of = self.array = None
+            self.array = decode()
+            self.of = of
+            return self.array
+
+    def leave(self) -> None:
+        """Forget it."""
+        with self.lock:
+            self.of = self.array = None
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """How chunks lie in shards."""
+
+    inside: Shape
+    """Chunks along each axis of a shard."""
+    index: Decoder
+    """Makes numbers of an index: offset and size of each chunk."""
+    at_end: bool
+    """Whether the index stands at the end of a shard, or at its beginning."""
+
+    @property
+    def part(self) -> Part:
+        """Where the index is."""
+        assert self.index.nbytes is not None
+        return self.index.nbytes if self.at_end else (0, self.index.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrSource:
     """Reads a Zarr array, each chunk of which has to be as it was when they were listed."""
 
-    array: zarr.Array[Any]
-    """As the library opens it: what it knows of itself is used, its chunks are not."""
     label: str
+    shape: Shape
+    chunks: Shape
+    fill_value: Any
+    stored: Chunks
+    decoder: Decoder
+    shards: Shards | None
     last: LastChunk
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self.array.dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Shape of what is decoded together; in a shard, that of a chunk in it."""
-        return self.array.chunks
-
-    @property
-    def fill_value(self) -> Any:
-        """What a chunk that is not stored reads as; None if that is not defined."""
-        return self.array.metadata.fill_value
-
-    @property
-    def stored_chunks(self) -> tuple[int, ...]:
-        """Shape of what is stored together."""
-        return self.array.shards or self.array.chunks
-
-    @property
-    def index_bytes(self) -> int:
-        """What the index of a shard takes: offset and length of each chunk in it."""
-        return 0 if self.array.shards is None else prod(self.stored_chunks) // prod(self.chunks) * INDEX_BYTES
-
-    @cached_property
-    def keys(self) -> ChunkKeys:
-        """How its chunks are called."""
-        document: Mapping[str, Any] = self.array.metadata.to_dict()
-        extents = grid(self.shape, self.stored_chunks)
-        if self.array.metadata.zarr_format == 2:
-            return ChunkKeys(extents, "", document["dimension_separator"])
-        encoding = document["chunk_key_encoding"]
-        separator = encoding["configuration"]["separator"]
-        return ChunkKeys(extents, f"c{separator}" if encoding["name"] == "default" else "", separator)
-
-    @cached_property
-    def stored(self) -> Chunks:
-        """Where its chunks are."""
-        return chunks_of(self.array.store, self.array.path, self.keys)
 
     @cached_property
     def known(self) -> ChunkList:
-        """The chunks that are stored, listed once. Raises DatasetError if one is larger than it can be."""
-        try:
-            found = listed(self.keys.grid, self.stored.entries())
-        except OSError as error:
-            raise DatasetError(
-                f"{self.label}: {error.filename or self.stored.prefix} cannot be read "
-                f"({error.strerror or error}); it would read as the fill value: restore or fetch it "
-                "(git annex get, datalad get)"
-            ) from error
-        inside = prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
-        most = most_bytes(prod(self.stored_chunks) * self.dtype.itemsize) + inside
-        if len(found.sizes) and int(found.sizes.max()) > most:
-            worst = self.keys.key(int(found.numbers[int(np.argmax(found.sizes))]))
-            raise DatasetError(
-                f"{self.label}: {self.stored.place(worst)} has {int(found.sizes.max()):,} bytes, a chunk "
-                f"of its shape {list(self.stored_chunks)} takes at most {most:,}; write it again"
-            )
-        return found
-
-    @cached_property
-    def checked_store(self) -> CheckedStore:
-        """Where the chunks that are read have to be as they were listed."""
-        return CheckedStore(self.label, self.stored, self.known)
-
-    @cached_property
-    def one_chunk(self) -> ChunkReader | None:
-        """What reads boxes of one chunk; None where only the library can."""
-        return chunk_reader(self.array, self.checked_store, self.last)
-
-    @cached_property
-    def checked(self) -> zarr.Array[Any]:
-        """The array that is read: from a store that checks chunks, by compressors with bounds."""
-        array, store = self.array, self.checked_store
-        metadata: Any = array.metadata
-        if metadata.zarr_format == 2:
-            nbytes = prod(self.chunks) * self.dtype.itemsize
-            filters = metadata.filters and [bounded_v2(codec, nbytes) for codec in metadata.filters]
-            metadata = replace(metadata, compressor=bounded_v2(metadata.compressor, nbytes), filters=filters)
-        else:
-            codecs = bounded_v3(metadata.codecs, metadata.to_dict()["codecs"])
-            metadata = replace(metadata, codecs=codecs)
-        path = StorePath(store, array.path)
-        return zarr.Array(AsyncArray(metadata=metadata, store_path=path, config=array.async_array.config))
+        """The chunks (shards, if there are any) that are stored, listed once."""
+        return list_chunks(self.label, self.stored)
 
     @property
     def tells(self) -> str:
         """What tells stored chunks apart, beside their sizes."""
-        return self.stored.marks
+        return self.stored.tells
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
         """Zeros: chunks have marks of their own, in a zip file too."""
         return 0, 0, 0
 
+    def place(self, number: int) -> str:
+        """Where a chunk is, for messages."""
+        return self.stored.place(self.stored.keys.key(number))
+
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
         """The stored bytes of a chunk that is a file, or parts of them."""
         if self.tells == "time":
-            path = self.stored.place(self.keys.key(int(self.known.numbers[place])))
+            path = self.place(int(self.known.numbers[place]))
             yield from parts_of(path, 0, int(self.known.sizes[place]), pieces)
 
-    def __getitem__(self, where: tuple[slice, ...]) -> Any:
-        found = None if self.one_chunk is None else self.one_chunk.read(where)
-        if found is not None:
-            return found
+    def read(self, region: Region) -> Array:
+        """Read a region, one chunk after the other; a part of one chunk is read-only."""
+        indices, tables = list(touched(region, self.chunks)), dict[str, Array | None]()
+        if len(indices) == 1:
+            (index,) = indices
+            corner = tuple((at * size, (at + 1) * size) for at, size in zip(index, self.chunks, strict=True))
+            check = partial(self._check_mark, self._key(index)[0])
+            found = self.last.get((self.label, index), check, partial(self._chunk, index, tables))
+            return found[within(region, corner)]
         self.last.leave()
-        return self.checked[where]
+        out = np.empty(region_shape(region), self.decoder.dtype)
+        for index in indices:
+            covered = chunk_region(index, self.shape, self.chunks)
+            part = intersect(covered, region)
+            out[within(part, region)] = self._chunk(index, tables)[within(part, covered)]
+        return out
+
+    def _key(self, index: Shape) -> tuple[str, Shape]:
+        """The name under which a chunk is stored, and its index in the shard of that name."""
+        if self.shards is None:
+            return self.stored.keys.key_at(index), ()
+        pairs = [divmod(at, count) for at, count in zip(index, self.shards.inside, strict=True)]
+        return self.stored.keys.key_at(tuple(outer for outer, _ in pairs)), tuple(at for _, at in pairs)
+
+    def _chunk(self, index: Shape, tables: dict[str, Array | None]) -> Array:
+        """Decode a chunk; ``tables`` keeps the index of one shard, None if that is not stored."""
+        key, inside = self._key(index)
+        try:
+            stored = (
+                self._bytes(key) if self.shards is None else self._inner(key, inside, self.shards, tables)
+            )
+            if stored is not None:
+                return self.decoder(stored)
+        except DatasetError:
+            raise
+        except Exception as error:  # codecs raise what they like
+            raise ValueError(f"chunk {key}: {one_line(error)}") from error
+        return np.broadcast_to(np.asarray(self.fill_value, self.decoder.dtype), self.chunks)
+
+    def _inner(
+        self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
+    ) -> bytes | None:
+        """The bytes of a chunk in a shard; None if it is not stored."""
+        if key not in tables:
+            tables.clear()
+            stored = self._bytes(key, shards.part)
+            tables[key] = None if stored is None else shards.index(stored)
+        table = tables[key]
+        offset, nbytes = (NOT_STORED, 0) if table is None else map(int, table[inside])
+        if offset == NOT_STORED:
+            return None
+        if nbytes > most_bytes(prod(self.chunks) * self.decoder.dtype.itemsize):
+            raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
+        found = self._bytes(key, (offset, offset + nbytes))
+        if found is None or len(found) != nbytes:
+            raise ValueError(f"its index says that chunk {inside} lies outside of it")
+        return found
+
+    def _bytes(self, key: str, part: Part = None) -> bytes | None:
+        """What is stored under a name, or a part of it; None if nothing is. Raises what ``_check`` does."""
+        before, found, after = self.stored.read(key, part)
+        self._check(key, before, after)
+        return None if before is None else found
+
+    def _check_mark(self, key: str) -> None:
+        mark = self.stored.mark(key)
+        self._check(key, mark, mark)
+
+    def _check(self, key: str, before: Mark | None, after: Mark | None) -> None:
+        """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks around a read."""
+        number = self.stored.keys.number(key)
+        assert number is not None, key
+        wanted = self.known.find(number)
+        if before == wanted == after:
+            return
+        happened = "was changed" if before and wanted else "is gone" if before is None else "is new"
+        raise DatasetError(
+            f"{self.label}: chunk {key} {happened} since the dataset was opened "
+            f"({self.stored.place(key)}); nothing was computed from it. Restore it, and start again: "
+            "a run goes on from its last commit"
+        )
 
 
 def open_arrays(
     source: str | Store, group: str, where: str, names: Collection[str] | None
-) -> dict[str, ZarrArray]:
-    """Open and check the arrays of a group (those of ``names``, or all), by path. Raises DatasetError."""
+) -> list[DataArray]:
+    """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
@@ -174,9 +225,8 @@ def open_arrays(
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
         found.update({name: opened[name] for name in names or () if name in opened})
     except Exception as error:  # zarr raises what its parsers raise; all mean the same here
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DatasetError(
-            f"{where} is not a Zarr group that can be read ({reason}); "
+            f"{where} is not a Zarr group that can be read ({one_line(error)}); "
             "a dataset is a group with one array for each input and target"
         ) from error
     if unfinished:
@@ -188,73 +238,63 @@ def open_arrays(
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
-    made = {name: ZarrArray(array, f"array {name!r} of {where}", last) for name, array in arrays.items()}
-    for one in made.values():
-        check_type(one.label, one.dtype, one.array.ndim)
-        _check_codecs(one.label, one.array)
-        _check_grid(one)
-    return made
+    return [_opened(name, where, array, last) for name, array in arrays.items()]
 
 
-def check_type(label: str, dtype: Any, rank: int) -> None:
-    """Raise DatasetError for a dtype that is no number (objects can run code when read), or rank 0."""
-    kind = getattr(dtype, "kind", "?")
-    if kind not in NUMBER_KINDS or dtype.fields is not None or dtype.shape:
-        raise DatasetError(f"{label} has dtype {dtype}; only bool, integers and floats are read")
-    if rank == 0:
-        raise DatasetError(f"{label} is a single number; arrays have the sample axis first")
-
-
-def _check_codecs(label: str, array: zarr.Array[Any]) -> None:
-    document: Mapping[str, Any] = array.metadata.to_dict()
-    if array.metadata.zarr_format == 3:
-        used, allowed = _names_v3(document["codecs"]), CODECS_V3
-    else:
-        entries = [document.get("compressor"), *(document.get("filters") or ())]
-        used = [_name(entry, "id") for entry in entries if entry is not None]
-        allowed = CODECS_V2
-    for name in used:
-        if name not in allowed:
-            raise DatasetError(
-                f"{label} uses codec {name!r}, which is refused; allowed are "
-                f"{', '.join(sorted(allowed))}: write the array again"
-            )
-
-
-def _names_v3(codecs: Any) -> list[str]:
-    names = []
-    for codec in codecs:
-        names.append(_name(codec, "name"))
-        inside = codec.get("configuration", {}) if isinstance(codec, Mapping) else {}
-        for key in ("codecs", "index_codecs"):
-            names += _names_v3(inside.get(key, ()))
-    return names
-
-
-def _name(entry: Any, key: str) -> str:
-    if isinstance(entry, Mapping):
-        return str(entry.get(key))
-    return str(getattr(entry, "codec_id", entry))
-
-
-def _check_grid(one: ZarrArray) -> None:
-    """Raise DatasetError for chunks that are none, and for keys of a kind that is not known."""
-    array, label = one.array, one.label
-    document: Mapping[str, Any] = array.metadata.to_dict()
+def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> DataArray:
+    """Check an array by its metadata, before a chunk is read."""
+    label, metadata = f"array {name!r} of {where}", array.metadata
+    document: Mapping[str, Any] = metadata.to_dict()
+    check_type(label, array.dtype, array.ndim)
     kind = document.get("chunk_grid", {}).get("name", "regular")
     encoding = document.get("chunk_key_encoding", {}).get("name", "default")
     if kind != "regular" or encoding not in ("default", "v2"):
         raise DatasetError(
             f"{label} has a chunk grid {kind!r} with keys {encoding!r}; write it with regular chunks"
         )
-    check_chunks(label, array.shape, (*one.stored_chunks, *array.chunks), one.stored_chunks)
+    stored_chunks = array.shards or array.chunks
+    check_chunks(label, array.shape, array.chunks, stored_chunks)
+    try:
+        decoder, shards = _decoders(array, document)
+    except ValueError as error:
+        raise DatasetError(
+            f"{label} uses {error}, which is refused; allowed are one of blosc, gzip, lz4, zlib and zstd, "
+            "crc32c, shuffle and transpose, in chunks or shards of chunks: write the array again"
+        ) from error
+    keys = _keys(document, grid(array.shape, stored_chunks))
+    stored, fill = chunks_of(array.store, array.path, keys), metadata.fill_value
+    return DataArray(
+        name=name,
+        where=where,
+        shape=array.shape,
+        dtype=array.dtype.newbyteorder("="),
+        chunks=array.chunks,
+        stored_chunks=stored_chunks,
+        index_bytes=0 if shards is None else shards.index.nbytes or 0,
+        fill_value=fill,
+        source=ZarrSource(label, array.shape, array.chunks, fill, stored, decoder, shards, last),
+    )
 
 
-def check_chunks(
-    label: str, shape: tuple[int, ...], extents: tuple[int, ...], stored: tuple[int, ...]
-) -> None:
-    """Raise DatasetError if extents of chunks are not positive, or if the grid of an array is absurd."""
-    if any(extent < 1 for extent in extents):
-        raise DatasetError(f"{label} has chunks of shape {list(stored)}; extents of chunks are at least 1")
-    if prod(grid(shape, stored)) > MOST_CHUNKS:
-        raise DatasetError(f"{label} of shape {list(shape)} has more chunks than there are numbers for them")
+def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Decoder, Shards | None]:
+    """What decodes the chunks of an array. Raises ValueError, which names what is not read."""
+    if document["zarr_format"] == 2:
+        return decoder_v2(array.chunks, array.dtype, array.metadata), None
+    codecs = document["codecs"]
+    if [codec["name"] for codec in codecs] != [SHARDED]:
+        return decoder_v3(array.chunks, array.dtype, codecs), None
+    inner, inside = codecs[0]["configuration"], grid(array.shards or (), array.chunks)
+    index = decoder_v3((*inside, 2), np.dtype(np.uint64), inner["index_codecs"])
+    if index.nbytes is None:
+        raise ValueError("a compressed index of shards")
+    decoder = decoder_v3(array.chunks, array.dtype, inner["codecs"])
+    return decoder, Shards(inside, index, inner.get("index_location") != "start")
+
+
+def _keys(document: Mapping[str, Any], extents: Shape) -> ChunkKeys:
+    """How the chunks of an array are called."""
+    if document["zarr_format"] == 2:
+        return ChunkKeys(extents, "", document["dimension_separator"])
+    encoding = document["chunk_key_encoding"]
+    separator = encoding["configuration"]["separator"]
+    return ChunkKeys(extents, f"c{separator}" if encoding["name"] == "default" else "", separator)

@@ -84,7 +84,7 @@ def test_checksums_before_compression_are_read(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
     # kind -> how the array is written, the chunk, filters it skips, message
-    "bomb": ("gzip", lambda: zlib.compress(bytes(HUGE_BYTES), 9)[:6000], 0, "would decode to 6,001 bytes"),
+    "bomb": ("gzip", lambda: zlib.compress(bytes(HUGE_BYTES), 9)[:6000], 0, "would decode to more"),
     "little-bomb": ("gzip", lambda: zlib.compress(bytes(CHUNK_BYTES + 1)), 0, "would decode to"),
     "short": ("gzip", lambda: zlib.compress(bytes(CHUNK_BYTES - 1)), 0, "5,999 bytes, not the 6,000"),
     "cut": ("gzip", lambda: zlib.compress(X.tobytes())[:99], 0, "ends too early"),
@@ -116,7 +116,8 @@ def test_a_chunk_that_is_larger_than_it_can_be_is_not_read(tmp_path: Path) -> No
     written(tmp_path / "a.h5", compression="gzip")
     put(tmp_path / "a.h5", zlib.compress(bytes(HUGE_BYTES), 1))
     with pytest.raises(
-        DatasetError, match=r"has [0-9,]+ bytes, one of its shape \[1, 1500\] takes at most 72,286"
+        DatasetError,
+        match=r"2/1 has [0-9,]+ bytes, a chunk of its shape \[1, 1500\] takes at most 72,",
     ):
         opened(tmp_path / "a.h5")
 

@@ -1,4 +1,4 @@
-"""What lies in one chunk is read without the library, as the library reads it; the last chunk is kept."""
+"""Chunks are read as the library reads them; the last one that was decoded is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import zarr
@@ -16,13 +17,12 @@ from numcodecs import Shuffle
 from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset import one_chunk
 from oocdl.storage.dataset.dataset import DataArray, Dataset, open_dataset
-from oocdl.storage.dataset.zarr_source import ZarrArray
+from oocdl.storage.dataset.decoding import Decoder
 
 SHAPE, CHUNKS = (5, 4, 7), (2, 4, 3)
 X = np.random.default_rng(0).integers(0, 100, SHAPE)
-OWN: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "v3": {},
     "v3-raw": {"compressors": None},
     "v3-blosc": {"compressors": {"name": "blosc", "configuration": {}}},
@@ -38,9 +38,8 @@ OWN: dict[str, dict[str, Any]] = {
     "v2-zlib": {"zarr_format": 2, "compressors": {"id": "zlib", "level": 1}},
     "v2-lz4": {"zarr_format": 2, "compressors": {"id": "lz4", "acceleration": 1}},
     "v2-blosc": {"zarr_format": 2, "compressors": {"id": "blosc", "cname": "lz4", "clevel": 1}},
-}
-LIBRARY: dict[str, dict[str, Any]] = {
     "v3-sharded": {"chunks": (1, 2, 3), "shards": (2, 4, 3)},
+    "v3-sharded-start": {"chunks": (1, 2, 3), "shards": {"shape": (2, 4, 3), "index_location": "start"}},
     "v3-transposed": {"filters": [TransposeCodec(order=(2, 0, 1))]},
     "v3-checksums": {"compressors": [Crc32cCodec()]},
     "v2-shuffled": {"zarr_format": 2, "filters": [Shuffle(4)]},
@@ -58,11 +57,9 @@ def written(path: Path, zarr_format: int = 3, **options: Any) -> DataArray:
     return open_dataset(path).arrays["x"]
 
 
-@pytest.mark.parametrize("kind", [*OWN, *LIBRARY])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_box_is_as_the_library_reads_it(tmp_path: Path, kind: str) -> None:
-    x = written(tmp_path / "a.zarr", **{**OWN, **LIBRARY}[kind])
-    assert isinstance(x.reader, ZarrArray)
-    assert (x.reader.one_chunk is not None) == (kind in OWN)
+    x = written(tmp_path / "a.zarr", **KINDS[kind])
     whole = np.asarray(zarr.open_group(tmp_path / "a.zarr", mode="r")["x"])
     assert (whole[4:, :, 6:] == 1).all() and (whole != 1).any()
     ranges = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in SHAPE]
@@ -83,15 +80,15 @@ def two_arrays(path: Path) -> Dataset:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """All chunks that were decoded."""
     found: list[weakref.ref[Any]] = []
-    decode: Callable[..., Any] = one_chunk.ChunkReader._decoded
+    decode: Callable[..., Any] = Decoder.__call__
 
-    def noted(self: Any, stored: bytes) -> Any:
+    def noted(self: Decoder, stored: bytes) -> Any:
         assert [one for one in found if one() is not None] == []  # the one before has left
         made = decode(self, stored)
         found.append(weakref.ref(made.base))
         return made
 
-    monkeypatch.setattr(one_chunk.ChunkReader, "_decoded", noted)
+    monkeypatch.setattr(Decoder, "__call__", noted)
     return found
 
 
@@ -105,7 +102,7 @@ def test_pieces_of_a_chunk_are_decoded_once_and_one_chunk_is_kept(tmp_path: Path
                 del found
         assert len(decoded) == 2 * turn
     assert [one() is not None for one in decoded] == [False, False, False, True]
-    assert np.array_equal(data.arrays["x"].read(((0, 5), (0, 4), (0, 7))), X)  # by the library
+    assert np.array_equal(data.arrays["x"].read(((0, 5), (0, 4), (0, 7))), X)
     assert decoded[-1]() is None
 
 
@@ -140,3 +137,25 @@ def test_a_chunk_of_another_size_is_refused(tmp_path: Path) -> None:
         x = open_dataset(tmp_path / "a.zarr").arrays["x"]
         with pytest.raises(DatasetError, match="cannot be read at .*restore or delete the damaged chunk"):
             x.read(((0, 1), (0, 1), (0, 1)))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "outside", "huge"])
+def test_a_damaged_index_of_a_shard_is_never_the_fill_value(tmp_path: Path, damage: str) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=X.astype("f4"), chunks=(1, 2, 3), shards=CHUNKS, compressors=None)
+    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
+    content, size = bytearray(file.read_bytes()), 2 * 2 * 16  # of the index, before its checksum
+    if damage == "flipped":
+        content[-size] ^= 1
+    elif damage == "cut":
+        del content[size:]
+    else:
+        place, number = (0, 1 << 40) if damage == "outside" else (8, 1 << 40)
+        begin = len(content) - size - 4 + place
+        content[begin : begin + 8] = number.to_bytes(8, "little")
+        content[-4:] = google_crc32c.value(bytes(content[-size - 4 : -4])).to_bytes(4, "little")
+    file.write_bytes(content)
+    x = open_dataset(tmp_path / "a.zarr").arrays["x"]
+    for stop in (1, 4):
+        with pytest.raises(DatasetError, match="cannot be read at .*chunk c/0/0/0: "):
+            x.read(((0, 1), (0, stop), (0, 1)))

@@ -1,0 +1,184 @@
+"""One array of a dataset: what is known of it, and how it is read by region, whatever it is stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.errors import DatasetError
+from oocdl.graph.ir.index import Region
+from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkList
+from oocdl.storage.dataset.decoding import most_bytes
+from oocdl.storage.zarr_json import grid
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+NUMBER_KINDS = "biuf"
+"""NumPy kinds that a dataset may have: bool, integers, floats."""
+INNER_BYTES = 128
+"""Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
+
+
+class Source(Protocol):
+    """Where the chunks of an array are: in a Zarr store, or in an HDF5 file behind a lock."""
+
+    @property
+    def known(self) -> ChunkList:
+        """The chunks that were stored when they were listed, which happens once."""
+        ...
+
+    @property
+    def tells(self) -> str:
+        """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
+        ...
+
+    @property
+    def file_mark(self) -> tuple[int, int, int]:
+        """Inode, size and time of the one file that holds the array; zeros where there is none."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Where a chunk is, for messages."""
+        ...
+
+    def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
+
+        Nothing where marks tell all that there is.
+        """
+        ...
+
+    def read(self, region: Region) -> Array:
+        """Read a region. Raises DatasetError for a chunk that is not as listed, any error for a bad one."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DataArray:
+    """One array of a dataset, with the sample axis first."""
+
+    name: str
+    where: str
+    """Name of the dataset, for messages."""
+    shape: Shape
+    """Samples come first."""
+    dtype: np.dtype[Any]
+    """In native byte order."""
+    chunks: Shape
+    """Shape of the chunks: what is decoded together."""
+    stored_chunks: Shape
+    """Shape of what is stored together: of a shard, where there are shards."""
+    index_bytes: int = 0
+    """Size of the index of a shard, where there are shards."""
+    fill_value: Any
+    """What a chunk that is not stored reads as; None if that is not defined."""
+    source: Source
+    allow_missing_chunks: bool = True
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"array {self.name!r} of {self.where}"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded bytes of one chunk, with the index of its shard."""
+        return prod(self.chunks) * self.itemsize + self.index_bytes
+
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks that are stored, listed at the first use.
+
+        Raises DatasetError if one is larger than it can be, or if some are not stored and that is not
+        allowed, or nothing says what they are.
+        """
+        found, fill = self.source.known, self.fill_value
+        most = most_bytes(prod(self.stored_chunks) * self.itemsize)
+        most += prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
+        if len(found.sizes) and int(found.sizes.max()) > most:
+            worst = int(np.argmax(found.sizes))
+            raise DatasetError(
+                f"{self.label}: {self.source.place(int(found.numbers[worst]))} has {found.sizes[worst]:,} "
+                f"bytes, a chunk of its shape {list(self.stored_chunks)} takes at most {most:,}; "
+                "write it again"
+            )
+        if not found.missing:
+            return found
+        counted = f"{found.missing:,} of {prod(found.grid):,} chunks"
+        first = "/".join(map(str, found.index(found.first_missing)))
+        if fill is None or not np.isfinite(fill):
+            raise DatasetError(
+                f"{self.label}: {counted} are not stored, first {first}, and its fill value is "
+                f"{'not defined' if fill is None else fill}; write them"
+            )
+        if not self.allow_missing_chunks:
+            raise DatasetError(
+                f"{self.label}: {counted} are missing, first {first}; they would read as its fill value "
+                f"{fill}, pass allow_missing_chunks=True to accept that"
+            )
+        return found
+
+    def notes(self) -> list[str]:
+        """Say how many chunks are not stored, and whether changes would go unnoticed."""
+        found = []
+        if self.known.missing:
+            found.append(
+                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+                f"and read as their fill value {self.fill_value}"
+            )
+        if self.source.tells == "none":
+            found.append(
+                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
+                "chunk is gone, or on resume in the values of three samples"
+            )
+        return found
+
+    def read(self, region: Region) -> Array:
+        """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.
+
+        Raises DatasetError if a chunk cannot be decoded, or is not what it was when chunks were listed.
+        """
+        _ = self.known
+        try:
+            return np.asarray(self.source.read(region), self.dtype)
+        except DatasetError:
+            raise
+        except Exception as error:  # codecs raise what they like; all mean the same here
+            raise DatasetError(
+                f"{self.label} cannot be read at {region}: "
+                f"{one_line(error)}; restore or delete the damaged chunk"
+            ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return type and text of an error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def check_type(label: str, dtype: Any, rank: int) -> None:
+    """Raise DatasetError for a dtype that is no number (objects can run code when read), or rank 0."""
+    kind = getattr(dtype, "kind", "?")
+    if kind not in NUMBER_KINDS or dtype.fields is not None or dtype.shape:
+        raise DatasetError(f"{label} has dtype {dtype}; only bool, integers and floats are read")
+    if rank == 0:
+        raise DatasetError(f"{label} is a single number; arrays have the sample axis first")
+
+
+def check_chunks(label: str, shape: Shape, chunks: Shape, stored: Shape) -> None:
+    """Raise DatasetError if extents of chunks are not positive, or if the grid of an array is absurd."""
+    if any(extent < 1 for extent in (*chunks, *stored)):
+        raise DatasetError(f"{label} has chunks of shape {list(stored)}; extents of chunks are at least 1")
+    if prod(grid(shape, stored)) > MOST_CHUNKS:
+        raise DatasetError(f"{label} of shape {list(shape)} has more chunks than there are numbers for them")
