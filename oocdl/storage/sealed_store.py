@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -38,10 +37,6 @@ class SealedStore(Store):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SealedStore) and (self.root, self.records) == (other.root, other.records)
-
-    def with_read_only(self, read_only: bool = False) -> SealedStore:
-        """Return a store of the same folder and records."""
-        return SealedStore(self.root, self.what, self.records, read_only)
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -102,13 +97,6 @@ class SealedStore(Store):
         self._check_writable()
         self.records.pop(key, None)
         (self.root / key).unlink(missing_ok=True)
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Delete everything below a prefix."""
-        self._check_writable()
-        for key in [key for key in self.records if key.startswith(prefix)]:
-            del self.records[key]
-        shutil.rmtree(self.root / prefix, ignore_errors=True)
 
     async def list(self) -> AsyncIterator[str]:
         """Yield all keys."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,14 +13,13 @@ from pathlib import Path
 from oocdl.errors import CorruptError, StoreError, printable
 from oocdl.storage.checksums import digest_of
 from oocdl.storage.files import read_text, remove, reporting, sync_path, write_text
-from oocdl.storage.run.chunks import metadata_of
 from oocdl.storage.run.fencing import next_epoch
 from oocdl.storage.run.garbage import refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_current, load_manifest, publish
-from oocdl.storage.run.run_verification import array_damages, groups_of, holds, kept_damages
+from oocdl.storage.run.run_verification import array_damages, holds, kept_damages, metadata_files
 from oocdl.storage.run.sealed_files import COPY, read_sealed
 
 
@@ -150,8 +150,7 @@ def _all_manifests(root: Path) -> Iterator[Manifest | str]:
 
 def _age(path: Path) -> tuple[int, ...]:
     """Return version and epoch of a manifest by its name."""
-    parts = path.stem.split("-")[1:]
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+    return tuple(map(int, re.findall(r"\d+", path.name)))
 
 
 def _set_aside(path: Path) -> None:
@@ -193,12 +192,8 @@ def _first_sound(root: Path, found: Iterable[Manifest | str], ours: str) -> tupl
         if manifest.seals.get("run.json", ours) != ours:
             reasons.append(f"{root / manifest.file} is another run's")
             continue
-        wrong = [
-            damage
-            for tensor in manifest.tensors.values()
-            for damage in array_damages(root, manifest.step, tensor)
-            if damage.chunk
-        ]
+        arrays = manifest.tensors.values()
+        wrong = [damage for one in arrays for damage in array_damages(root, manifest.step, one)]
         if not wrong:
             return manifest, reasons
         reasons.append(f"{wrong[0]}" + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
@@ -206,10 +201,8 @@ def _first_sound(root: Path, found: Iterable[Manifest | str], ours: str) -> tupl
 
 
 def _metadata(root: Path, manifest: Manifest) -> Iterator[str]:
-    """Write metadata of Zarr groups and arrays anew where it is damaged: it follows from the manifest."""
-    wanted = groups_of(manifest)
-    wanted |= {Path(t.folder) / "zarr.json": metadata_of(t) for t in manifest.tensors.values()}
-    for file, text in wanted.items():
+    """Write metadata of Zarr groups and arrays anew where it is damaged."""
+    for file, text in metadata_files(manifest).items():
         path = root / file
         if not holds(path, text):
             _write_anew(path, text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.errors import CorruptError, StoreError, printable
 from oocdl.storage.files import read_bytes, reporting
-from oocdl.storage.run.chunks import files_of, read_chunk
+from oocdl.storage.run.chunks import metadata_of, read_chunk
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import what
 from oocdl.storage.run.manifest import GROUPS, Manifest, Tensor
@@ -29,11 +30,6 @@ class Damage:
     """The file of the chunk, if it is one."""
     step: int | None = None
     """Step of the version that it belongs to; None if it belongs to none."""
-
-    @classmethod
-    def of(cls, what: str, error: CorruptError, chunk: str = "", step: int | None = None) -> Damage:
-        """Return what an error tells, without the way out, which is the same for all."""
-        return cls(what, str(error).partition("; ")[0], chunk, step)
 
     def __str__(self) -> str:
         chunk = f" chunk {self.chunk}" if self.chunk else ""
@@ -97,28 +93,25 @@ def _pointer(root: Path) -> bytes:
 
 def _verification(root: Path) -> Verification:
     damages: list[Damage] = []
-    manifest = None
-    try:
+    manifest = parent = None
+    with _noted(damages, "CURRENT"):
         manifest, _ = load_current(root)
-    except CorruptError as error:
-        damages.append(Damage.of("CURRENT", error))
     damages += _files(root, manifest)
-    versions = [] if manifest is None else [manifest]
     if manifest is not None and manifest.parent is not None:
-        try:
-            versions.append(load_manifest(root, manifest.parent))
-        except CorruptError as error:
-            damages.append(Damage.of(manifest.parent, error))
+        with _noted(damages, manifest.parent):
+            parent = load_manifest(root, manifest.parent)
     tensors: dict[str, tuple[int, Tensor]] = {}
-    for version in versions:
-        damages += _groups(root, version)
-        for tensor in version.tensors.values():
-            tensors.setdefault(tensor.folder, (version.step, tensor))
+    for version in (manifest, parent):
+        if version is not None:
+            damages += _metadata(root, version)
+            for tensor in version.tensors.values():
+                tensors.setdefault(tensor.folder, (version.step, tensor))
     for step, tensor in tensors.values():
         damages += array_damages(root, step, tensor)
     chunks = [record for _, tensor in tensors.values() for record in tensor.records.values()]
     if manifest is not None:
-        damages += _history(root, manifest)
+        with _noted(damages, "history", step=manifest.step):
+            History(root / "history" / "steps.jsonl", manifest.history).rows()
         for name in manifest.kept:
             damages += kept_damages(root, manifest, name)
             chunks += [r for key, r in manifest.kept[name].records.items() if key != "zarr.json"]
@@ -128,61 +121,57 @@ def _verification(root: Path) -> Verification:
     return Verification(root, step_now, arrays, len(chunks), nbytes, tuple(dict.fromkeys(damages)))
 
 
-def array_damages(root: Path, step: int, tensor: Tensor) -> Iterator[Damage]:
-    """Yield what is wrong with a stored array: its metadata, and each chunk."""
-    name = f"array {tensor.spec.name!r}"
-    metadata = SealedStore(root / tensor.folder, name, files_of(tensor))
+@contextmanager
+def _noted(damages: list[Damage], what: str, chunk: str = "", step: int | None = None) -> Iterator[None]:
+    """Add what an error tells, without the way out, which is the same for all."""
     try:
-        metadata.read("zarr.json")
+        yield
     except CorruptError as error:
-        yield Damage.of(f"{name} metadata", error, step=step)
+        damages.append(Damage(what, str(error).partition("; ")[0], chunk, step))
+
+
+def array_damages(root: Path, step: int, tensor: Tensor) -> list[Damage]:
+    """Return what is wrong with the chunks of a stored array."""
+    damages: list[Damage] = []
     for index in tensor.records:
-        try:
+        with _noted(damages, f"array {tensor.spec.name!r}", chunk_key(index), step):
             read_chunk(root, tensor, index)
-        except CorruptError as error:
-            yield Damage.of(name, error, chunk_key(index), step)
+    return damages
 
 
-def kept_damages(root: Path, manifest: Manifest, name: str) -> Iterator[Damage]:
-    """Yield what is wrong with a kept value."""
-    value = manifest.kept[name]
+def kept_damages(root: Path, manifest: Manifest, name: str) -> list[Damage]:
+    """Return what is wrong with a kept value."""
+    value, damages = manifest.kept[name], list[Damage]()
     store = SealedStore(root / "kept" / value.id, what(name, value.step), dict(value.records))
     for key in value.records:
-        try:
+        with _noted(damages, f"kept value {name!r}", key, value.step):
             store.read(key)
-        except CorruptError as error:
-            yield Damage.of(f"kept value {name!r}", error, key, value.step)
+    return damages
 
 
-def _history(root: Path, manifest: Manifest) -> Iterator[Damage]:
-    try:
-        History(root / "history" / "steps.jsonl", manifest.history).rows()
-    except CorruptError as error:
-        yield Damage.of("history", error, step=manifest.step)
-
-
-def _files(root: Path, manifest: Manifest | None) -> Iterator[Damage]:
-    """Yield what is wrong with files that hold their own digest."""
-    seals = {} if manifest is None else manifest.seals
+def _files(root: Path, manifest: Manifest | None) -> list[Damage]:
+    """Return what is wrong with files that hold their own digest."""
+    seals, damages = {} if manifest is None else manifest.seals, list[Damage]()
     for file in SEALED_FILES:
-        try:
+        with _noted(damages, file):
             known = seals.get("run.json" if file == COPY else file)
             if read_sealed(root / file, known) is None and file in ("run.json", COPY, *seals):
-                yield Damage(file, f"{root / file} is lost")
-        except CorruptError as error:
-            yield Damage.of(file, error)
+                damages.append(Damage(file, f"{root / file} is lost"))
+    return damages
 
 
-def groups_of(manifest: Manifest) -> dict[Path, str]:
-    """Return the metadata of the Zarr groups of a run, by file in the run: other readers need them."""
+def metadata_files(manifest: Manifest) -> dict[Path, str]:
+    """Return the metadata of the Zarr groups and arrays of a run, by file in the run: they follow from it."""
     wanted = {Path(name) / "zarr.json": group_json() for name in GROUPS}
     for tensor in manifest.tensors.values():
-        wanted[Path(tensor.folder).parent / "zarr.json"] = group_json({"name": tensor.spec.name})
+        folder = Path(tensor.folder)
+        wanted[folder.parent / "zarr.json"] = group_json({"name": tensor.spec.name})
+        wanted[folder / "zarr.json"] = metadata_of(tensor)
     return wanted
 
 
-def _groups(root: Path, manifest: Manifest) -> Iterator[Damage]:
-    for file, text in groups_of(manifest).items():
+def _metadata(root: Path, manifest: Manifest) -> Iterator[Damage]:
+    for file, text in metadata_files(manifest).items():
         if not holds(root / file, text):
             yield Damage(str(file), f"{root / file} is lost or is not what was written")
 
