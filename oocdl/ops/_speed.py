@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.speed import Probe, RateTable, Streaming
+from oocdl.graph.ir.speed import Probe, Streaming
 
 ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose"
 """The operators whose rates stand for all operators that do little arithmetic on each element, that
 compute an exponential or the like of it, that only read it, and that only move it."""
-
-
-def giga(sizes: Sequence[int], *rates: float) -> RateTable:
-    """Make a table of rates from GFLOP/s.
-
-    >>> giga((1, 4), 2, 3.5)
-    ((1, 2000000000.0), (4, 3500000000.0))
-    """
-    return tuple((size, 1e9 * rate) for size, rate in zip(sizes, rates, strict=True))
 
 
 def streaming(like: str, gigabytes: float | None, probes: Callable[[Shape], Iterator[Probe]]) -> Streaming:

@@ -18,7 +18,7 @@ from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
-from oocdl.ops._speed import MOVING, READING, giga
+from oocdl.ops._speed import MOVING, READING
 
 EXTENTS, FEW_EXTENTS = (1, 4, 16, 64, 256, 1024), (16, 256, 1024)
 """Smallest extents that are measured, in float32 and in bfloat16."""
@@ -155,16 +155,6 @@ RULES: tuple[OpRule, ...] = (
             like=READING,
             kind=_kind,
             probes=_probes,
-            rate_tables={
-                "Einsum batched": giga(EXTENTS, 3, 11, 66, 92, 100, 110),
-                "Einsum inner": giga(EXTENTS, 4.4, 18, 67, 150, 200, 210),
-                "Einsum outer": giga(EXTENTS, 14, 34, 89, 200, 230, 220),
-            },
-            bfloat16_rate_tables={
-                "Einsum batched": giga(FEW_EXTENTS, 150, 320, 420),
-                "Einsum inner": giga(FEW_EXTENTS, 45, 330, 420),
-                "Einsum outer": giga(FEW_EXTENTS, 190, 470, 460),
-            },
             then=_transposed,
         ),
         flops=_flops,

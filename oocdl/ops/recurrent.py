@@ -40,9 +40,9 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.program import Instruction
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype
-from oocdl.ops._speed import READING, giga
+from oocdl.ops._speed import READING
 
 ROWS = (1, 8, 64)
 """Samples at once, by which the speed of a step is measured: its product has as many rows."""
@@ -65,8 +65,6 @@ class Kind:
     """The usual ones; others of the same number may be given."""
     back: tuple[str, ...]
     """Operands of the gradient behind R and before those of the loss: ``h0`` or ``c0``, then results."""
-    rates: RateTable
-    back_rates: RateTable
 
     def names(self, late: bool) -> tuple[str, ...]:
         """Return the operands, without the mask."""
@@ -273,7 +271,7 @@ def _scratch(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence
     return 2 * width * hidden + 10 * samples * width + steps * samples * hidden + 6 * block * hidden
 
 
-def _speed(op: str, rates: RateTable, probe: Any) -> Computing:
+def _speed(op: str, probe: Any) -> Computing:
     def kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
         return op, step.kernel_shapes[0][1]
 
@@ -282,7 +280,7 @@ def _speed(op: str, rates: RateTable, probe: Any) -> Computing:
             hidden = max(int(256 * scale.share), 4)
             yield op, samples, Probe(op, *probe({"t": 32, "n": samples, "h": hidden}))
 
-    return Computing(like=READING, kind=kind, probes=probes, rate_tables={op: rates})
+    return Computing(like=READING, kind=kind, probes=probes)
 
 
 def _probe(kind: Kind, names: Sequence[str], sizes: Mapping[str, int]) -> tuple[tuple[Given, ...], Any]:
@@ -305,7 +303,7 @@ def _rules(kind: Kind) -> tuple[OpRule, OpRule]:
             infer=partial(_infer, kind),
             gradient=partial(_gradient, kind),
             axes=partial(_axes, kind, names, kind.results()),
-            speed=_speed(kind.op, kind.rates, partial(_probe, kind, names)),
+            speed=_speed(kind.op, partial(_probe, kind, names)),
             flops=partial(_flops, 1),
             scratch_elements=partial(_scratch, 1),
             keeps_axes=False,
@@ -315,7 +313,7 @@ def _rules(kind: Kind) -> tuple[OpRule, OpRule]:
             infer=partial(_infer_back, kind),
             gradient=no_second_derivative,
             axes=partial(_axes, kind, back, _made_names(kind)),
-            speed=_speed(f"{kind.op}Grad", kind.back_rates, partial(_probe, kind, back)),
+            speed=_speed(f"{kind.op}Grad", partial(_probe, kind, back)),
             flops=partial(_flops, 0),
             scratch_elements=partial(_scratch, 0),
             keeps_axes=False,
@@ -330,8 +328,6 @@ KINDS: Mapping[str, Kind] = {
         states=1,
         activations=("Tanh",),
         back=("h",),
-        rates=giga(ROWS, 15, 50, 69),
-        back_rates=giga(ROWS, 14, 46, 93),
     ),
     "GRU": Kind(
         op="GruSteps",
@@ -339,8 +335,6 @@ KINDS: Mapping[str, Kind] = {
         states=1,
         activations=("Sigmoid", "Tanh"),
         back=("h0", "gates", "h"),
-        rates=giga(ROWS, 12, 40, 72),
-        back_rates=giga(ROWS, 14, 46, 125),
     ),
     "LSTM": Kind(
         op="LstmSteps",
@@ -348,8 +342,6 @@ KINDS: Mapping[str, Kind] = {
         states=2,
         activations=("Sigmoid", "Tanh", "Tanh"),
         back=("c0", "gates", "c"),
-        rates=giga(ROWS, 18, 54, 88),
-        back_rates=giga(ROWS, 17, 46, 107),
     ),
 }
 """ONNX operator -> what it is made of here."""

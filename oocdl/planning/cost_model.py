@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import exp, log, prod
+from pathlib import Path
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import OpRule, Rules
@@ -108,13 +109,12 @@ class Rates:
         if self.thin_slab_elements < 0:
             raise ValueError("the rate of slabs of less than no elements is asked for")
 
-    def flops_per_second(self, kind: str, size: int, speed: Computing) -> float:
+    def flops_per_second(self, kind: str, size: int) -> float:
         """The floating-point operations a second of a heavy operator of a kind and size, interpolated.
 
-        For a kind that was not measured, the nominal rates in the operator's ``speed`` count.
+        The nominal rates count for a kind that was not measured.
         """
-        nominal = speed.bfloat16_rate_tables if kind.endswith(BFLOAT16_SUFFIX) else speed.rate_tables
-        return interpolate(self.arithmetic.get(kind) or nominal[kind.removesuffix(BFLOAT16_SUFFIX)], size)
+        return interpolate(self.arithmetic.get(kind) or NOMINAL.arithmetic[kind], size)
 
     def bytes_per_second(self, op: str, rules: Rules) -> float:
         """The rate at which an operator's bytes are read and written.
@@ -175,7 +175,7 @@ def instruction_seconds(
         dtype = dtypes[instruction.operands[0].slot]
         kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
         flops = rule.flops(instruction.node, shapes, list(instruction.kernel_shapes))
-        seconds = max(flops / rates.flops_per_second(kind, size, rule.speed), seconds)
+        seconds = max(flops / rates.flops_per_second(kind, size), seconds)
         for op in rule.speed.then(instruction):
             seconds += 2 * _result_bytes(instruction) / rates.bytes_per_second(op, rules)
     for operand, shape in zip(instruction.operands, shapes, strict=True):
@@ -224,14 +224,12 @@ def scratch_ratio(program: Program, rules: Rules, rates: Rates) -> float:
     return most
 
 
-def _nominal_arithmetic(rules: Rules) -> Iterator[tuple[str, RateTable]]:
-    """Nominal tables of the heavy operators, by kind."""
-    for rule in rules.values():
-        if isinstance(rule.speed, Computing):
-            yield from rule.speed.rate_tables.items()
-            yield from (
-                (kind + BFLOAT16_SUFFIX, points) for kind, points in rule.speed.bfloat16_rate_tables.items()
-            )
+def _nominal_arithmetic() -> dict[str, RateTable]:
+    """The nominal tables of the heavy operators by kind, of which the file has GFLOP/s by size."""
+    tables = json.loads(Path(__file__).with_name("nominal_rates.json").read_text())
+    return {
+        kind: tuple((size, 1e9 * gigaflops) for size, gigaflops in points) for kind, points in tables.items()
+    }
 
 
 def _nominal_memory(rules: Rules) -> Iterator[tuple[str, float]]:
@@ -247,7 +245,7 @@ def _nominal_memory(rules: Rules) -> Iterator[tuple[str, float]]:
 
 
 NOMINAL = Rates(
-    arithmetic=dict(_nominal_arithmetic(RULES)),
+    arithmetic=_nominal_arithmetic(),
     memory=dict(_nominal_memory(RULES)),
     copy_bytes_per_second=2.4e10,
     instruction_seconds=2.7e-6,
@@ -257,4 +255,5 @@ NOMINAL = Rates(
     thin_slab_elements=THIN_SLAB_ELEMENTS,
 )
 """What ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
-virtual machine and its virtual disk, rounded to two digits. Rates of operators stand in their rules."""
+virtual machine and its virtual disk, rounded to two digits. The rules of operators that are bound by memory
+have their rates."""

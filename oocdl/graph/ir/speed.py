@@ -1,4 +1,4 @@
-"""The speed of an operator, as its rule says: what bounds it, how it is measured, and its nominal rates."""
+"""The speed of an operator, as its rule says: what bounds it, and how it is measured."""
 
 from __future__ import annotations
 
@@ -69,11 +69,6 @@ class Computing:
     """(instruction, shapes of its operands with padding, ``Rates.thin_slab_elements``) -> the kind, whose
     table of rates counts, and the one size that matters most."""
     probes: Callable[[Scale], Iterable[Heavy]]
-    rate_tables: Mapping[str, RateTable]
-    """Nominal tables by kind, of one thread: floating-point operations a second by size. They count, too,
-    where a cache of rates was measured before the kind existed."""
-    bfloat16_rate_tables: Mapping[str, RateTable] = field(default_factory=dict)
-    """The same tables for operands of bfloat16; empty unless the operator is a product."""
     then: Callable[[Instruction], Sequence[str]] = lambda step: ()
     """Operators that the kernel applies to the result; their time is added."""
     arranged_elements: Callable[[Instruction, Sequence[Shape]], int] = lambda step, shapes: 0

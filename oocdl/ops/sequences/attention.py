@@ -45,9 +45,9 @@ from oocdl.graph.ir.score_tiles import (
     seen_scores,
     tiling,
 )
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops._speed import READING, giga
+from oocdl.ops._speed import READING
 
 SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
 """The smallest extents of products that are measured, in float32 and in bfloat16."""
@@ -213,14 +213,11 @@ def _probes(op: str, scale: Scale) -> Iterator[Heavy]:
         yield op, small, Probe(op, tuple(given), {**DEFAULTS, "scale": small**-0.5})
 
 
-def _speed(op: str, rates: RateTable) -> Computing:
-    few = tuple(pair for pair in rates if pair[0] in FEW_SIZES)
+def _speed(op: str) -> Computing:
     return Computing(
         like=READING,
         kind=partial(_kind, op),
         probes=partial(_probes, op),
-        rate_tables={op: rates},
-        bfloat16_rate_tables={op: few},
         small_tiles=_small_tiles,
         tile_seconds=TILE_SECONDS[op],
     )
@@ -232,7 +229,7 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
-        speed=_speed("Attend", giga(SIZES, 20, 50, 115, 165)),
+        speed=_speed("Attend"),
         flops=partial(_flops, (1, 1)),
         scratch_elements=partial(_scratch, 3),
         localize=_localize,
@@ -244,7 +241,7 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer,
         gradient=no_second_derivative,
         axes=_axes,
-        speed=_speed("AttendGrad", giga(SIZES, 22, 65, 130, 170)),
+        speed=_speed("AttendGrad"),
         flops=partial(_flops, (3, 2)),
         scratch_elements=partial(_scratch, 5),
         localize=_localize,

@@ -1,4 +1,4 @@
-"""Speeds of convolutions: their kinds, the measurements of each, and nominal rates.
+"""Speeds of convolutions: their kinds, and the measurements of each.
 
 A kind is one of two or three spatial axes, "point" (kernel 1) or "window", strided or not; its size is
 the elements of the window times the smaller count of channels. Convolutions with groups are "grouped", or
@@ -8,7 +8,7 @@ weights in a thin slab is a kind of its own, for engines that say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, RateTable, Scale
-from oocdl.ops._speed import READING, giga
+from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
+from oocdl.ops._speed import READING
 
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
 """Channels that are measured, in float32 and in bfloat16."""
@@ -25,9 +25,6 @@ CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
 _GROUPED = ((1, 3, 1), (1, 3, 2), (4, 3, 1), (4, 3, 2))
 _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 """(channels of a group, extent of the window, stride) that are measured; in float32 further ones, by axes."""
-
-Table = Mapping[str, tuple[float, ...]]
-"""Kind without the operator -> GFLOP/s by count of channels."""
 
 
 def _weights(step: Instruction, shapes: Sequence[Shape], makes_weights: bool) -> Shape:
@@ -118,153 +115,14 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
         yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
 
 
-def _rate_tables(op: str, table: Table, channels: Sequence[int]) -> dict[str, RateTable]:
-    """Return the tables of rates by kind, with the operator put before each kind."""
-
-    def sizes(what: str) -> list[int]:
-        if what.endswith(("grouped", "depthwise")):
-            axes = int(what[0])
-            more = () if channels is FEW_CHANNELS else _GROUPED_MORE[axes]
-            strided, alone = "strided" in what, what.endswith("depthwise")
-            return [
-                count * taps**axes
-                for count, taps, stride in (*_GROUPED, *more)
-                if (stride > 1, count == 1) == (strided, alone)
-            ]
-        taps = 1 if what.endswith("point") else 27 if what.startswith("3d") else 9
-        return [count * taps for count in channels]
-
-    return {f"{op} {what}": giga(sizes(what), *rates) for what, rates in table.items()}
-
-
-def _speed(op: str, table: Table, bfloat16: Table) -> Computing:
+def _speed(op: str) -> Computing:
     makes_weights = op == "ConvWeightGrad"
     return Computing(
         like=READING,
         kind=partial(_kind, makes_weights=makes_weights),
         arranged_elements=lambda step, shapes: prod(_weights(step, shapes, makes_weights)),
         probes=partial(_probes, op=op),
-        rate_tables=_rate_tables(op, table, CHANNELS),
-        bfloat16_rate_tables=_rate_tables(op, bfloat16, FEW_CHANNELS),
     )
 
 
-CONV = _speed(
-    "Conv",
-    {
-        "2d point": (8.6, 24, 64, 96, 110),
-        "2d strided point": (6.6, 11, 49, 83, 110),
-        "2d strided window": (42, 78, 170, 250, 210),
-        "2d window": (73, 130, 210, 260, 260),
-        "3d point": (5.6, 14, 41, 67, 99),
-        "3d strided point": (2.8, 2.1, 41, 120, 140),
-        "3d strided window": (37, 55, 71, 160, 140),
-        "3d window": (34, 120, 200, 270, 270),
-        "2d depthwise": (48, 86),
-        "2d grouped": (38, 130),
-        "2d strided depthwise": (22,),
-        "2d strided grouped": (36,),
-        "3d depthwise": (85, 92),
-        "3d grouped": (39, 140),
-        "3d strided depthwise": (29,),
-        "3d strided grouped": (35,),
-    },
-    {
-        "2d point": (4, 50, 140, 310),
-        "2d strided point": (3.9, 20, 80, 170),
-        "2d strided window": (25, 130, 310, 350),
-        "2d window": (47, 240, 430, 490),
-        "3d point": (16, 220, 360, 500),
-        "3d strided point": (5.7, 100, 220, 200),
-        "3d strided window": (58, 300, 460, 280),
-        "3d window": (120, 460, 560, 560),
-        "2d depthwise": (73,),
-        "2d grouped": (74,),
-        "2d strided depthwise": (32,),
-        "2d strided grouped": (58,),
-        "3d depthwise": (110,),
-        "3d grouped": (85,),
-        "3d strided depthwise": (38,),
-        "3d strided grouped": (60,),
-    },
-)
-CONV_TRANSPOSE = _speed(
-    "ConvTranspose",
-    {
-        "2d point": (16, 43, 60, 93, 110),
-        "2d strided point": (7.9, 18, 24, 74, 82),
-        "2d strided window": (12, 39, 140, 240, 230),
-        "2d window": (15, 56, 210, 270, 270),
-        "3d point": (13, 24, 46, 78, 100),
-        "3d strided point": (2.8, 3.4, 3.7, 14, 30),
-        "3d strided window": (7.6, 20, 37, 130, 210),
-        "3d window": (16, 58, 230, 320, 400),
-        "2d depthwise": (35, 76),
-        "2d grouped": (36, 94),
-        "2d strided depthwise": (15,),
-        "2d strided grouped": (28,),
-        "3d depthwise": (57, 88),
-        "3d grouped": (38, 170),
-        "3d strided depthwise": (1.9,),
-        "3d strided grouped": (23,),
-    },
-    {
-        "2d point": (4.2, 49, 130, 240),
-        "2d strided point": (2.7, 14, 33, 87),
-        "2d strided window": (13, 89, 210, 340),
-        "2d window": (18, 250, 430, 490),
-        "3d point": (4.1, 210, 370, 500),
-        "3d strided point": (1.2, 16, 79, 120),
-        "3d strided window": (11, 170, 500, 470),
-        "3d window": (33, 510, 670, 770),
-        "2d depthwise": (65,),
-        "2d grouped": (78,),
-        "2d strided depthwise": (1.1,),
-        "2d strided grouped": (50,),
-        "3d depthwise": (98,),
-        "3d grouped": (79,),
-        "3d strided depthwise": (0.53,),
-        "3d strided grouped": (36,),
-    },
-)
-CONV_WEIGHT_GRAD = _speed(
-    "ConvWeightGrad",
-    {
-        "2d point": (55, 8.9, 81, 99, 110),
-        "2d strided point": (19, 7, 56, 92, 100),
-        "2d strided window": (29, 86, 170, 170, 130),
-        "2d window": (60, 160, 240, 260, 230),
-        "3d point": (19, 7.1, 55, 87, 100),
-        "3d strided point": (2.7, 2.5, 39, 61, 110),
-        "3d strided window": (30, 16, 130, 160, 93),
-        "3d thin window": (37, 28, 140, 220, 240),
-        "3d window": (23, 170, 240, 250, 260),
-        "2d depthwise": (54, 9.9),
-        "2d grouped": (35, 130),
-        "2d strided depthwise": (24,),
-        "2d strided grouped": (21,),
-        "3d depthwise": (58, 11),
-        "3d grouped": (50, 150),
-        "3d strided depthwise": (12,),
-        "3d strided grouped": (32,),
-    },
-    {
-        "2d point": (3.9, 49, 150, 260),
-        "2d strided point": (2.7, 18, 65, 120),
-        "2d strided window": (19, 99, 240, 250),
-        "2d window": (22, 200, 350, 430),
-        "3d point": (12, 120, 350, 490),
-        "3d strided point": (3.7, 32, 73, 95),
-        "3d strided window": (49, 180, 270, 130),
-        "3d thin window": (230, 450, 520, 440),
-        "3d window": (180, 390, 450, 400),
-        "2d depthwise": (74,),
-        "2d grouped": (17,),
-        "2d strided depthwise": (26,),
-        "2d strided grouped": (11,),
-        "3d depthwise": (72,),
-        "3d grouped": (29,),
-        "3d strided depthwise": (14,),
-        "3d strided grouped": (16,),
-    },
-)
+CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD = map(_speed, ("Conv", "ConvTranspose", "ConvWeightGrad"))

@@ -16,7 +16,7 @@ from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
-from oocdl.ops._speed import READING, giga
+from oocdl.ops._speed import READING
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
@@ -124,9 +124,7 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
-        speed=Computing(
-            like=READING, kind=_kind, probes=_probes, rate_tables={"MaxPool": giga((8, 27), 3.4, 3.5)}
-        ),
+        speed=Computing(like=READING, kind=_kind, probes=_probes),
         flops=_flops,
         scratch_elements=_scratch,
         fill=-inf,
@@ -136,12 +134,7 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_grad,
         gradient=no_second_derivative,
         axes=_axes_grad,
-        speed=Computing(
-            like=READING,
-            kind=_kind,
-            probes=_probes_grad,
-            rate_tables={"MaxPoolGrad": giga((8, 27), 0.84, 0.49)},
-        ),
+        speed=Computing(like=READING, kind=_kind, probes=_probes_grad),
         flops=_flops_grad,
         scratch_elements=_scratch_grad,
         fill=-inf,
