@@ -52,14 +52,16 @@ FLOORS = (
     (Room("planning", "the recipe; units that fit the budget; simulated seconds; tasks in order", PURE),),
     (
         Room("engines", "torch · ort · numpy", COMPUTE, 2.1),
-        Room("config", "settings", PEOPLE),
         Room("losses", "Dice, …", PEOPLE),
         Room("optim", "Adam, …", PEOPLE),
+    ),
+    (
+        Room("fusion", "chains as one loop", COMPUTE, 1.7),
+        Room("config", "settings", PEOPLE),
         Room("space", "LogUniform, …", PEOPLE),
     ),
     (
-        Room("fusion", "chains as one loop", COMPUTE, 1.3),
-        Room("ops", "operators: shape, cut, gradient", PURE, 1.7),
+        Room("ops", "operators: shape, formula, cut, gradient", PURE, 1.7),
         Room("storage", "cache · run · dataset", BYTES, 1.7),
     ),
     (

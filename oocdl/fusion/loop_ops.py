@@ -1,9 +1,9 @@
 """Writes the elementwise operators of loops as instructions of LLVM on vectors.
 
-Every elementwise operator of an engine stands in one of these tables, or in ``NO_LOOP`` with the reason.
-Each entry takes the builder, its operands (names of values) and the node's attributes, and gives the
-name of the result. Arithmetic is as the operators are defined, never contracted or reordered: a
-fused chain rounds where its members do.
+Every elementwise operator of an engine stands in one of these tables, by its formula if it has one, or in
+``NO_LOOP`` with the reason. Each entry takes the builder, its operands (names of values) and the node's
+attributes, and gives the name of the result. Arithmetic is as the operators are defined, never contracted
+or reordered: a fused chain rounds where its members do.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oocdl.fusion.llvm_ir import Builder
+from oocdl.ops.activation import FORMULAS
+from oocdl.ops.expression import compute
+from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
 
@@ -50,36 +53,6 @@ def _compare(floats: str, integers: str) -> Emit:
     return emit
 
 
-def _positive(b: Builder, value: str) -> str:
-    return b.new(f"fcmp ogt {b.type} {value}, zeroinitializer")
-
-
-def _relu(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    low = b.new(f"fcmp ole {b.type} {args[0]}, zeroinitializer")  # what is no number stays
-    return b.select(low, "zeroinitializer", args[0])
-
-
-def _relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    low = b.new(f"fcmp ole {b.type} {args[1]}, zeroinitializer")
-    return b.select(low, "zeroinitializer", args[0])
-
-
-def _leaky_relu(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, attrs['alpha'])}")
-    return b.select(_positive(b, args[0]), args[0], scaled)
-
-
-def _leaky_relu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, attrs['alpha'])}")
-    return b.select(_positive(b, args[1]), args[0], scaled)
-
-
-def _elu_grad(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    slope = b.new(f"fadd {b.type} {args[1]}, {_splat(b, attrs['alpha'])}")
-    scaled = b.new(f"fmul {b.type} {args[0]}, {slope}")
-    return b.select(_positive(b, args[1]), args[0], scaled)
-
-
 def deviation(b: Builder, variance: str, eps: float) -> str:
     """Return the factor of centred values, ``1 / sqrt(variance + eps)``."""
     if (variance, eps) not in b.deviations:
@@ -95,16 +68,23 @@ def _normalize(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str
     return b.new(f"fmul {b.type} {centred}, {scale}")
 
 
-def _dropout(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    ratio = float(attrs["ratio"])
-    if ratio >= 1.0:
-        return "zeroinitializer"
-    kept = b.new(f"fcmp oge {b.type} {args[1]}, {_splat(b, ratio)}")
-    scaled = b.new(f"fmul {b.type} {args[0]}, {_splat(b, 1.0 / (1.0 - ratio))}")
-    return b.select(kept, scaled, "zeroinitializer")
+def _select(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    return b.select(args[0], args[1], args[2])
 
 
-FLOATS: Mapping[str, Emit] = {
+def _by_formula(row: Row) -> Emit:
+    """Return the entry of an operator whose formula has primitives of loops alone."""
+
+    def emit(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
+        def apply(op: str, given: list[str | float]) -> str:
+            return _PRIMITIVES[op](b, [g if isinstance(g, str) else _splat(b, g) for g in given], {})
+
+        return compute(row.steps(attrs), args, apply)
+
+    return emit
+
+
+_ARITHMETIC: Mapping[str, Emit] = {
     "Add": _two("fadd"),
     "Sub": _two("fsub"),
     "Mul": _two("fmul"),
@@ -117,15 +97,8 @@ FLOATS: Mapping[str, Emit] = {
     "Floor": _call("floor"),
     "Round": _call("roundeven"),
     "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {args[0]}"),
-    "Relu": _relu,
-    "ReluGrad": _relu_grad,
-    "LeakyRelu": _leaky_relu,
-    "LeakyReluGrad": _leaky_relu_grad,
-    "EluGrad": _elu_grad,
-    "Normalize": _normalize,
-    "Dropout": _dropout,
 }
-"""Operators on floating-point numbers whose operands all have the dtype of the result."""
+"""Primitives on floating-point numbers whose operands all have the dtype of the result."""
 
 COMPARE: Mapping[str, Emit] = {
     "Greater": _compare("ogt", "sgt"),
@@ -141,22 +114,42 @@ LOGIC: Mapping[str, Emit] = {
 }
 """Operators on bools."""
 
+_PRIMITIVES: Mapping[str, Emit] = {
+    **_ARITHMETIC,
+    **COMPARE,
+    "LessOrEqual": _compare("ole", "sle"),
+    "Where": _select,
+}
+"""Primitives that formulas are made of."""
+
 DTYPES_DIFFER = frozenset({"Cast", "Where"})
 """Operators that ``codegen`` writes itself: their operands and results are of several dtypes."""
 
-ATTRIBUTES = frozenset({"alpha", "eps", "ratio"})
+ATTRIBUTES = frozenset({"eps", *(name for row in FORMULAS.values() for name in row.sample)})
 """Attributes that the entries of these tables read."""
 
 _FUNCTION = "LLVM has no vectors of this function: it would call the C library a number at a time"
 _ORDER = "engines multiply in orders of their own, and their bits would change"
+
+
+def _is_arithmetic(row: Row) -> bool:
+    return all(step.op in _PRIMITIVES for step in row.steps(row.sample))
+
+
 NO_LOOP: Mapping[str, str] = {
     **dict.fromkeys(
         ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Mod"),
         _FUNCTION,
     ),
-    **dict.fromkeys(
-        ("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus", "Elu", "Gelu", "GeluGrad"), _FUNCTION
-    ),
+    **dict.fromkeys(("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus"), _FUNCTION),
+    **{op: _FUNCTION for op, row in FORMULAS.items() if not _is_arithmetic(row)},
     **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
 }
 """Operator that chains run block by block -> the reason why loops do not compute it."""
+
+FLOATS: Mapping[str, Emit] = {
+    **_ARITHMETIC,
+    **{op: _by_formula(row) for op, row in FORMULAS.items() if op not in NO_LOOP},
+    "Normalize": _normalize,
+}
+"""Operators on floating-point numbers whose operands all have the dtype of the result."""

@@ -1,32 +1,85 @@
 """Activation functions and their fused gradients, as rows of the elementwise table.
 
-Gradients are operators of their own so that an engine can run one kernel over one read.
+An entry is a formula; the gradient, kernels, costs and loops are derived from it. A gradient that is an
+operator of its own is one kernel over one read, and may read the result instead of the operand.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from oocdl.graph.ir.graph import Node
 from oocdl.graph.ir.op_rule import Builder, OpRule
-from oocdl.ops._speed import EXPONENTIAL
-from oocdl.ops.pointwise import Row, RowGradient, elementwise
+from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL
+from oocdl.ops.expression import (
+    AUXILIARY,
+    Formula,
+    Term,
+    compute,
+    erf,
+    exp,
+    expm1,
+    minimum,
+    most_alive,
+    steps_of,
+    tanh,
+    where,
+)
+from oocdl.ops.pointwise import POINTWISE, Row, RowGradient, elementwise
+
+_PRIMITIVES = {row.op: row for row in POINTWISE}
+_PRIMITIVES |= {op: _PRIMITIVES[like] for op, like in AUXILIARY.items()}
+Attrs = Mapping[str, Any]
+
+
+def _derived(formula: Formula) -> RowGradient:
+    """The gradient of a formula: its steps as nodes, and the gradients of those, last first."""
+
+    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+        def apply(op: str, args: list[str | float]) -> str:
+            return build(op, *(arg if isinstance(arg, str) else build.like(arg, g) for arg in args))
+
+        first = len(build.nodes)
+        result = compute(steps_of(formula, node.attrs, len(node.inputs)), node.inputs, apply)
+        grads = {result: g}
+        for step in reversed(build.nodes[first:]):
+            if step.outputs[0] not in grads:
+                continue
+            given = build.rules[step.op].gradient(build, step, [grads[step.outputs[0]]])
+            for name, grad in zip(step.inputs, given, strict=True):
+                if grad is not None:
+                    grads[name] = build("Add", grads[name], grad) if name in grads else grad
+        return tuple(grads.get(name) for name in node.inputs)
+
+    return gradient
 
 
 def _from_input(op: str) -> RowGradient:
     """``op(dy, x)`` with the attributes of the activation."""
-
-    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-        return (build(op, g, node.inputs[0], **node.attrs),)
-
-    return gradient
+    return lambda build, node, g: (build(op, g, node.inputs[0], **node.attrs),)
 
 
-def _from_output(op: str) -> RowGradient:
-    """``op(dy, y)``."""
+def activation(op: str, formula: Formula, gradient: RowGradient | None = None, **facts: Any) -> Row:
+    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived."""
+    return _row(op, formula, 1, gradient or _derived(formula), facts)
 
-    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-        return (build(op, g, node.outputs[0]),)
 
-    return gradient
+def slope(op: str, formula: Formula, **facts: Any) -> Row:
+    """Make the row of a fused gradient, which has none itself."""
+    return _row(op, formula, 2, None, facts)
+
+
+def _row(op: str, formula: Formula, arity: int, gradient: RowGradient | None, facts: dict[str, Any]) -> Row:
+    steps = steps_of(formula, {**facts.get("onnx", {}), **facts.get("attrs", {})}, arity)
+    primitives = [_PRIMITIVES[step.op] for step in steps]
+    derived = {
+        "flops": sum(row.flops for row in primitives),
+        "scratch": most_alive(steps, arity) + 1,
+        "like": EXPONENTIAL if any(row.like == EXPONENTIAL for row in primitives) else ARITHMETIC,
+    }
+    return Row(op, arity, gradient, formula=formula, **{**derived, **facts})
 
 
 def _elu_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
@@ -38,55 +91,108 @@ def _elu_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
     return (build("Where", build("Greater", x, build.like(0.0, g)), g, falling),)
 
 
+def _normal(x: Term) -> Term:
+    """The cumulative distribution of normal numbers."""
+    return (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+
+
+def _tanh_inside(x: Term, square: Term) -> Term:
+    """``tanh(sqrt(2 / pi) (x + 0.044715 x^3))``."""
+    return tanh(x * (square * 0.044715 + 1.0) * math.sqrt(2 / math.pi))
+
+
+def _gelu(attrs: Attrs, x: Term) -> Term:
+    """``x Phi(x)``, or nearly that by a tanh (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    if attrs.get("approximate", "none") == "none":
+        return x * _normal(x)
+    return x * 0.5 * (_tanh_inside(x, x * x) + 1.0)
+
+
+def _gelu_grad(attrs: Attrs, dy: Term, x: Term) -> Term:
+    if attrs.get("approximate", "none") == "none":
+        density = x * exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return dy * (_normal(x) + density)
+    square, factor = x * x, math.sqrt(2 / math.pi)
+    y = _tanh_inside(x, square)
+    steep = (1.0 - y * y) * (x * (square * (3 * 0.044715 * factor) + factor))
+    return dy * ((y + 1.0 + steep) * 0.5)
+
+
+def _dropout(attrs: Attrs, x: Term, u: Term) -> Term:
+    """``x / (1 - ratio)`` where ``u >= ratio``, else 0; ``u`` is uniform in [0, 1)."""
+    ratio = float(attrs["ratio"])
+    least, scale = (ratio, 1.0 / (1.0 - ratio)) if ratio < 1 else (math.inf, 0.0)
+    return where(u < least, 0.0, x * scale)
+
+
 ACTIVATIONS: tuple[Row, ...] = (
-    # max(x, 0); gradient 0 at 0, as PyTorch
-    Row("Relu", 1, _from_input("ReluGrad"), scratch=0, gigabytes=26),
-    Row("ReluGrad", 2, None, scratch=1.25, gigabytes=27),
-    # x if x > 0 else alpha x
-    Row("LeakyRelu", 1, _from_input("LeakyReluGrad"), scratch=0, gigabytes=25, onnx={"alpha": 0.01}),
-    Row("LeakyReluGrad", 2, None, scratch=3.2, gigabytes=28, attrs={"alpha": 0.01}),
-    # x if x > 0 else alpha (exp(x) - 1); from the output, 1 if y > 0 else y + alpha
-    Row("Elu", 1, _elu_gradient, flops=11, scratch=0.25, like=EXPONENTIAL, onnx={"alpha": 1.0}),
-    Row("EluGrad", 2, None, flops=3, scratch=2.25, attrs={"alpha": 1.0}),
-    # none: x Phi(x) = x/2 (1 + erf(x / sqrt 2)); tanh: x/2 (1 + tanh(sqrt(2/pi)(x + 0.044715 x^3)))
-    # (Hendrycks & Gimpel 2016, arXiv:1606.08415)
-    Row(
+    # what is no number stays; gradient 0 at 0, as PyTorch
+    activation(
+        "Relu",
+        lambda a, x: where(x <= 0.0, 0.0, x),
+        _from_input("ReluGrad"),
+        flops=1,
+        scratch=0,
+        gigabytes=26,
+    ),
+    slope("ReluGrad", lambda a, dy, x: where(x <= 0.0, 0.0, dy), flops=1, scratch=1.25, gigabytes=27),
+    activation(
+        "LeakyRelu",
+        lambda a, x: where(x > 0.0, x, x * a["alpha"]),
+        _from_input("LeakyReluGrad"),
+        flops=1,
+        scratch=0,
+        gigabytes=25,
+        onnx={"alpha": 0.01},
+    ),
+    slope(
+        "LeakyReluGrad",
+        lambda a, dy, x: where(x > 0.0, dy, dy * a["alpha"]),
+        flops=1,
+        scratch=3.2,
+        gigabytes=28,
+        attrs={"alpha": 0.01},
+    ),
+    activation(
+        "Elu",
+        lambda a, x: where(x > 0.0, x, expm1(minimum(x, 0.0)) * a["alpha"]),
+        _elu_gradient,
+        flops=11,
+        scratch=0.25,
+        onnx={"alpha": 1.0},
+    ),
+    # from the output
+    slope(
+        "EluGrad",
+        lambda a, dy, y: where(y > 0.0, dy, dy * (y + a["alpha"])),
+        flops=3,
+        scratch=2.25,
+        attrs={"alpha": 1.0},
+    ),
+    activation(
         "Gelu",
-        1,
+        _gelu,
         _from_input("GeluGrad"),
         flops=15,
         scratch=1,
         gigabytes=13,
-        like=EXPONENTIAL,
         onnx={"approximate": "none"},
     ),
-    Row("GeluGrad", 2, None, flops=25, scratch=3, gigabytes=16, like=EXPONENTIAL),
-    # 1 / (1 + exp(-x)); y (1 - y)
-    Row("Sigmoid", 1, _from_output("SigmoidGrad"), flops=10, scratch=0, gigabytes=19, like=EXPONENTIAL),
-    Row("SigmoidGrad", 2, None, flops=3, scratch=1, gigabytes=26),
-    # (1 - y^2)
-    Row("Tanh", 1, _from_output("TanhGrad"), flops=10, scratch=0, gigabytes=3.7, like=EXPONENTIAL),
-    Row("TanhGrad", 2, None, flops=3, scratch=1, gigabytes=27),
-    # max(x, 0) + log(1 + exp(-|x|)); its derivative is the sigmoid, also at 0
-    Row(
-        "Softplus",
-        1,
-        lambda b, n, g: (b("Mul", g, b("Sigmoid", n.inputs[0])),),
-        flops=20,
-        scratch=1,
-        gigabytes=6.3,
-        like=EXPONENTIAL,
-    ),
-    # x / (1 - ratio) where u >= ratio, else 0, with u uniform in [0, 1); linear in x
+    slope("GeluGrad", _gelu_grad, flops=25, scratch=3, gigabytes=16),
+    slope("SigmoidGrad", lambda a, dy, y: dy * (y * (1.0 - y)), scratch=1, gigabytes=26),
+    slope("TanhGrad", lambda a, dy, y: dy * (1.0 - y * y), scratch=1, gigabytes=27),
     Row(
         "Dropout",
         2,
-        lambda b, n, g: (b("Dropout", g, n.inputs[1], **n.attrs), None),
+        lambda b, n, g: (b("Dropout", g, n.inputs[1], **n.attrs), None),  # linear in x
         flops=2,
         scratch=1.25,
         gigabytes=23,
         attrs={"ratio": 0.1},
+        formula=_dropout,
     ),
 )
+FORMULAS: Mapping[str, Row] = {row.op: row for row in ACTIVATIONS}
+"""The operators whose kernels engines derive, where they have no faster ones of their own."""
 
 RULES: tuple[OpRule, ...] = tuple(elementwise(row) for row in ACTIVATIONS)

@@ -1,8 +1,9 @@
 """Elementwise operators, a table row each. Operands broadcast as in NumPy.
 
-A row's gradient is a function of (builder, node, gradient of the output) that
-returns a gradient an operand; undoing the broadcast is common to all rows.
-Costs count a transcendental function as ten floating-point operations.
+A row is a primitive, or has a formula (``expression``) from which its kernels and costs are derived. Its
+gradient is a function of (builder, node, gradient of the output) that returns a gradient an operand;
+undoing the broadcast is common to all rows. Costs count a transcendental function as ten floating-point
+operations.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from oocdl.ops._broadcast import (
     size,
 )
 from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL, streaming
+from oocdl.ops.expression import Formula, Steps, steps_of
 
 RowGradient = Callable[[Builder, Node, str], tuple[str | None, ...]]
 
@@ -65,6 +67,18 @@ class Row:
     """See ``OpRule.moves_only``."""
     onnx: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of ONNX's operator of this name, with their defaults."""
+    formula: Formula | None = None
+    """The operator in terms of primitives; None: it is one itself."""
+
+    @property
+    def sample(self) -> Mapping[str, Any]:
+        """The attributes that it is measured with."""
+        return {**self.onnx, **self.attrs}
+
+    def steps(self, attrs: Mapping[str, Any]) -> Steps:
+        """Return the steps of the formula for a node's attributes."""
+        assert self.formula is not None, f"{self.op} is a primitive"
+        return steps_of(self.formula, attrs, self.arity)
 
 
 def _with_channels(op: str, shape: Shape) -> Iterator[Probe]:
@@ -122,6 +136,11 @@ def _pow_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
     return build("Mul", g, slope), build("Mul", g, rise)
 
 
+def _from_output(op: str) -> RowGradient:
+    """``op(dy, y)``."""
+    return lambda build, node, g: (build(op, g, node.outputs[0]),)
+
+
 def _abs_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
     """``g sign(x)``, 0 at 0."""
     x, zero = node.inputs[0], build.like(0.0, g)
@@ -157,6 +176,58 @@ def _reciprocal_gradient(build: Builder, node: Node, g: str) -> tuple[str | None
     y = node.outputs[0]
     return (build("Neg", build("Mul", g, build("Mul", y, y))),)
 
+
+def _times(slope: Callable[[Builder, str, str], str]) -> RowGradient:
+    """``g slope(builder, operand, result)``."""
+    return lambda b, n, g: (b("Mul", g, slope(b, n.inputs[0], n.outputs[0])),)
+
+
+def _over_root(first: float, sign: float) -> RowGradient:
+    """``1 / sqrt(first + sign x^2)``."""
+
+    def gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
+        return (b("Div", g, b("Sqrt", _polynomial(b, n.inputs[0], first, sign))),)
+
+    return gradient
+
+
+def _over(first: float, sign: float) -> RowGradient:
+    """``1 / (first + sign x^2)``."""
+    return lambda b, n, g: (b("Div", g, _polynomial(b, n.inputs[0], first, sign)),)
+
+
+def _polynomial(b: Builder, x: str, first: float, sign: float) -> str:
+    square = b("Mul", x, x)
+    if sign < 0:
+        return b("Sub", b.like(first, x), square)
+    return b("Add", square, b.like(first, x))
+
+
+def _acos_gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
+    (found,) = _over_root(1.0, -1.0)(b, n, g)
+    return (b("Neg", str(found)),)
+
+
+def _mod_gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
+    """``1``, and minus the whole quotient, which is rounded since the division may not give it exactly."""
+    x, divisor = n.inputs
+    quotient = b("Round", b("Div", b("Sub", n.outputs[0], x), divisor))
+    return g, b("Mul", g, quotient)
+
+
+_GRADIENTS: dict[str, RowGradient] = {
+    "Sin": _times(lambda b, x, y: b("Cos", x)),
+    "Cos": _times(lambda b, x, y: b("Neg", b("Sin", x))),
+    "Tan": _times(lambda b, x, y: _polynomial(b, y, 1.0, 1.0)),
+    "Asin": _over_root(1.0, -1.0),
+    "Acos": _acos_gradient,
+    "Atan": _over(1.0, 1.0),
+    "Sinh": _times(lambda b, x, y: b("Cosh", x)),
+    "Cosh": _times(lambda b, x, y: b("Sinh", x)),
+    "Asinh": _over_root(1.0, 1.0),
+    "Acosh": _over_root(-1.0, 1.0),
+    "Atanh": _over(1.0, -1.0),
+}
 
 POINTWISE: tuple[Row, ...] = (
     Row("Add", 2, lambda b, n, g: (g, g), scratch=0, gigabytes=28, probes=_with_channels),
@@ -199,6 +270,19 @@ POINTWISE: tuple[Row, ...] = (
         gigabytes=8.5,
         like=EXPONENTIAL,
     ),
+    # 1 / (1 + exp(-x))
+    Row("Sigmoid", 1, _from_output("SigmoidGrad"), flops=10, scratch=0, gigabytes=19, like=EXPONENTIAL),
+    Row("Tanh", 1, _from_output("TanhGrad"), flops=10, scratch=0, gigabytes=3.7, like=EXPONENTIAL),
+    # max(x, 0) + log(1 + exp(-|x|)); its derivative is the sigmoid, also at 0
+    Row(
+        "Softplus",
+        1,
+        lambda b, n, g: (b("Mul", g, b("Sigmoid", n.inputs[0])),),
+        flops=20,
+        scratch=1,
+        gigabytes=6.3,
+        like=EXPONENTIAL,
+    ),
     Row("Abs", 1, _abs_gradient, scratch=0, gigabytes=29),
     Row("Erf", 1, _erf_gradient, flops=10, scratch=0, gigabytes=6.9, like=EXPONENTIAL),
     Row("Reciprocal", 1, _reciprocal_gradient, scratch=0, gigabytes=28),
@@ -211,6 +295,12 @@ POINTWISE: tuple[Row, ...] = (
     Row("And", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=27, takes="bool"),
     Row("Or", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=28, takes="bool"),
     Row("Where", 3, _where_gradient, scratch=2, gigabytes=3.1, probes=_choice),
+    *(Row(op, 1, slope, flops=20, scratch=0, like=EXPONENTIAL) for op, slope in _GRADIENTS.items()),
+    Row("Floor", 1, lambda b, n, g: (None,), scratch=0),
+    # to the nearest, halves to even
+    Row("Round", 1, lambda b, n, g: (None,), scratch=0),
+    # the rest of a division, with the sign of the divisor, or, with fmod, of the dividend
+    Row("Mod", 2, _mod_gradient, flops=10, scratch=6, like=EXPONENTIAL, onnx={"fmod": 0}),
 )
 
 
@@ -256,7 +346,7 @@ def elementwise(row: Row) -> OpRule:
     def probes(shape: Shape) -> Iterator[Probe]:
         if row.probes is not None:
             return row.probes(row.op, shape)
-        return iter([Probe(row.op, ((shape, row.takes),) * row.arity, {**row.onnx, **row.attrs})])
+        return iter([Probe(row.op, ((shape, row.takes),) * row.arity, row.sample)])
 
     return OpRule(
         op=row.op,

@@ -13,7 +13,6 @@ from oocdl.ops import (
     activation,
     ctc,
     einsum,
-    functions,
     gather,
     norm,
     pointwise,
@@ -30,7 +29,6 @@ RULES: Mapping[str, OpRule] = {
     for rules in (
         pointwise.RULES,
         activation.RULES,
-        functions.RULES,
         norm.RULES,
         reduce.RULES,
         softmax.RULES,

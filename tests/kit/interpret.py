@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.graph.ir.graph import Graph, Node
-from tests.kit import attention_cases, recurrent_cases
+from tests.kit import activation_cases, attention_cases, recurrent_cases
 
 Tensors = Sequence[torch.Tensor]
 DTYPES = {
@@ -235,10 +235,6 @@ def _dropout(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     return torch.where(u >= attrs["ratio"], x / (1 - attrs["ratio"]), torch.zeros((), dtype=x.dtype))
 
 
-def _gelu(attrs: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: F.gelu(x, approximate=attrs["approximate"])
-
-
 def _ctc(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     x, labels, counts, frames = inputs[:4]
     chances = F.log_softmax(x, 2).transpose(0, 1)
@@ -277,18 +273,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "And": lambda i, a: i[0] & i[1],
     "Or": lambda i, a: i[0] | i[1],
     "Where": lambda i, a: torch.where(*i),
-    "Relu": lambda i, a: F.relu(i[0]),
-    "ReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], torch.zeros((), dtype=i[0].dtype)),
-    "LeakyRelu": lambda i, a: F.leaky_relu(i[0], a["alpha"]),
-    "LeakyReluGrad": lambda i, a: torch.where(i[1] > 0, i[0], i[0] * a["alpha"]),
-    "Elu": lambda i, a: torch.where(i[0] > 0, i[0], a["alpha"] * torch.expm1(i[0].clamp(max=0))),
-    "EluGrad": lambda i, a: torch.where(i[1] > 0, i[0], i[0] * (i[1] + a["alpha"])),
-    "Gelu": lambda i, a: _gelu(a)(i[0]),
-    "GeluGrad": lambda i, a: _vjp(_gelu(a), i[1], i[0]),
     "Sigmoid": lambda i, a: i[0].sigmoid(),
-    "SigmoidGrad": lambda i, a: i[0] * i[1] * (1 - i[1]),
     "Tanh": lambda i, a: i[0].tanh(),
-    "TanhGrad": lambda i, a: i[0] * (1 - i[1] ** 2),
     "Softplus": lambda i, a: i[0].clamp(min=0) + torch.log1p(torch.exp(-i[0].abs())),
     "Dropout": _dropout,
     "Moments": _moments,
@@ -317,6 +303,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxPool": lambda i, a: _max_pool(i[0], a),
     "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
     "Resample": _resample,
+    **activation_cases.ORACLES,
     **recurrent_cases.ORACLES,
     **attention_cases.ORACLES,
     "Ctc": _ctc,

@@ -18,47 +18,14 @@ from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
 from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.numpy import numpy_windows
 from oocdl.engines.numpy.numpy_record import Kernel, Run, Scratch
+from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.ir.score_tiles import tiling
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-
-def erf(x: Array) -> Array:
-    """The error function, a number at a time: NumPy has none."""
-    return np.asarray(_erf(x), x.dtype)
-
-
-def _divide(a: Array, b: Array) -> Array:
-    """Integers are truncated, as in ONNX."""
-    if a.dtype.kind == "f":
-        return np.asarray(a / b)
-    return np.asarray(np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b))
-
-
-def _normal(x: Array) -> Array:
-    """The cumulative distribution of normal numbers."""
-    return np.asarray((1 + erf(x * math.sqrt(0.5))) / 2)
-
-
-def _tanh_inside(x: Array) -> Array:
-    return np.asarray(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-
-
-def _gelu(x: Array, item: Instruction) -> Array:
-    if item.attrs.get("approximate", "none") == "none":
-        return np.asarray(x * _normal(x))
-    return np.asarray(x / 2 * (1 + np.tanh(_tanh_inside(x))))
-
-
-def _gelu_grad(dy: Array, x: Array, item: Instruction) -> Array:
-    if item.attrs.get("approximate", "none") == "none":
-        return np.asarray(dy * (_normal(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)))
-    y = np.tanh(_tanh_inside(x))
-    rise = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return np.asarray(dy * ((1 + y) / 2 + x / 2 * (1 - y * y) * rise))
+from oocdl.ops.activation import FORMULAS
+from oocdl.ops.expression import AUXILIARY, compute
+from oocdl.ops.pointwise import Row
 
 
 def _dropout(x: Array, u: Array, item: Instruction) -> Array:
@@ -68,64 +35,35 @@ def _dropout(x: Array, u: Array, item: Instruction) -> Array:
     return np.zeros_like(x) if ratio >= 1 else np.where(u >= least, x / (1 - ratio), 0)
 
 
-Formula = Callable[..., Any]
-_PLAIN: Mapping[str, Formula] = {
-    "Sin": np.sin,
-    "Cos": np.cos,
-    "Tan": np.tan,
-    "Asin": np.arcsin,
-    "Acos": np.arccos,
-    "Atan": np.arctan,
-    "Sinh": np.sinh,
-    "Cosh": np.cosh,
-    "Asinh": np.arcsinh,
-    "Acosh": np.arccosh,
-    "Atanh": np.arctanh,
-    "Floor": np.floor,
-    "Round": np.rint,
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": _divide,
-    "Pow": np.power,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Neg": np.negative,
-    "Sqrt": np.sqrt,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Abs": np.abs,
-    "Erf": erf,
-    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "Tanh": np.tanh,
-    "Softplus": lambda x: np.logaddexp(x, 0),
-    "Reciprocal": lambda x: 1 / x,
-    "Relu": lambda x: np.maximum(x, 0),
-    "Greater": np.greater,
-    "Less": np.less,
-    "Equal": np.equal,
-    "Not": np.logical_not,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Where": np.where,
-    "ReluGrad": lambda dy, x: np.where(x > 0, dy, 0),
-    "SigmoidGrad": lambda dy, y: dy * y * (1 - y),
-    "TanhGrad": lambda dy, y: dy * (1 - y * y),
-    "Cast": lambda x: x,  # to the dtype of the result, as all are
-}
-"""Elementwise operators: operands to the result."""
-_OF_INSTRUCTIONS: Mapping[str, Formula] = {
-    "LeakyRelu": lambda x, item: np.where(x > 0, x, item.attrs["alpha"] * x),
-    "LeakyReluGrad": lambda dy, x, item: np.where(x > 0, dy, item.attrs["alpha"] * dy),
-    "Elu": lambda x, item: np.where(x > 0, x, item.attrs["alpha"] * np.expm1(np.minimum(x, 0))),
-    "EluGrad": lambda dy, y, item: np.where(y > 0, dy, dy * (y + item.attrs["alpha"])),
-    "Gelu": _gelu,
-    "GeluGrad": _gelu_grad,
+def _gelu_grad(dy: Array, x: Array, item: Instruction) -> Array:
+    if item.attrs.get("approximate", "none") == "none":
+        normal = (1 + SLOW["Erf"](x * math.sqrt(0.5))) / 2
+        return np.asarray(dy * (normal + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)))
+    y, rise = np.tanh(_tanh_inside(x)), math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return np.asarray(dy * ((1 + y) / 2 + x / 2 * (1 - y * y) * rise))
+
+
+def _gelu(x: Array, item: Instruction) -> Array:
+    if item.attrs.get("approximate", "none") == "none":
+        return np.asarray(x * ((1 + SLOW["Erf"](x * math.sqrt(0.5))) / 2))
+    return np.asarray(x / 2 * (1 + np.tanh(_tanh_inside(x))))
+
+
+def _tanh_inside(x: Array) -> Array:
+    return np.asarray(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+_FUNCTIONS = {**FUNCTIONS, **SLOW}
+_OF_INSTRUCTIONS: Mapping[str, Callable[..., Array]] = {
     "Mod": lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y),
     "Dropout": _dropout,
     "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
+    # In another order than in their formulas: runs that were begun before end with the same bits.
+    "Gelu": _gelu,
+    "GeluGrad": _gelu_grad,
+    "SigmoidGrad": lambda dy, y, item: dy * y * (1 - y),
 }
-"""Elementwise operators whose formula takes the instruction, too."""
+"""Elementwise operators whose function takes the instruction, too."""
 
 
 def _sum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -247,18 +185,33 @@ def _kernel(run: Run, scratch: Scratch) -> Kernel:
     return Kernel(run, scratch, takes_unpadded=False)
 
 
-def _elementwise(formula: Formula, of_instruction: bool) -> Kernel:
+def _elementwise(function: Callable[[Sequence[Array], Instruction], Any]) -> Kernel:
     def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-        result = formula(*args, item) if of_instruction else formula(*args)
-        return [np.broadcast_to(result, item.kernel_shapes[0])]
+        return [np.broadcast_to(function(args, item), item.kernel_shapes[0])]
 
     return _kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
 
 
+def _primitive(op: str) -> Kernel:
+    return _elementwise(lambda args, item: _FUNCTIONS[op](*args))
+
+
+def _by_formula(row: Row) -> Kernel:
+    return _elementwise(
+        lambda args, item: compute(row.steps(item.attrs), args, lambda op, given: _FUNCTIONS[op](*given))
+    )
+
+
+def _of_instruction(function: Callable[..., Array]) -> Kernel:
+    return _elementwise(lambda args, item: function(*args, item))
+
+
 KERNELS: Mapping[str, Kernel] = {
-    **{op: _elementwise(formula, False) for op, formula in _PLAIN.items()},
-    **{op: _elementwise(formula, True) for op, formula in _OF_INSTRUCTIONS.items()},
+    **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
+    **{op: _of_instruction(function) for op, function in _OF_INSTRUCTIONS.items()},
     **numpy_windows.KERNELS,
+    "Cast": _elementwise(lambda args, item: args[0]),  # to the dtype of the result, as all are
     "Identity": _kernel(lambda args, item: args, _none),
     "Pad": _kernel(lambda args, item: args, _none),  # the operand comes padded
     "Transpose": _kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),

@@ -166,19 +166,13 @@ class Emitter:
         number = self.constant(np.asarray(fill, dtype=dtype))
         return self.node("Expand", [number, self.ints(shape)], tuple(shape))
 
-    def cast(self, value: Val, dtype: str) -> Val:
-        """Cast ``value`` to a dtype."""
-        if dtype == value.dtype:
-            return value
-        return self.node("Cast", [value], value.shape, dtype, to=tensor_type(dtype))
-
     def matmul(self, a: Val, b: Val) -> Val:
         """Matrix product of the last two axes; the others broadcast."""
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.node("MatMul", [a, b], (*batch, a.shape[-2], b.shape[-1]))
 
-    def reduce(self, kind: str, value: Val, axes: Sequence[int]) -> Val:
-        """ReduceSum, ReduceMean or ReduceMax over ``axes``, which are kept.
+    def sum(self, value: Val, axes: Sequence[int]) -> Val:
+        """Sum over ``axes``, which are kept.
 
         Long sums are added up in two stages, as onnxruntime adds one by one: the error
         grows with the square root of their length then. Neighbouring axes are taken as one,
@@ -188,21 +182,21 @@ class Emitter:
         for first, last in reversed(runs(axes)):
             length = prod(shape[first : last + 1])
             before, after = prod(shape[:first]), prod(shape[last + 1 :])
-            part = 1 if kind == "ReduceMax" else inner_length(length)
+            part = inner_length(length)
             # No axis of extent one at the end: it would hide that the reduced one is the last.
             tail = (after,) if after > 1 else ()
             if 1 < part < length:
                 value = self.reshape(value, (before, length // part, part, *tail))
-                value = self._reduce(kind, value, 2)
+                value = self._sum(value, 2)
                 length //= part
-            value = self._reduce(kind, self.reshape(value, (before, length, *tail)), 1)
+            value = self._sum(self.reshape(value, (before, length, *tail)), 1)
             shape[first : last + 1] = [1] * (last + 1 - first)
             value = self.reshape(value, shape)
         return value
 
-    def _reduce(self, kind: str, value: Val, axis: int) -> Val:
+    def _sum(self, value: Val, axis: int) -> Val:
         shape = tuple(1 if i == axis else n for i, n in enumerate(value.shape))
-        return self.node(kind, [value, self.ints([axis])], shape, keepdims=1)
+        return self.node("ReduceSum", [value, self.ints([axis])], shape, keepdims=1)
 
 
 def runs(axes: Sequence[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from oocdl.graph.ir.program import Instruction
 def _sum_lone(emit: Emitter, value: Val, term: str, kept: str) -> Val:
     """The operand with the letters that nothing else has summed away."""
     lone = [axis for axis, letter in enumerate(term) if letter not in kept]
-    summed = emit.reduce("ReduceSum", value, lone)
+    summed = emit.sum(value, lone)
     return emit.reshape(summed, [n for axis, n in enumerate(value.shape) if axis not in lone])
 
 

@@ -1,25 +1,21 @@
-"""Reductions of the onnxruntime engine, a record each: by NumPy on blocks, and as ONNX."""
+"""Reductions of the onnxruntime engine, a record each, by NumPy on blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.ort_pointwise import left_to_sessions
+from oocdl.engines.ort.ort_pointwise import in_blocks
 from oocdl.engines.ort.ort_record import Kernel
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.program import Instruction
 
 Into = blockwise.Into[Array]
 Bind = blockwise.Bind[Array]
 
-_LARGEST = float(np.finfo(np.float32).max)
 _SEQUENTIAL_ELEMENTS = 512
 """Elements that are added up one by one; longer sums are made of several parts, whose errors differ."""
 
@@ -78,7 +74,7 @@ def _moments(attrs: Mapping[str, Any]) -> Into:
 
     def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
         x = args[0]
-        share = 1.0 / prod(x.shape[axis] for axis in axes)
+        share = float(np.divide(1.0, prod(x.shape[axis] for axis in axes)))
         np.multiply(reduced(np.add, x, axes), share, out=outs[0])
         centred = np.subtract(x, outs[0])
         np.multiply(reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
@@ -110,32 +106,9 @@ def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) ->
     return [mean.astype(dtype), variance.astype(dtype)]
 
 
-def _emit_reduction(kind: str) -> Lowering:
-    return lambda emit, args, instruction: [emit.reduce(kind, args[0], instruction.attrs["axes"])]
-
-
-def _emit_log_sum_exp(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, axes = args[0], instruction.attrs["axes"]
-    # Kept finite: infinity minus itself is not a number.
-    largest = emit("Clip", emit.reduce("ReduceMax", x, axes), -_LARGEST, _LARGEST)
-    total = emit.reduce("ReduceSum", emit("Exp", emit("Sub", x, largest)), axes)
-    return [emit("Add", emit("Log", total), largest)]
-
-
-def _emit_moments(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, axes = args[0], instruction.attrs["axes"]
-    mean = emit.reduce("ReduceMean", x, axes)
-    centred = emit("Sub", x, mean)
-    return [mean, emit.reduce("ReduceMean", emit("Mul", centred, centred), axes)]
-
-
-def _kernel(lowering: Lowering, bind: Bind, finish: blockwise.Finish[Array]) -> Kernel:
-    return replace(left_to_sessions(lowering), blocks=blockwise.Blockwise(bind, 0, finish))
-
-
 KERNELS: Mapping[str, Kernel] = {
-    "ReduceSum": _kernel(_emit_reduction("ReduceSum"), _reduction(np.add), _finish_sum),
-    "ReduceMax": _kernel(_emit_reduction("ReduceMax"), _reduction(np.maximum), _finish_max),
-    "LogSumExp": _kernel(_emit_log_sum_exp, _log_sum_exp, _finish_log_sum_exp),
-    "Moments": _kernel(_emit_moments, _moments, _finish_moments),
+    "ReduceSum": in_blocks(_reduction(np.add), in_place=0, finish=_finish_sum),
+    "ReduceMax": in_blocks(_reduction(np.maximum), in_place=0, finish=_finish_max),
+    "LogSumExp": in_blocks(_log_sum_exp, in_place=0, finish=_finish_log_sum_exp),
+    "Moments": in_blocks(_moments, in_place=0, finish=_finish_moments),
 }

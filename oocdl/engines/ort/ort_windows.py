@@ -246,7 +246,7 @@ def _pointwise_weight_grad(
     batch, channels, filters, size = *x.shape[:2], dy.shape[1], prod(dy.shape[2:])
     columns = emit.transpose(emit.reshape(x, (batch, channels, size)), [0, 2, 1])
     product = emit.matmul(emit.reshape(dy, (batch, filters, size)), columns)
-    total = emit.reduce("ReduceSum", product, [0])
+    total = emit.sum(product, [0])
     return emit.reshape(total, (filters, channels, *[1] * len(pads)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.ort_session import FAILURES, Session
 from oocdl.graph.ir.array_layout import Order, as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import pads_of
-from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
+from oocdl.graph.ir.operands import is_empty, pads_of
+from oocdl.graph.ir.program import Instruction, Operand, Program, make_program, padded_shape
 
 Slots = dict[int, Array]
 Places = Mapping[int, Array]
@@ -47,13 +46,21 @@ class Kinds:
 
 
 def suits_numpy(item: Instruction) -> bool:
-    """Whether NumPy has a kernel for an instruction as it is."""
-    if KERNELS[item.op].whole is not None:
-        return True
-    kernel = BLOCKWISE.get(item.op)
-    known = kernel is not None and (kernel.finish is None or len(item.attrs["axes"]) > 0)
-    sizes = [prod(operand.shape) for operand in item.operands]
-    return known and min(sizes) > 0 and not any(pads_of(operand) for operand in item.operands)
+    """Whether NumPy has a kernel for an instruction."""
+    return KERNELS[item.op].lowering is None
+
+
+def _padded(array: Array, item: Instruction, operand: Operand) -> Array:
+    """An operand as a kernel takes it: cropped, reshaped and padded."""
+    array, pads = crop(array, operand.crop).reshape(operand.shape), pads_of(operand)
+    if pads is None:
+        return array
+    fill = array.dtype.type(item.fill)
+    return (
+        np.full(padded_shape(operand), fill)
+        if is_empty(operand)
+        else np.pad(array, pads, constant_values=fill)
+    )
 
 
 class NumpyStep:
@@ -67,7 +74,7 @@ class NumpyStep:
     def run(self, slots: Slots, places: Places) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
         item = self._item
-        args = [crop(slots[o.slot], o.crop).reshape(o.shape) for o in item.operands]
+        args = [_padded(slots[operand.slot], item, operand) for operand in item.operands]
         outs = []
         for slot, shape in zip(item.outputs, item.kernel_shapes, strict=True):
             slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)

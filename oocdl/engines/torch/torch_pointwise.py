@@ -1,13 +1,14 @@
 """PyTorch kernels that write into memory they are given: what chains are made of.
 
-Elementwise operators and reductions are all here, a record each. A kernel takes operands, unpadded and
-broadcastable, and the tensors its results go to.
+An operator with a formula runs by it, unless a faster kernel of PyTorch stands here. Other elementwise
+operators and reductions have a record each. A kernel takes operands, unpadded and broadcastable, and the
+tensors its results go to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from oocdl.engines.torch.kernel_scratch import by_rule, elementwise, no_more
 from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.program import Instruction
+from oocdl.ops.activation import FORMULAS
+from oocdl.ops.expression import compute, most_alive
+from oocdl.ops.pointwise import Row
 
 Into = blockwise.Into[Tensor]
 Bind = blockwise.Bind[Tensor]
@@ -24,22 +28,21 @@ aten = torch.ops.aten
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _out(function: Callable[..., Any], **options: Any) -> Bind:
+def _into(function: Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]) -> Bind:
+    """Bind a function of attributes, operands and the tensor of the result."""
+
+    def bind(attrs: Mapping[str, Any]) -> Into:
+        def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
+            function(attrs, args, outs[0])
+
+        return kernel
+
+    return bind
+
+
+def _out(function: Callable[..., Any]) -> Bind:
     """Bind a function of the operands with an ``out`` argument."""
-
-    def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-        function(*args, **options, out=outs[0])
-
-    return lambda attrs: kernel
-
-
-def _grad(function: Callable[..., Any], *constants: Any) -> Bind:
-    """Bind an aten gradient of the operands and constants, with a ``grad_input`` argument."""
-
-    def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-        function(*args, *constants, grad_input=outs[0])
-
-    return lambda attrs: kernel
+    return _into(lambda attrs, args, out: function(*args, out=out))
 
 
 def _always(kernel: Into) -> Bind:
@@ -53,45 +56,27 @@ def _divide(args: list[Tensor], outs: list[Tensor]) -> None:
     torch.div(*args, rounding_mode=rounding, out=outs[0])
 
 
-def _softplus(args: list[Tensor], outs: list[Tensor]) -> None:
-    # F.softplus is linear above a threshold, which costs digits in float64.
-    torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0])
+def _way(attrs: Mapping[str, Any]) -> str:
+    return str(attrs.get("approximate", "none"))
 
 
-def _leaky_relu(attrs: Mapping[str, Any]) -> Into:
-    alpha = float(attrs["alpha"])
-    return lambda args, outs: aten.leaky_relu.out(args[0], alpha, out=outs[0])
+def _by_formula(row: Row) -> Blocks:
+    """Return the record of an operator that has no kernel of its own here, by functions of PyTorch."""
 
+    def bind(attrs: Mapping[str, Any]) -> Into:
+        steps = row.steps(attrs)
 
-def _leaky_relu_grad(attrs: Mapping[str, Any]) -> Into:
-    return _grad(aten.leaky_relu_backward.grad_input, float(attrs["alpha"]), False)(attrs)
+        def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
+            def apply(op: str, given: list[Tensor | float]) -> Tensor:
+                seen = [g if isinstance(g, Tensor) else args[0].new_full((), g) for g in given]
+                return cast(Tensor, _PRIMITIVES[op](*seen))
 
+            outs[0].copy_(compute(steps, args, apply))
 
-def _elu(attrs: Mapping[str, Any]) -> Into:
-    alpha = float(attrs["alpha"])
-    return lambda args, outs: aten.elu.out(args[0], alpha, out=outs[0])
+        return kernel
 
-
-def _elu_grad(attrs: Mapping[str, Any]) -> Into:
-    alpha = float(attrs["alpha"])
-    return lambda args, outs: aten.elu_backward.grad_input(
-        args[0], alpha, 1, 1, True, args[1], grad_input=outs[0]
-    )
-
-
-def _gelu(attrs: Mapping[str, Any]) -> Into:
-    how = attrs.get("approximate", "none")
-    return lambda args, outs: aten.gelu.out(args[0], approximate=how, out=outs[0])
-
-
-def _gelu_grad(attrs: Mapping[str, Any]) -> Into:
-    how = attrs.get("approximate", "none")
-    return lambda args, outs: aten.gelu_backward.grad_input(*args, approximate=how, grad_input=outs[0])
-
-
-def _mod(attrs: Mapping[str, Any]) -> Into:
-    function = torch.fmod if attrs.get("fmod", 0) else torch.remainder
-    return _out(function)(attrs)
+    alive = most_alive(row.steps(row.sample), row.arity)
+    return Blocks(bind, in_place=row.arity, finish=None, temporaries=alive + 1)
 
 
 def _cast(args: list[Tensor], outs: list[Tensor]) -> None:
@@ -179,18 +164,6 @@ def _moments(attrs: Mapping[str, Any]) -> Into:
     return kernel
 
 
-def _finish_sum(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    return [parts[0].sum(axes, keepdim=True)]
-
-
-def _finish_max(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    return [parts[0].amax(axes, keepdim=True)]
-
-
-def _finish_log_sum_exp(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    return [parts[0].logsumexp(axes, keepdim=True)]
-
-
 def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
     """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
     dtype = parts[0].dtype
@@ -201,68 +174,98 @@ def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) 
     return [mean.to(dtype), variance.to(dtype)]
 
 
-def _elementwise(bind: Bind, *, in_place: int, temporaries: int) -> Blocks:
+def _elementwise(bind: Bind, *, in_place: int, temporaries: int = 0) -> Blocks:
     return Blocks(bind, in_place, None, temporaries)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "Sin": torch.sin,
-    "Cos": torch.cos,
-    "Tan": torch.tan,
-    "Asin": torch.asin,
-    "Acos": torch.acos,
-    "Atan": torch.atan,
-    "Sinh": torch.sinh,
-    "Cosh": torch.cosh,
-    "Asinh": torch.asinh,
-    "Acosh": torch.acosh,
-    "Atanh": torch.atanh,
-    "Floor": torch.floor,
-    "Round": torch.round,
+_UNARY: Mapping[str, Callable[..., Any]] = {
+    **{
+        function.__name__.title(): function
+        for function in (
+            *(torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan),
+            *(torch.sinh, torch.cosh, torch.asinh, torch.acosh, torch.atanh),
+            *(torch.neg, torch.abs, torch.sqrt, torch.reciprocal, torch.floor, torch.round),
+            *(torch.exp, torch.log, torch.sigmoid, torch.tanh),
+        )
+    },
+    "Erf": torch.special.erf,
+    "Not": torch.logical_not,
+}
+_BINARY: Mapping[str, Callable[..., Any]] = {
+    **{function.__name__.title(): function for function in (torch.add, torch.sub, torch.mul, torch.pow)},
+    **{"Max": torch.maximum, "Min": torch.minimum, "And": torch.logical_and, "Or": torch.logical_or},
+    **{"Greater": torch.gt, "Less": torch.lt, "Equal": torch.eq},
+}
+_PRIMITIVES: Mapping[str, Callable[..., Any]] = {
+    **_UNARY,
+    **_BINARY,
+    "Div": torch.div,
+    "Where": torch.where,
+    "LessOrEqual": torch.le,
+    "Expm1": torch.expm1,
+    # F.softplus is linear above a threshold, which costs digits in float64.
+    "Softplus": lambda x: torch.logaddexp(x, x.new_zeros(())),
+}
+"""Functions that formulas are made of, which return their result."""
+_FASTER: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
+    "Relu": lambda a, args, out: aten.relu.out(*args, out=out),
+    "LeakyRelu": lambda a, args, out: aten.leaky_relu.out(*args, a["alpha"], out=out),
+    "Elu": lambda a, args, out: aten.elu.out(*args, a["alpha"], out=out),
+    "Gelu": lambda a, args, out: aten.gelu.out(*args, approximate=_way(a), out=out),
+}
+"""PyTorch's own kernels, which are faster than formulas."""
+_FASTER_GRADIENTS: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
+    "ReluGrad": lambda a, args, out: aten.threshold_backward.grad_input(*args, 0, grad_input=out),
+    "LeakyReluGrad": lambda a, args, out: aten.leaky_relu_backward.grad_input(
+        *args, a["alpha"], False, grad_input=out
+    ),
+    "EluGrad": lambda a, args, out: aten.elu_backward.grad_input(
+        args[0], a["alpha"], 1, 1, True, args[1], grad_input=out
+    ),
+    "GeluGrad": lambda a, args, out: aten.gelu_backward.grad_input(
+        *args, approximate=_way(a), grad_input=out
+    ),
+    "SigmoidGrad": lambda a, args, out: aten.sigmoid_backward.grad_input(*args, grad_input=out),
+    "TanhGrad": lambda a, args, out: aten.tanh_backward.grad_input(*args, grad_input=out),
 }
 BLOCKWISE: Mapping[str, Blocks] = {
-    **{op: _elementwise(_out(function), in_place=1, temporaries=0) for op, function in _FUNCTIONS.items()},
-    "Mod": _elementwise(_mod, in_place=2, temporaries=0),
-    "Add": _elementwise(_out(torch.add), in_place=2, temporaries=0),
-    "Sub": _elementwise(_out(torch.sub), in_place=2, temporaries=0),
-    "Mul": _elementwise(_out(torch.mul), in_place=2, temporaries=0),
-    "Div": _elementwise(_always(_divide), in_place=2, temporaries=0),
-    "Pow": _elementwise(_out(torch.pow), in_place=2, temporaries=0),
-    "Max": _elementwise(_out(torch.maximum), in_place=2, temporaries=0),
-    "Min": _elementwise(_out(torch.minimum), in_place=2, temporaries=0),
-    "Neg": _elementwise(_out(torch.neg), in_place=1, temporaries=0),
-    "Sqrt": _elementwise(_out(torch.sqrt), in_place=1, temporaries=0),
-    "Exp": _elementwise(_out(torch.exp), in_place=1, temporaries=0),
-    "Log": _elementwise(_out(torch.log), in_place=1, temporaries=0),
-    "Abs": _elementwise(_out(torch.abs), in_place=1, temporaries=0),
-    "Erf": _elementwise(_out(torch.special.erf), in_place=1, temporaries=0),
-    "Sigmoid": _elementwise(_out(torch.sigmoid), in_place=1, temporaries=0),
-    "Tanh": _elementwise(_out(torch.tanh), in_place=1, temporaries=0),
-    "Softplus": _elementwise(_always(_softplus), in_place=1, temporaries=1),
-    "Reciprocal": _elementwise(_out(torch.reciprocal), in_place=1, temporaries=0),
-    "Relu": _elementwise(_out(aten.relu.out), in_place=1, temporaries=0),
-    "LeakyRelu": _elementwise(_leaky_relu, in_place=1, temporaries=0),
-    "Elu": _elementwise(_elu, in_place=1, temporaries=0),
-    "EluGrad": _elementwise(_elu_grad, in_place=2, temporaries=0),
-    "Gelu": _elementwise(_gelu, in_place=1, temporaries=0),
-    "Cast": _elementwise(_always(_cast), in_place=0, temporaries=0),
-    "Greater": _elementwise(_out(torch.gt), in_place=2, temporaries=0),
-    "Less": _elementwise(_out(torch.lt), in_place=2, temporaries=0),
-    "Equal": _elementwise(_out(torch.eq), in_place=2, temporaries=0),
-    "Not": _elementwise(_out(torch.logical_not), in_place=1, temporaries=0),
-    "And": _elementwise(_out(torch.logical_and), in_place=2, temporaries=0),
-    "Or": _elementwise(_out(torch.logical_or), in_place=2, temporaries=0),
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
+    **{op: _elementwise(_out(function), in_place=1) for op, function in _UNARY.items()},
+    **{op: _elementwise(_out(function), in_place=2) for op, function in _BINARY.items()},
+    "Mod": _elementwise(
+        _into(lambda a, args, out: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=out)),
+        in_place=2,
+    ),
+    "Div": _elementwise(_always(_divide), in_place=2),
+    "Softplus": _elementwise(
+        _into(lambda a, args, out: torch.logaddexp(args[0], args[0].new_zeros(()), out=out)),
+        in_place=1,
+        temporaries=1,
+    ),
+    "Cast": _elementwise(_always(_cast), in_place=0),
     "Where": _elementwise(_always(_where), in_place=0, temporaries=1),
-    "ReluGrad": _elementwise(_grad(aten.threshold_backward.grad_input, 0), in_place=2, temporaries=0),
-    "LeakyReluGrad": _elementwise(_leaky_relu_grad, in_place=2, temporaries=0),
-    "GeluGrad": _elementwise(_gelu_grad, in_place=2, temporaries=0),
-    "SigmoidGrad": _elementwise(_grad(aten.sigmoid_backward.grad_input), in_place=2, temporaries=0),
-    "TanhGrad": _elementwise(_grad(aten.tanh_backward.grad_input), in_place=2, temporaries=0),
+    "Normalize": _elementwise(_normalize, in_place=1),
+    **{op: _elementwise(_into(kernel), in_place=1) for op, kernel in _FASTER.items()},
+    **{op: _elementwise(_into(kernel), in_place=2) for op, kernel in _FASTER_GRADIENTS.items()},
     "Dropout": _elementwise(_dropout, in_place=1, temporaries=1),
-    "Normalize": _elementwise(_normalize, in_place=1, temporaries=0),
-    "ReduceSum": Blocks(_reduce_sum, in_place=0, finish=_finish_sum, temporaries=0),
-    "ReduceMax": Blocks(_reduce_max, in_place=0, finish=_finish_max, temporaries=0),
-    "LogSumExp": Blocks(_log_sum_exp, in_place=0, finish=_finish_log_sum_exp, temporaries=2),
+    "ReduceSum": Blocks(
+        _reduce_sum,
+        in_place=0,
+        finish=lambda parts, counts, axes: [parts[0].sum(axes, keepdim=True)],
+        temporaries=0,
+    ),
+    "ReduceMax": Blocks(
+        _reduce_max,
+        in_place=0,
+        finish=lambda parts, counts, axes: [parts[0].amax(axes, keepdim=True)],
+        temporaries=0,
+    ),
+    "LogSumExp": Blocks(
+        _log_sum_exp,
+        in_place=0,
+        finish=lambda parts, counts, axes: [parts[0].logsumexp(axes, keepdim=True)],
+        temporaries=2,
+    ),
     "Moments": Blocks(_moments, in_place=0, finish=_finish_moments, temporaries=1),
 }
 

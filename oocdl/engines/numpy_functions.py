@@ -1,0 +1,124 @@
+"""NumPy's functions for primitive elementwise operators, and kernels of formulas made of them.
+
+All take operands that broadcast. Those of ``FUNCTIONS`` also take ``out``, an array for the result, in
+whose memory an operand may lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from oocdl.graph.ir.graph import Array
+from oocdl.ops.expression import Steps
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _error_function(x: Array) -> Array:
+    """The error function, a number at a time: NumPy has none."""
+    return np.asarray(_erf(x), x.dtype)
+
+
+def _divide(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Integers are truncated, as in ONNX."""
+    if a.dtype.kind == "f":
+        return np.asarray(np.divide(a, b, out=out))
+    return np.asarray(np.multiply(np.abs(a) // np.abs(b), np.sign(a) * np.sign(b), out=out))
+
+
+def _sigmoid(x: Array, out: Array | None = None) -> Array:
+    out = np.exp(np.negative(x, out=out), out=out)
+    return np.asarray(np.reciprocal(np.add(out, 1.0, out=out), out=out))
+
+
+def _where(condition: Array, a: Array | float, b: Array | float, out: Array | None = None) -> Array:
+    if out is None:
+        return np.where(condition, a, b)
+    if out is a:
+        np.copyto(out, b, where=np.logical_not(condition))
+        return out
+    if out is not b:
+        np.copyto(out, b)
+    np.copyto(out, a, where=condition)
+    return out
+
+
+TESTS: Mapping[str, Callable[..., Any]] = {
+    "Greater": np.greater,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Equal": np.equal,
+}
+"""Functions whose result is bool."""
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **TESTS,
+    "Sin": np.sin,
+    "Cos": np.cos,
+    "Tan": np.tan,
+    "Asin": np.arcsin,
+    "Acos": np.arccos,
+    "Atan": np.arctan,
+    "Sinh": np.sinh,
+    "Cosh": np.cosh,
+    "Asinh": np.arcsinh,
+    "Acosh": np.arccosh,
+    "Atanh": np.arctanh,
+    "Floor": np.floor,
+    "Round": np.rint,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _divide,
+    "Pow": np.power,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Expm1": np.expm1,
+    "Log": np.log,
+    "Abs": np.absolute,
+    "Sigmoid": _sigmoid,
+    "Tanh": np.tanh,
+    "Reciprocal": np.reciprocal,
+    "Not": np.logical_not,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Where": _where,
+}
+SLOW: Mapping[str, Callable[..., Any]] = {
+    "Erf": _error_function,
+    "Softplus": lambda x: np.logaddexp(x, 0),
+}
+"""Functions that NumPy has no loops for, or slow ones, and that take no ``out``."""
+
+
+def reads_first_operand_once(steps: Steps) -> bool:
+    """Whether the result of ``by_steps`` may lie in the memory of operand 0: only the first step reads it."""
+    return steps[0].op not in TESTS and 0 in steps[0].dying
+
+
+def by_steps(steps: Steps, arity: int) -> Callable[[Sequence[Array], Sequence[Array]], None]:
+    """Return a kernel of a formula, which computes in the memory of its result as far as that goes."""
+
+    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+        out = outs[0]
+        free: list[Array] = [out]
+        values, buffers = dict(enumerate(args)), dict[int, Array]()
+        for place, step in enumerate(steps, arity):
+            given = [values[arg] if isinstance(arg, int) else arg for arg in step.args]
+            free += [buffers.pop(value) for value in step.dying if value in buffers]
+            size = max(array.size for array in given if isinstance(array, np.ndarray))
+            if step.op in TESTS or size != out.size:
+                values[place] = FUNCTIONS[step.op](*given)
+                continue
+            target = free.pop(0) if free else np.empty_like(out)
+            values[place] = buffers[place] = FUNCTIONS[step.op](*given, out=target)
+        if values[place] is not out:
+            np.copyto(out, values[place])
+
+    return kernel
