@@ -67,6 +67,8 @@ class Row:
     """See ``OpRule.moves_only``."""
     onnx: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of ONNX's operator of this name, with their defaults."""
+    domain: str = ""
+    """See ``OpRule.domain``."""
     formula: Formula | None = None
     """The operator in terms of primitives; None: it is one itself."""
 
@@ -355,6 +357,7 @@ def elementwise(row: Row) -> OpRule:
         axes=broadcast_axes,
         speed=streaming(row.like, row.gigabytes, probes),
         flops=flops,
+        domain=row.domain,
         onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
         scratch_elements=scratch_elements,
         moves_only=row.moves_only,

@@ -156,7 +156,7 @@ def _axis(axis: Any) -> str:
 def rows(text: str) -> dict[str, str]:
     """Operator -> its line of the first table of a page."""
     first = text.split("## What layers consist of")[0]
-    return {found[1]: found[0] for found in re.finditer(r"^\| \*?`(\w+)`\*? .*$", first, re.MULTILINE)}
+    return {found[1]: found[0] for found in re.finditer(r"^\| \*?`([\w.:]+)`\*? .*$", first, re.MULTILINE)}
 
 
 def page() -> str:

@@ -103,6 +103,8 @@ class OpRule:
     onnx: Mapping[str, Any] | None = None
     """Attributes, with their defaults, of the ONNX operator that has the same name and does the same;
     None: there is none, or reading it takes more than that."""
+    domain: str = ""
+    """The domain of the ONNX operator, such as "com.microsoft"; none: ONNX's own."""
     product: Product | None = None
     """Given for matrix products and convolutions only."""
     moves_only: bool = False

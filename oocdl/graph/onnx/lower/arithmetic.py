@@ -26,7 +26,11 @@ def _same(op: str, attrs: Mapping[str, Any]) -> Lower:
 
 def of_rules(rules: Rules) -> dict[str, Lower]:
     """Return the lowerings of ONNX operators whose rules say that they are ours, too."""
-    return {op: _same(op, rule.onnx) for op, rule in rules.items() if rule.onnx is not None}
+    return {
+        f"{rule.domain}::{op}".removeprefix("::"): _same(op, rule.onnx)
+        for op, rule in rules.items()
+        if rule.onnx is not None
+    }
 
 
 def _chain(op: str) -> Lower:
