@@ -23,6 +23,7 @@ from oocdl.ops.expression import (
     expm1,
     minimum,
     most_alive,
+    sigmoid,
     steps_of,
     tanh,
     where,
@@ -179,6 +180,9 @@ ACTIVATIONS: tuple[Row, ...] = (
         onnx={"approximate": "none"},
     ),
     slope("GeluGrad", _gelu_grad, flops=25, scratch=3, gigabytes=16),
+    activation(
+        "QuickGelu", lambda a, x: x * sigmoid(x * a["alpha"]), onnx={"alpha": 1.702}, domain="com.microsoft"
+    ),
     slope("SigmoidGrad", lambda a, dy, y: dy * (y * (1.0 - y)), scratch=1, gigabytes=26),
     slope("TanhGrad", lambda a, dy, y: dy * (1.0 - y * y), scratch=1, gigabytes=27),
     Row(

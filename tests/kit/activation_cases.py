@@ -26,6 +26,7 @@ ACTIVATIONS: Mapping[str, tuple[Sequence[Mapping[str, Any]], Oracle]] = {
         lambda i, a: torch.where(i[0] > 0, i[0], a["alpha"] * torch.expm1(i[0].clamp(max=0))),
     ),
     "Gelu": ([{"approximate": way} for way in ("none", "tanh")], lambda i, a: F.gelu(i[0], **a)),
+    "QuickGelu": ([{"alpha": 1.7}], lambda i, a: i[0] * torch.sigmoid(a["alpha"] * i[0])),
 }
 """Operator of one operand -> its instances, and its oracle."""
 ACTIVATION_GRADS: Mapping[str, tuple[Sequence[Mapping[str, Any]], Oracle]] = {
