@@ -1,9 +1,9 @@
-"""Search for a learning rate and an optimizer: nine short runs, of which the best train on.
+"""Search for a learning rate and an optimizer: nine short runs, of which the better ones train on.
 
     python examples/search.py --workers 2
 
 With ``--workers`` two processes of a Dask cluster on this machine train one run at a time each; without, this
-process trains one after the other. The table is the same. Stop it at any time, and start it again.
+process trains one after the other. Stop it at any time, and start it again.
 """
 
 from __future__ import annotations

@@ -142,19 +142,9 @@ class TrialDone:
     row: Mapping[str, Any]
     """The row of ``Search.table``."""
     done: int
-    """Trials of this rung that are done, those of earlier calls included."""
+    """Trials that train no further, those of earlier calls included."""
     of: int
-    """Trials of this rung."""
-
-
-@dataclass(frozen=True)
-class RungDone:
-    """All trials of a rung are done."""
-
-    rung: int
-    rungs: int
-    going_on: tuple[int, ...]
-    """Trials that the next rung trains on; none after the last rung."""
+    """All trials."""
 
 
 @dataclass(frozen=True)
@@ -178,5 +168,5 @@ class WorkersChanged:
 Event = RunStarted | StepRunning | StepDone | Committed | RunFinished | RunStopped | Notice | WorkersChanged
 Listener = Callable[[Event], None]
 
-SearchEvent = TrialDone | RungDone | Notice
+SearchEvent = TrialDone | Notice
 SearchListener = Callable[[SearchEvent], None]

@@ -127,7 +127,7 @@ def test_the_project_says_what_it_needs() -> None:
         "torch",
         "cluster",
         "mri",
-        "optuna",
+        "search",
         "plot",
         "pandas",
         "mlflow",

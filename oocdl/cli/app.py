@@ -138,7 +138,7 @@ def search(
     rungs: Annotated[int, typer.Option(help="Number of rungs of successive halving.")] = 1,
     eta: Annotated[int, typer.Option(help="The best 1/ETA continue, to ETA times the steps.")] = 3,
     sampler: Annotated[str, typer.Option(help="random, grid or optuna.")] = "random",
-    trials_per_round: Annotated[int, typer.Option(help="Trials that Optuna suggests at a time.")] = 8,
+    trials_per_round: Annotated[int, typer.Option(help="Trials that optuna draws at a time.")] = 8,
     metric: Annotated[str, typer.Option(help="loss, or loss/OUTPUT for several outputs.")] = "loss",
     mode: Annotated[str, typer.Option(help="min or max: which is best.")] = "min",
     validation: Annotated[str | None, typer.Option(help="Dataset whose loss ranks the trials.")] = None,

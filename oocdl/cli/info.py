@@ -33,8 +33,8 @@ from oocdl.report.units import counted, shape_text, size_text, speed_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.trainer import open as open_run
+from oocdl.tuning.asked import SEARCH_FILE
 from oocdl.tuning.search import Search
-from oocdl.tuning.search_record import SEARCH_FILE
 
 ASSUMED_SIZES = (64, 32, 16, 8)
 """Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""

@@ -22,8 +22,8 @@ from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
+from oocdl.tuning.asked import SEARCH_FILE
 from oocdl.tuning.search import Search
-from oocdl.tuning.search_record import SEARCH_FILE
 
 
 def data_of(what: str, dims: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def needed(module: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        library = module.partition(".")[0]
+        library = (error.name or module).partition(".")[0]
         raise InputError(
             f"{what} needs {library}, which is not installed; pip install 'oocdl[{extra}]'"
         ) from error

@@ -1,4 +1,4 @@
-"""A search as text: its table, and a line for each trial and rung that is done."""
+"""A search as text: its table, and a line for each trial that has trained to the end of a rung."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from oocdl.errors import printable
-from oocdl.events import Notice, RungDone, SearchEvent, TrialDone
+from oocdl.events import Notice, SearchEvent, TrialDone
 from oocdl.report import html
 from oocdl.report.notebook import block_here
 from oocdl.report.tables import Column, Sheet, text_of
@@ -80,7 +80,7 @@ def value_text(value: Any, defaults: Mapping[str, Mapping[str, Any]] = MappingPr
 
 
 class SearchProgress:
-    """Prints a line for each trial and rung that is done, on stderr, or in one output of a notebook."""
+    """Prints a line for each trial that has trained, on stderr, or in one output of a notebook."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.block = None if console else block_here()
@@ -91,8 +91,6 @@ class SearchProgress:
         match event:
             case TrialDone():
                 self._print(_trial_text(event))
-            case RungDone():
-                self._print(_rung_text(event))
             case Notice(text):
                 self._print(text)
 
@@ -104,19 +102,13 @@ class SearchProgress:
 
 def _trial_text(event: TrialDone) -> str:
     row = event.row
-    values = ", ".join(
-        f"{name}={value_text(value)}" for name, value in row.items() if name not in ("trial", *FACTS)
-    )
-    head = f"rung {row['rung']}, {event.done} of {event.of}: trial {row['trial']} ({values})"
+    names = (name for name in row if name not in ("trial", *FACTS))
+    values = ", ".join(f"{name}={value_text(row[name])}" for name in names)
+    head = f"trial {row['trial']} ({values})"
+    tail = f"{event.done} of {event.of} done"
     if row["metric"] is None:
-        return f"{head} failed: {row['error']}"
+        return f"{head} failed: {row['error']}; {tail}"
     spent = duration(row["seconds"])
-    return f"{head} {row['metric']:.6g} after {counted(row['steps'], 'step')}, {spent}"
-
-
-def _rung_text(event: RungDone) -> str:
-    if event.rung == event.rungs - 1:
-        return f"rung {event.rung} is done, the last"
-    if not event.going_on:
-        return f"rung {event.rung} is done; no trial is left to go on"
-    return f"rung {event.rung} is done; trials going on: {', '.join(map(str, event.going_on))}"
+    return (
+        f"{head} {row['metric']:.6g} after {counted(row['steps'], 'step')}, {spent}: {row['state']}; {tail}"
+    )

@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings, make_settings, plain
+from oocdl.config import Settings, differences, make_settings, plain
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.passes import Course
-from oocdl.space import Distribution
+from oocdl.space import IntUniform
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.identity import compare, identity
 from oocdl.training.arguments import whole_number
-from oocdl.tuning import optuna_sampler
-from oocdl.tuning.halving import Result
-from oocdl.tuning.samplers import drawn, grid, trial_count
 from oocdl.tuning.trial import Measure
-from oocdl.tuning.values import Picks, checked_space, corners, value_of, with_values
+from oocdl.tuning.values import Dimension, checked_space, corners, with_values
 
-SAMPLERS = ("random", "grid", "optuna")
+SEARCH_FILE = "search.json"
+"""The file that makes a folder that of a search."""
+DEFAULT_TRIALS = 16
+"""Trials of a search if the caller does not say."""
+SAMPLERS, MODES = ("random", "grid", "optuna"), ("min", "max")
+LEAST = {"rungs": 1, "eta": 2, "seed": 0, "trials_per_round": 1}
+ANY_TIME = ("memory", "disk", "spill", "threads", "commit_seconds", "strict")
+"""Options that may be others when a search goes on."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Asked:
     """A space, and how trials of it train; made by ``asked_of``."""
 
-    space: Mapping[str, tuple[Any, ...] | Distribution]
+    space: Mapping[str, Dimension]
     options: Mapping[str, Any]
     """Options of ``fit`` that the space does not vary."""
     length: Mapping[str, int]
     """``steps`` or ``epochs`` of the first rung."""
     trials: int
+    measure: Measure
     rungs: int
     eta: int
     sampler: str
     trials_per_round: int
     seed: int
-    measure: Measure
     mode: str
 
-    def values(self, picks: Picks) -> dict[str, Any]:
-        """Return the values that picks stand for."""
-        return {name: value_of(self.space[name], pick) for name, pick in picks.items()}
+    def values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that a trial's picks stand for: of a list that is the place in it."""
+        space = self.space.items()
+        return {name: held[picks[name]] if isinstance(held, tuple) else picks[name] for name, held in space}
 
     def fit_options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of ``fit`` for a trial, without ``steps``."""
@@ -56,76 +62,94 @@ class Asked:
         """Return the settings of a trial in the first rung. Raises InputError."""
         return make_settings(**self.fit_options(values), **self.length)
 
-    def picks(self, earlier: Sequence[tuple[Picks, Result | None]]) -> list[Picks]:
-        """Return the picks of the trials that come next: all of them, or with Optuna those of a round.
+    def total_steps(self, samples: int, values: Mapping[str, Any], rung: int) -> int:
+        """Return the total of steps that a trial trains to in a rung."""
+        return int(Course(samples, self.settings(values)).total_steps * self.eta**rung)
 
-        ``earlier``: trials that were picked before, with their results of the first rung.
-        """
-        if self.sampler == "grid":
-            return grid(self.space)[len(earlier) :]
-        if self.sampler == "random":
-            return drawn(self.space, self.trials, self.seed)[len(earlier) :]
-        begun = len(earlier) // self.trials_per_round * self.trials_per_round
-        known = [*earlier[:begun], *((picks, None) for picks, _ in earlier[begun:])]
-        new: list[Picks] = []
-        while len(earlier) + len(new) < min(begun + self.trials_per_round, self.trials):
-            found = optuna_sampler.asked(self.space, known, self.seed, self.mode)
-            new.append(found)
-            known.append((found, None))
-        return new
+    def check_schedule(self, samples: int, values: Mapping[str, Any]) -> None:
+        """Raise InputError if a trial's learning rate ends before its last rung does."""
+        rate, last = self.settings(values).optimizer.lr, self.total_steps(samples, values, self.rungs - 1)
+        while isinstance(rate, WarmUp):
+            rate = rate.after
+        if isinstance(rate, Cosine | Polynomial | OneCycle) and self.rungs > 1 and (rate.steps or 0) < last:
+            raise InputError(
+                f"the learning rate, a {type(rate).__name__} of {rate.steps} steps, ends before the last "
+                f"rung at {last} steps: a run that goes on cannot have another; give it steps={last}"
+            )
 
     def facts(self) -> dict[str, Any]:
         """Return as plain data what a search that goes on must have in common with what it began with."""
-        alike = {name: value for name, value in self.options.items() if name not in ANY_TIME}
         metric = self.measure.metric
         name = getattr(metric, "__qualname__", type(metric).__name__)
+        alike = ("rungs", "eta", "sampler", "seed", "mode")
         return {
             "space": {name: plain(dimension) for name, dimension in self.space.items()},
-            "options": plain(alike),
+            "options": plain({name: held for name, held in self.options.items() if name not in ANY_TIME}),
             "length": dict(self.length),
-            "eta": self.eta,
-            "sampler": self.sampler,
+            **{name: getattr(self, name) for name in alike},
             "trials_per_round": self.trials_per_round if self.sampler == "optuna" else None,
-            "seed": self.seed,
             "metric": metric if isinstance(metric, str) else f"function {name}",
-            "mode": self.mode,
             "last_steps": self.measure.last_steps,
         }
 
 
-ANY_TIME = ("memory", "disk", "spill", "threads", "commit_seconds", "strict")
-"""Options that may be others when a search goes on."""
-
-
-def asked_of(space: Any, options: Mapping[str, Any], measure: Measure, mode: str, **given: Any) -> Asked:
+def asked_of(
+    space: Any, options: Mapping[str, Any], measure: Measure, mode: str, *, sampler: str, **given: Any
+) -> Asked:
     """Check the arguments of ``search``. Raises InputError."""
-    length = {name: given.pop(name) for name in ("steps", "epochs")}
-    length = {name: whole_number(name, count) for name, count in length.items() if count is not None}
+    length = {name: given[name] for name in ("steps", "epochs") if given[name] is not None}
+    length = {name: whole_number(name, count) for name, count in length.items()}
     if len(length) == 2:
         raise InputError("give steps or epochs of the first rung, not both")
-    least = {"rungs": 1, "eta": 2, "seed": 0, "trials_per_round": 1}
-    counts = {name: whole_number(name, given[name], most_low) for name, most_low in least.items()}
+    counts: dict[str, Any] = {name: whole_number(name, given[name], least) for name, least in LEAST.items()}
     whole_number("last_steps", measure.last_steps)
-    for name, value, known in (("sampler", given["sampler"], SAMPLERS), ("mode", mode, ("min", "max"))):
+    for name, value, known in (("sampler", sampler, SAMPLERS), ("mode", mode, MODES)):
         if value not in known:
             raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
     if not isinstance(measure.metric, str) and not callable(measure.metric):
         raise InputError(f"metric takes 'loss' or a function of the run, got {measure.metric!r}")
-    if given["sampler"] == "optuna":
-        optuna_sampler.optuna()
-    dimensions = checked_space(space, options)
     trials = given["trials"] if given["trials"] is None else whole_number("trials", given["trials"])
-    trials = trial_count(given["sampler"], dimensions, trials)
+    checked = checked_space(space, options)
     return Asked(
-        dimensions,
-        options,
-        length or {"epochs": 1},
-        trials,
-        sampler=given["sampler"],
+        space=checked,
+        options=options,
+        length=length or {"epochs": 1},
+        trials=trial_count(sampler, checked, trials),
         measure=measure,
+        sampler=sampler,
         mode=mode,
         **counts,
     )
+
+
+def listed(space: Mapping[str, Dimension]) -> dict[str, range] | None:
+    """Return the picks that each name of a space may have; None if one of them has too many to list."""
+    picks = {
+        name: range(len(held)) if isinstance(held, tuple) else range(int(held.low), int(held.high) + 1)
+        for name, held in space.items()
+        if isinstance(held, tuple | IntUniform)
+    }
+    return picks if len(picks) == len(space) else None
+
+
+def trial_count(sampler: str, space: Mapping[str, Dimension], trials: int | None) -> int:
+    """Return how many trials a search has. Raises InputError if the space does not have as many."""
+    picks = listed(space)
+    size = prod(map(len, picks.values())) if picks else None
+    if size is None:
+        if sampler == "grid":
+            raise InputError("sampler='grid' takes lists of values and IntUniform; else sampler='random'")
+        return trials or DEFAULT_TRIALS
+    if sampler == "grid" and trials not in (None, size):
+        raise InputError(
+            f"a grid has all {size} combinations, got trials={trials}; leave it out, or draw some with "
+            "sampler='random'"
+        )
+    if sampler == "random" and trials is not None and trials > size:
+        raise InputError(
+            f"the space has {size} combinations, fewer than trials={trials}; use sampler='grid' for all"
+        )
+    return size if sampler == "grid" else trials or min(DEFAULT_TRIALS, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,31 +163,33 @@ class Data:
 
     def facts(self) -> dict[str, Any]:
         """Return what tells them from others, as plain data."""
-        parts = {"dataset": self.dataset, "validation": self.validation}
+        known = {"dataset": self.dataset, "validation": self.validation}
         return {
             "model": inspect_onnx(self.model).fingerprint(),
             **{
-                part: found and {name: identity(array) for name, array in found.arrays.items()}
-                for part, found in parts.items()
+                part: data and {name: identity(array) for name, array in data.arrays.items()}
+                for part, data in known.items()
             },
         }
 
     def changed(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-        """Yield in words how the datasets differ from what they were."""
-        for part, found in (("dataset", self.dataset), ("validation", self.validation)):
-            if then[part] is None or found is None or then[part].keys() != now[part].keys():
+        """Yield in words how facts of a search differ from what they were."""
+        sets = {"dataset": self.dataset, "validation": self.validation}
+        yield from differences({**then, **dict.fromkeys(sets)}, {**now, **dict.fromkeys(sets)})
+        for part, data in sets.items():
+            if data is None or then[part] is None or then[part].keys() != now[part].keys():
                 if then[part] != now[part]:
                     yield f"{part} is another"
                 continue
-            for name, array in found.arrays.items():
-                one = compare(array, then[part][name], now[part][name])
-                if one.changed:
-                    yield f"{part}: {one.changed}"
+            for name, array in data.arrays.items():
+                change = compare(array, then[part][name], now[part][name]).changed
+                if change:
+                    yield f"{part}: {change}"
 
 
 def opened(asked: Asked, model: Path, dataset: Any) -> Data:
     """Open model and datasets, and check trials against them. Raises what ``fit`` raises for them."""
-    first = {name: next(corners(dimension)) for name, dimension in asked.space.items()}
+    first = next(values for _, values in corners(asked.space))
     settings = asked.settings(first)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(inspect_onnx(model), data, settings)
@@ -172,9 +198,8 @@ def opened(asked: Asked, model: Path, dataset: Any) -> Data:
     if asked.measure.validation is not None:
         validation = open_dataset(asked.measure.validation, settings.allow_missing_chunks)
         validation = validation.only(binding.used)
-    for name, dimension in asked.space.items():
-        for value in corners(dimension):
-            check_schedule(asked, binding.samples, {**first, name: value})
+    for _, values in corners(asked.space):
+        asked.check_schedule(binding.samples, values)
     return Data(model, data.only(binding.used), validation, binding.samples)
 
 
@@ -184,21 +209,4 @@ def _check_metric(metric: Any, binding: Binding) -> None:
     if isinstance(metric, str) and metric not in known:
         raise InputError(
             f"there is no metric '{metric}'; there is {', '.join(known)}, or a function of the run"
-        )
-
-
-def total_steps(asked: Asked, samples: int, values: Mapping[str, Any], rung: int) -> int:
-    """Return the total of steps that a trial trains to in a rung."""
-    return int(Course(samples, asked.settings(values)).total_steps * asked.eta**rung)
-
-
-def check_schedule(asked: Asked, samples: int, values: Mapping[str, Any]) -> None:
-    """Raise InputError if a trial's learning rate ends before its last rung does."""
-    rate, last = asked.settings(values).optimizer.lr, total_steps(asked, samples, values, asked.rungs - 1)
-    while isinstance(rate, WarmUp):
-        rate = rate.after
-    if isinstance(rate, Cosine | Polynomial | OneCycle) and asked.rungs > 1 and (rate.steps or 0) < last:
-        raise InputError(
-            f"the learning rate, a {type(rate).__name__} of {rate.steps} steps, ends before the last rung at "
-            f"{last} steps: a run that goes on cannot have another; give it steps={last}"
         )

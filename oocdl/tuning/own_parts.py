@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -16,31 +15,22 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from oocdl.errors import InputError
-from oocdl.graph.onnx.own_operators import OWN, OwnOperator
+from oocdl.graph.onnx.own_operators import OWN
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS, Own
-from oocdl.ops.own_loss import FORMULAS, Formula, OwnLoss
-from oocdl.ops.own_optimizer import KNOWN, Known
+from oocdl.ops.own_loss import FORMULAS
+from oocdl.ops.own_optimizer import KNOWN
 
 _packing = Lock()
 """Which modules are pickled by value is a fact of the process."""
 
 
-@dataclass(frozen=True)
-class OwnParts:
-    """All that is registered, by name, with the digests that it has where it was."""
-
-    operators: Mapping[str, OwnOperator]
-    losses: Mapping[str, tuple[OwnLoss, Formula]]
-    optimizers: Mapping[str, Known]
-
-
 def packed() -> bytes:
     """Return what is registered here, pickled. Raises InputError if a function holds what cannot be sent."""
-    own = OwnParts(dict(OWN), dict(FORMULAS), dict(KNOWN))
-    functions: list[Callable[..., Any]] = [one.function for one in own.operators.values()]
-    functions += [formula for _, formula in own.losses.values()]
-    functions += [one.update for one in own.optimizers.values()]
+    own = OWN, FORMULAS, KNOWN
+    functions: list[Callable[..., Any]] = [operator.function for operator in OWN.values()]
+    functions += [formula for _, formula in FORMULAS.values()]
+    functions += [known.update for known in KNOWN.values()]
     names = {function.__module__ for function in functions} - {"__main__"}
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     with _packing:
@@ -48,25 +38,23 @@ def packed() -> bytes:
         for module in new:
             cloudpickle.register_pickle_by_value(module)
         try:
-            made: bytes = cloudpickle.dumps(own)
+            pickled: bytes = cloudpickle.dumps(own)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
             raise InputError(
-                f"what is registered ({', '.join([*own.operators, *own.losses, *own.optimizers])}) cannot be "
+                f"what is registered ({', '.join([*OWN, *FORMULAS, *KNOWN])}) cannot be "
                 f"sent to workers ({error}); have its functions read numbers, texts and arrays only"
             ) from error
         finally:
             for module in new:
                 cloudpickle.unregister_pickle_by_value(module)
-    return made
+    return pickled
 
 
 def take(parts: bytes) -> None:
     """Know in this process what was ``packed`` in another, in the place of what has the same names."""
-    own: OwnParts = pickle.loads(parts)
-    OWN.update(own.operators)
-    for name, (spec, formula) in own.losses.items():
-        FORMULAS[name] = spec, formula
-        LOSSES[name] = spec
-    for name, known in own.optimizers.items():
-        KNOWN[name] = known
-        OPTIMIZERS[name] = partial(Own, name)
+    operators, formulas, optimizers = pickle.loads(parts)
+    OWN.update(operators)
+    FORMULAS.update(formulas)
+    LOSSES.update({name: spec for name, (spec, _) in formulas.items()})
+    KNOWN.update(optimizers)
+    OPTIMIZERS.update({name: partial(Own, name) for name in optimizers})

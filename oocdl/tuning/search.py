@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 from oocdl.config import OPTIONS
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import StoreError
 from oocdl.events import SearchListener
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.onnx.same import network_differences
+from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.pytorch.door import AS_IT_IS, is_module
+from oocdl.pytorch.door import is_module
 from oocdl.report.search_view import SearchProgress, search_html, search_text
-from oocdl.storage.files import reporting
-from oocdl.storage.run.lock import RunLock
 from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.client_workers import WAIT_SECONDS
-from oocdl.training.from_module import planned_file
 from oocdl.training.run import Run
 from oocdl.training.signature import LossLike, Names, Size, described_by, public
 from oocdl.training.trainer import fit
-from oocdl.tuning import search_record as records
-from oocdl.tuning.asked import Asked, Data, asked_of, opened
-from oocdl.tuning.search_record import Record
-from oocdl.tuning.searching import Said, Searching
-from oocdl.tuning.trainers import Crew, ThisProcess
+from oocdl.tuning.asked import SEARCH_FILE, asked_of
 from oocdl.tuning.trial import Measure, Metric
 
 
@@ -42,20 +31,17 @@ class Search:
     """A search on disk, finished or not. Made by ``oocdl.search``, or of its folder.
 
     It reads what is there now, also while another process searches. ``str(search)`` is its table. Raises
-    StoreError if there is no search in ``path``, CorruptError if it is damaged.
+    StoreError if there is no search in ``path``, or one of an earlier version of oocdl, CorruptError if it is
+    damaged, InputError where Optuna is not installed.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
         self.path = path_of("path", self.path).absolute()
-        self._read()
-
-    def _read(self) -> Record:
-        record = records.read_record(self.path)
-        if record is None:
-            raise StoreError(f"no search is in {self.path}: there is no {records.SEARCH_FILE}")
-        return record
+        if not (self.path / SEARCH_FILE).is_file():
+            raise StoreError(f"no search is in {self.path}: there is no {SEARCH_FILE}")
+        _ = self.table
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -65,8 +51,8 @@ class Search:
         "stopped", "finished" or "failed"), ``rung`` and total ``steps`` that it has trained to, ``metric``
         there, ``error``, ``seconds`` of its steps, ``peak_bytes``, and ``run``, the path of its run.
         """
-        record = self._read()
-        return records.rows_of(self.path, record, records.read_results(self.path, record))
+        rows: list[dict[str, Any]] = _inside().rows_in(self.path)
+        return rows
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -91,7 +77,7 @@ class Search:
         return search_html(str(self.path), self.table)
 
     def __repr__(self) -> str:
-        return f"Search({str(self.path)!r}, trials={len(self._read().trials)})"
+        return f"Search({str(self.path)!r}, trials={len(self.table)})"
 
 
 @public
@@ -145,10 +131,11 @@ def search(
 ) -> Search:
     """Train a network with many settings, each a run of its own, and train those on that do best.
 
-    Trials are drawn from a space, and trained by ``oocdl.fit``. All of them train to ``steps`` (the first
-    rung); the best 1 of ``eta`` go on to ``steps * eta``, of these the best to ``steps * eta**2``, and so on:
-    successive halving. The same call goes on with a search that was stopped or killed, and repeats nothing
-    that is done; with more ``trials`` or ``rungs`` it extends it.
+    Trials are drawn from a space by Optuna (the extra ``oocdl[search]``), and trained by ``oocdl.fit``. Each
+    trains to ``steps`` (the first rung). One that is among the best 1 of ``eta`` that have got so far goes on
+    to ``steps * eta``, in the same way to ``steps * eta**2``, and so on: asynchronous successive halving. The
+    same call goes on with a search that was stopped or killed, and repeats nothing that is done; with more
+    ``trials`` it extends it.
 
     Parameters
     ----------
@@ -168,17 +155,18 @@ def search(
     epochs
         Total of epochs in the first rung; 1 if neither this nor ``steps`` is given.
     rungs
-        How often the best train on, the first time included. A schedule (``oocdl.optim.Cosine``) has to last
-        for the last rung's ``steps * eta**(rungs - 1)``.
+        How often a trial trains at most, the first time included; 1: all trials train alike. A schedule
+        (``oocdl.optim.Cosine``) has to last for the last rung's ``steps * eta**(rungs - 1)``.
     eta
-        The best of so many (rounded down, at least one) train on, to so many times the steps.
+        One of so many trials trains on, to so many times the steps; of the first in a rung, the best so far.
     sampler
-        "random" draws, "grid" takes every combination, "optuna" asks Optuna (the extra ``oocdl[optuna]``).
+        "random" draws, "grid" takes every combination, "optuna" draws by earlier results (Optuna's TPE).
     trials_per_round
-        Trials that Optuna is asked for at a time; it is told their metrics in the first rung.
+        Trials that "optuna" draws at a time; it knows the results of all rounds before.
     seed
-        Seed of the draws: the same gives the same trials on any number of workers. It is the seed of ``fit``
-        too, if the space has none.
+        Seed of the draws. It is the seed of ``fit`` too, if the space has none. In this process, or with one
+        worker, the same seed gives the same table. More workers draw the same trials with "random" and
+        "grid"; which of them go on, and what "optuna" draws, may depend on which is done first.
     metric
         "loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a number.
     mode
@@ -202,7 +190,7 @@ def search(
         Folder of the search; default: <model>.search beside the file, or <Class>.search in the current folder
         for a module. Runs are in its ``trials``. With a client, all its workers have to see it.
     callbacks
-        Callables that take one event (``TrialDone``, ``RungDone``, ``Notice`` of ``oocdl.events``).
+        Callables that take one event (``TrialDone``, ``Notice`` of ``oocdl.events``).
     progress
         Show progress: a line for each event.
 
@@ -215,10 +203,10 @@ def search(
 
     Raises
     ------
-    InputError, before the first trial, for a space, options, model or dataset that trials cannot take, and
-    for a search in ``workdir`` that was started differently. BudgetError if no worker has the memory for a
-    trial. StoreError if another process searches in ``workdir``, or no worker sees it. ResourceError if no
-    worker comes, or the scheduler is lost.
+    InputError, before the first trial, for a space, options, model or dataset that trials cannot take, for a
+    search in ``workdir`` that was started differently, and where Optuna is not installed. BudgetError if no
+    worker has the memory for a trial. StoreError if another process searches in ``workdir``, no worker sees
+    it, or its search is of an earlier version. ResourceError if no worker comes, or the scheduler is lost.
 
     Examples
     --------
@@ -237,12 +225,9 @@ def search(
         sampler=sampler, trials_per_round=trials_per_round, seed=seed,
     )  # fmt: skip
     listeners: list[SearchListener] = [*callbacks, *([SearchProgress()] if progress else [])]
-    folder = (place or _folder_for(model)).absolute()
-    with _locked(folder):
-        data = opened(asked, _model_file(model, dataset, asked, folder), dataset)
-        say = Said(listeners, warns=not progress)
-        with _crew(client, data, folder, say.note, wait_seconds) as crew:
-            Searching(folder, asked, data, crew, say).run()
+    folder, searching = (place or _folder_for(model)).absolute(), _inside()
+    say = searching.Said(listeners, warns=not progress)
+    searching.run_search(asked, model, dataset, folder, client, wait_seconds, say)
     return Search(folder)
 
 
@@ -267,65 +252,6 @@ def _folder_for(model: Any) -> Path:
     return Path(name) if is_module(model) else path_of("model", model).with_suffix(".search")
 
 
-def _dask(module: str) -> Any:
-    # distributed takes 16 MiB, which a search in one process can use better.
-    return importlib.import_module(f"oocdl.{module}")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder that is one of a search, or is new. Raises StoreError for any other."""
-    made = not folder.exists()
-    if not made and not (folder / records.SEARCH_FILE).is_file():
-        others = {entry.name for entry in folder.iterdir()} - {"LOCK", "model", "model.partial"}
-        if not folder.is_dir() or others:
-            raise StoreError(f"{folder} is not empty and no search; choose another workdir")
-    with reporting(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder / "LOCK")
-    try:
-        yield
-    finally:
-        lock.release()
-        if not (folder / records.SEARCH_FILE).exists():  # refused: as it was before
-            shutil.rmtree(folder / "model", ignore_errors=True)
-            (folder / "LOCK").unlink(missing_ok=True)
-            if made and not any(folder.iterdir()):
-                folder.rmdir()
-
-
-def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
-    """The file that trials train; of a module, one in the folder, as it was when the search began."""
-    if not is_module(model):
-        return path_of("model", model).absolute()
-    kept = folder / "model" / f"{type(model).__name__}.onnx"
-    with planned_file(model, dataset, asked.options, AS_IT_IS) as new, reporting(folder):
-        if kept.is_file():
-            found = network_differences(inspect_onnx(kept), inspect_onnx(new))
-            if found:
-                raise InputError(
-                    f"the search in {folder} is of another network: {found}; choose another workdir"
-                )
-            return kept
-        partial = folder / "model.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(new.parent, partial)
-        partial.rename(kept.parent)
-    return kept
-
-
-@contextmanager
-def _crew(
-    client: Any, data: Data, folder: Path, say: Callable[[str], None], wait_seconds: float
-) -> Iterator[Crew]:
-    if client is None:
-        yield ThisProcess()
-        return
-    sources = [found.spec().source for found in (data.dataset, data.validation) if found is not None]
-    files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
-    crew, workers = _dask("runtime.cluster.crew"), _dask("tuning.trial_workers")
-    with _dask("runtime.cluster.connecting").connected(client) as found:
-        _, refusals = crew.gather(found, wait_seconds, say, _dask("runtime.cluster.member").SEARCH)
-        for error in refusals.values():
-            raise error
-        yield workers.Workers(found, [data.model, folder, *files], say, wait_seconds)
+def _inside() -> Any:
+    """What needs Optuna and Dask's workers. Raises InputError where Optuna is not installed."""
+    return needed("oocdl.tuning.searching", "search", "search")

@@ -1,22 +1,36 @@
-"""Walks through the rungs of a search: trains what is left to train, and decides which trials go on."""
+"""Walks through a search: trains what is left to train, and tells Optuna what has become of it."""
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from oocdl.config import differences, make_settings
-from oocdl.errors import InputError, ModelWarning
-from oocdl.events import Notice, RungDone, SearchEvent, SearchListener, TrialDone
+from oocdl.config import make_settings
+from oocdl.errors import InputError, ModelWarning, StoreError
+from oocdl.events import Notice, SearchEvent, SearchListener, TrialDone
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.same import network_differences
+from oocdl.host.limits import default_budget_bytes
+from oocdl.host.paths import path_of
+from oocdl.pytorch.door import AS_IT_IS, is_module
+from oocdl.runtime.cluster.connecting import connected
+from oocdl.storage.files import reporting
+from oocdl.storage.run.lock import RunLock
+from oocdl.training.from_module import planned_file
 from oocdl.training.resume import refuse_if
-from oocdl.tuning import search_record as records
-from oocdl.tuning.asked import Asked, Data, check_schedule, total_steps
-from oocdl.tuning.halving import Result, survivors
-from oocdl.tuning.search_record import Record, Trial
-from oocdl.tuning.trainers import Crew
-from oocdl.tuning.trial import Measure, Task
+from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
+from oocdl.tuning.search_study import SearchStudy
+from oocdl.tuning.trial import Measure, Result, Task, run_trial
+from oocdl.tuning.trial_workers import Workers
+
+OURS = ("LOCK", "model")
+"""What is in the folder of a search before it is one."""
 
 
 @dataclass(eq=False)
@@ -47,9 +61,87 @@ class Said:
                     warnings.warn(text, ModelWarning, stacklevel=6)
 
 
+class ThisProcess:
+    """Trains one trial after the other, here."""
+
+    def hire(self, memory_bytes: int | None) -> tuple[int, int | None]:
+        """Return the bytes and the compute threads (None: one for each core) that a trial may have."""
+        return memory_bytes or default_budget_bytes(), None
+
+    def run(self, queue: deque[Task]) -> Iterator[Result]:
+        """Train the trials of a queue, to which the caller may add, in their order."""
+        while queue:
+            yield run_trial(queue.popleft())
+
+
+Crew = ThisProcess | Workers
+
+
+def run_search(
+    asked: Asked, model: Any, dataset: Any, folder: Path, client: Any, wait_seconds: float, say: Said
+) -> None:
+    """Train all trials of a search that are left to train. Raises what ``search`` does."""
+    with _locked(folder):
+        data = opened(asked, _model_file(model, dataset, asked, folder), dataset)
+        with _crew(client, data, folder, say, wait_seconds) as crew:
+            Searching(folder, asked, data, crew, say).run()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder that is one of a search, or is new. Raises StoreError for any other."""
+    is_new = not folder.exists()
+    is_search = (folder / SEARCH_FILE).is_file()
+    others = [] if is_new or is_search else [path for path in folder.glob("*") if path.name not in OURS]
+    if others or (folder.exists() and not folder.is_dir()):
+        raise StoreError(f"{folder} is not empty and no search; choose another workdir")
+    with reporting(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder / "LOCK")
+    try:
+        yield
+    finally:
+        lock.release()
+        if not (folder / SEARCH_FILE).exists():  # refused: as it was before
+            shutil.rmtree(folder / "model", ignore_errors=True)
+            (folder / "LOCK").unlink(missing_ok=True)
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
+    """The file that trials train; of a module, one in the folder, as it was when the search began."""
+    if not is_module(model):
+        return path_of("model", model).absolute()
+    kept = folder / "model" / f"{type(model).__name__}.onnx"
+    with planned_file(model, dataset, asked.options, AS_IT_IS) as new, reporting(folder):
+        if (folder / SEARCH_FILE).is_file() and kept.is_file():
+            differences = network_differences(inspect_onnx(kept), inspect_onnx(new))
+            if differences:
+                raise InputError(
+                    f"the search in {folder} is of another network: {differences}; choose another workdir"
+                )
+        else:
+            shutil.rmtree(kept.parent, ignore_errors=True)
+            shutil.copytree(new.parent, kept.parent)
+    return kept
+
+
+@contextmanager
+def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float) -> Iterator[Crew]:
+    """Who trains: this process, or the workers of a client."""
+    if client is None:
+        yield ThisProcess()
+        return
+    sources = [one.spec().source for one in (data.dataset, data.validation) if one is not None]
+    files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
+    with connected(client) as connection:
+        yield Workers(connection, [data.model, folder, *files], say.note, wait_seconds)
+
+
 @dataclass(eq=False)
 class Searching:
-    """Walks through the rungs of one search."""
+    """One search: its trials, and who trains them."""
 
     folder: Path
     asked: Asked
@@ -59,96 +151,66 @@ class Searching:
 
     def run(self) -> None:
         """Train all trials that are left to train."""
-        self.record = self._begin()
-        self.results: list[dict[int, Result]] = [{} for _ in range(self.asked.rungs)]
-        entered = self._first_rung()
-        for rung in range(self.asked.rungs):
-            if rung:
-                self._train(rung, entered)
-            last = rung == self.asked.rungs - 1
-            found = self.results[rung]
-            entered = [] if last else survivors(entered, found, self.asked.eta, self.asked.mode)
-            self.say.emit(RungDone(rung, self.asked.rungs, tuple(entered)))
-            if not entered:
-                return
+        self._begin()
+        left = self.study.unfinished() or self.study.ask()
+        queue = deque(self._task(number, rung) for number, rung in left)
+        training = {number for number, _ in left}
+        for result in self.crew.run(queue):
+            self.say.result(result)
+            if self.study.tell(result):
+                queue.appendleft(self._task(result.trial, result.rung + 1))
+            else:
+                training.remove(result.trial)
+            self._tell_of(result.trial)
+            if not training:
+                left = self.study.ask()
+                queue.extend(self._task(number, rung) for number, rung in left)
+                training.update(number for number, _ in left)
 
-    def _begin(self) -> Record:
-        """The record of the search: a new one, or that which is there, if the call is of the same search."""
+    def _begin(self) -> None:
+        """Open the study: a new one, or that which is there, if the call is of the same search."""
         asked, facts = self.asked, {**self.asked.facts(), **self.data.facts()}
-        before = records.read_record(self.folder)
-        if before is not None:
-            sets = dict.fromkeys(("dataset", "validation"))
-            changed = [*differences({**before.facts, **sets}, {**facts, **sets})]
-            changed += self.data.changed(before.facts, facts)
+        self.study = study = SearchStudy(self.folder, asked)
+        if study.facts:
+            changed = [*self.data.changed(study.facts, facts)]
             refuse_if(
                 f"the search in {self.folder} was started differently", changed, "choose another workdir"
             )
-            if asked.trials < len(before.trials) or asked.rungs < before.rungs:
+            count = len(study.trials)
+            if asked.trials < count:
                 raise InputError(
-                    f"the search in {self.folder} has {len(before.trials)} trials and {before.rungs} rungs; "
-                    "it goes on with as many or more"
+                    f"the search in {self.folder} has {count} trials; it goes on with as many or more"
                 )
-        given = make_settings(**{k: v for k, v in asked.options.items() if k in ("memory", "threads")})
-        memory_bytes, threads = (before.memory_bytes, before.threads) if before else self.crew.share()
-        if asked.options.get("memory") is not None:
-            memory_bytes = given.memory_bytes
-        threads = given.threads or threads
-        self.crew.check(memory_bytes)
-        trials = before.trials if before else ()
-        return self._kept(Record(facts, memory_bytes, threads, asked.rungs, trials))
+        given = make_settings(**{name: asked.options.get(name) for name in ("memory", "threads")})
+        before_bytes, before_threads = study.share
+        memory_bytes = before_bytes if asked.options.get("memory") is None else given.memory_bytes
+        memory_bytes, threads = self.crew.hire(memory_bytes)
+        self.share = memory_bytes, given.threads or before_threads or threads
+        study.begin(facts, self.share)
 
-    def _kept(self, record: Record) -> Record:
-        """The record with the trials that come next, written."""
-        asked, trials = self.asked, list(record.trials)
-        results = [records.read_result(self.folder, trial.number, 0) for trial in trials]
-        earlier = [(trial.picks, result) for trial, result in zip(trials, results, strict=True)]
-        for picks in asked.picks(earlier):
-            values = asked.values(picks)
-            check_schedule(asked, self.data.samples, values)
-            trials.append(records.trial_of(len(trials), picks, values))
-        made = replace(record, trials=tuple(trials))
-        records.write_record(self.folder, made)
-        return made
-
-    def _first_rung(self) -> list[int]:
-        """Train all trials in the first rung; those of a round are asked for when the one before is done."""
-        while True:
-            numbers = [trial.number for trial in self.record.trials]
-            self._train(0, numbers)
-            if len(numbers) == self.asked.trials:
-                return numbers
-            self.record = self._kept(self.record)
-
-    def _train(self, rung: int, numbers: Sequence[int]) -> None:
-        """Train these trials to the total of a rung, but those that are done."""
-        found = {n: records.read_result(self.folder, n, rung) for n in numbers}
-        done = {n: result for n, result in found.items() if result and (result.error is None or result.final)}
-        self.results[rung] = done
-        left = [n for n in numbers if n not in done]
-        for n in left:  # an error that may not come again
-            records.result_path(self.folder, n, rung).unlink(missing_ok=True)
-        tasks = [self._task(self.record.trials[n], rung) for n in left]
-        for result in self.crew.run(tasks):
-            done[result.trial] = result
-            self.say.result(result)
-            rows = records.rows_of(self.folder, self.record, self.results)
-            row = next(row for row in rows if row["trial"] == result.trial)
-            self.say.emit(TrialDone(row, len(done), len(numbers)))
-
-    def _task(self, trial: Trial, rung: int) -> Task:
-        asked, values = self.asked, self.asked.values(trial.picks)
-        totals = [total_steps(asked, self.data.samples, values, n) for n in (rung, rung - 1) if n >= 0]
-        validation = self.data.validation
-        options = {**asked.fit_options(values), "memory": self.record.memory_bytes}
+    def _task(self, number: int, rung: int) -> Task:
+        asked, data = self.asked, self.data
+        values, measure = asked.values(self.study.trials[number].params), asked.measure
+        asked.check_schedule(data.samples, values)
+        memory_bytes, threads = self.share
         return Task(
-            trial=trial.number,
+            trial=number,
             rung=rung,
-            steps=totals[0],
-            steps_before=totals[1] if rung else 0,
-            folder=self.folder,
-            run=self.folder / trial.folder,
-            model=self.data.model,
-            dataset=self.data.dataset.spec(),
-            options={**options, "threads": self.record.threads},
-            measure=Measure(asked.measure.metric, validation and validation.spec(), asked.measure.last_steps),
+            steps=asked.total_steps(data.samples, values, rung),
+            run=self.study.run_of(number),
+            model=data.model,
+            dataset=data.dataset.spec(),
+            options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
+            measure=Measure(measure.metric, data.validation and data.validation.spec(), measure.last_steps),
         )
+
+    def _tell_of(self, number: int) -> None:
+        rows = self.study.rows()
+        row = next(row for row in rows if row["trial"] == number)
+        ended = sum(row["state"] in ("finished", "stopped", "failed") for row in rows)
+        self.say.emit(TrialDone(row, ended, self.asked.trials))
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the table of the search in a folder. Raises StoreError, CorruptError."""
+    return SearchStudy(folder).rows()

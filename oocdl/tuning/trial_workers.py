@@ -1,9 +1,4 @@
-"""Trials as Dask tasks: each in one worker, on any that is free, one at a time in each.
-
-A worker takes no trial before it was looked at: whether it sees the files, and has the memory. Then it gets
-one unit of a Dask resource, of which a trial needs one. No more trials are submitted than workers were hired,
-so that a worker that comes later finds some left.
-"""
+"""Trials as Dask tasks: on workers that were looked at, of which each has one at a time."""
 
 from __future__ import annotations
 
@@ -11,100 +6,48 @@ import os
 import queue
 import time
 import uuid
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Future, KilledWorker, Reschedule, Scheduler, Status, Worker, get_worker
+from distributed import Client, Future, KilledWorker, Reschedule, Status, get_worker
 from distributed.client import ClosedClientError
 
-from oocdl.errors import BudgetError, ResourceError, StoreError
+from oocdl.errors import BudgetError, OocdlError, ResourceError, StoreError
 from oocdl.host.heap import use_one_heap
-from oocdl.host.limits import DEFAULT_BUDGET_SHARE, available
-from oocdl.runtime import dask_private
+from oocdl.runtime.cluster.crew import NotNowError, Recruit, ask, gather, one_a_process
 from oocdl.runtime.cluster.growth import Wanted
-from oocdl.runtime.cluster.member import become_host, guests
-from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, roll, words_of
-from oocdl.runtime.lost import WorkersLost
-from oocdl.tuning.halving import Result
+from oocdl.runtime.cluster.member import SEARCH, become_host, guests
+from oocdl.runtime.cluster.room import Room, budget_bytes, check_limits
+from oocdl.runtime.cluster.watch import Watch, roll
+from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
+from oocdl.training.run import Run
 from oocdl.tuning.own_parts import packed, take
-from oocdl.tuning.search_record import read_result, write_result
-from oocdl.tuning.trainers import committed_steps
-from oocdl.tuning.trial import Task, Unwanted, run_trial
+from oocdl.tuning.trial import Result, Task, Unwanted, in_one_line, run_trial
 
-RESOURCE = "oocdl-trial"
 LOOK_SECONDS = 1.0
 """So often it is looked who has come and who has gone."""
-TELL_SECONDS = 60.0
 GATHER_SECONDS = 10.0
+"""A result that takes longer to come has gone with its worker."""
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed, Status.failed, Status.stopping)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a worker says of itself."""
-
-    process: tuple[str, int]
-    """Host and number of its process."""
-    limit: tuple[str, str]
-    """Host, and name of what limits its memory there: workers of one limit share it."""
-    limit_bytes: int
-    own_bytes: int | None
-    """The worker's own ``memory_limit``; None: it has none."""
-    ended_bytes: int | None
-    """Dask ends the worker when it has so much; None: it never does."""
-    threads: int
-    missing: str
-    """A path that it does not see; empty if it sees all."""
-
-
-def _facts(paths: Sequence[str], parts: bytes, dask_worker: Worker) -> Facts:
-    """Runs on the worker, which can take what is registered."""
+def _unseen(paths: Sequence[str], parts: bytes) -> str:
+    """The first path that a worker does not see, or nothing; runs there, and takes what is registered."""
     take(parts)
-    own, share = (
-        dask_worker.memory_manager.memory_limit,
-        dask.config.get("distributed.worker.memory.terminate"),
-    )
-    limit, missing = available(), [path for path in paths if not os.path.exists(path)]
-    return Facts(
-        (os.uname().nodename, os.getpid()),
-        (os.uname().nodename, limit.name),
-        limit.nbytes,
-        own or None,
-        int(own * share) if own and share and dask_worker.nanny else None,
-        dask_worker.state.nthreads,
-        missing[0] if missing else "",
-    )
-
-
-def _why(error: Exception) -> str:
-    """Why a worker takes no trial that fails when it is asked."""
-    words = " ".join(words_of(error).split())
-    return f"fails ({words}); install the same versions there, and modules that your own need"
-
-
-async def _hire(dask_worker: Worker) -> None:
-    """Runs on the worker. Never twice: the scheduler would forget which trials the worker runs."""
-    if RESOURCE not in dask_worker.state.total_resources:
-        await dask_worker.set_resources(**{RESOURCE: 1})
-
-
-def _placed(dask_scheduler: Scheduler) -> set[Any]:
-    """Keys of the tasks that workers have; runs on the scheduler."""
-    return {state.key for worker in dask_scheduler.workers.values() for state in worker.processing}
+    return next((path for path in paths if not os.path.exists(path)), "")
 
 
 def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
     """Run a trial on this worker, until nobody waits for it or the worker has to go.
 
-    It waits while a run of ``fit`` has this process: two at once would share a memory tier.
-    ``parts``: what the user has registered; another search may have others of these names.
+    It waits while a run of ``fit``, or a trial of another search, has this process: two at once would share a
+    memory tier. ``parts``: what the user has registered; another search may have others of these names.
     """
     worker = get_worker()
     take(parts)
@@ -128,236 +71,192 @@ def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
             guests.discard(key)
 
 
-def _result_of(future: Future[Result]) -> Result | None:
-    """What a trial has returned, where its file is not seen here yet; None if it went with its worker."""
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Raise ResourceError if the scheduler cannot be reached in this block."""
     try:
-        found: Result = future.result(timeout=GATHER_SECONDS)
-    except (OSError, TimeoutError):
-        return None
-    return found
+        yield
+    except (OSError, ClosedClientError, WorkersLost) as error:  # a lost comm is an OSError
+        raise ResourceError(
+            f"the Dask scheduler was lost ({in_one_line(error)}); trials stay at their last commits, and the "
+            "same call with another client goes on"
+        ) from error
 
 
 @dataclass(eq=False)
 class Workers:
     """The workers of a client, as a crew."""
 
-    client: Any
-    """A ``distributed.Client``."""
+    client: Client
     paths: Sequence[Path]
     """What each worker has to see: the model, the dataset, the folder of the search."""
     say: Callable[[str], None]
     wait_seconds: float
     """So long it is waited for a worker while there is none."""
-    known: dict[str, Facts] = field(default_factory=dict)
-    """All workers that there are, by address."""
-    hired: set[str] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
-    """Why workers take no trial."""
-    memory_bytes: int = 0
-    waiting_since: float | None = None
-    told_at: float = float("-inf")
-    looked_at: float = float("-inf")
-    numbers: Iterator[int] = field(default_factory=count)
-    more: Wanted = field(init=False)
-    """Workers of a cluster that adapts: a trial that waits here is no task of Dask's."""
-    search_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     parts: bytes = field(default_factory=packed)
     """What the user has registered, for the workers."""
+    hired: dict[str, Recruit] = field(default_factory=dict)
+    """The workers that take trials, by address."""
+    losses: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Trial -> its committed steps when it last lost its worker, and how many it has lost since then."""
+    running: dict[Any, tuple[Task, str]] = field(default_factory=dict)
+    """Future -> its trial, and the address of its worker."""
+    ended: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    """Futures that are done."""
+    waiting_since: float | None = None
+    """When it was first seen that no worker is there that takes trials; None: one is."""
 
-    def __post_init__(self) -> None:
-        self.more = Wanted(self.client)
+    def hire(self, memory_bytes: int | None) -> tuple[int, int | None]:
+        """Wait for workers, and hire those that have room for a trial of so many bytes.
 
-    def share(self) -> tuple[int, int | None]:
-        """Return a safe share of what each worker may use, and the threads that each has, of the least."""
-        self._wait_for(lambda: bool(self.known))
-        sharing = Counter(facts.limit for facts in self.known.values())
-        least = min(
-            min(facts.limit_bytes // sharing[facts.limit], facts.own_bytes or facts.limit_bytes)
-            for facts in self.known.values()
-        )
-        return int(least * DEFAULT_BUDGET_SHARE), min(facts.threads for facts in self.known.values())
-
-    def check(self, memory_bytes: int) -> None:
-        """Hire the workers that have so much. BudgetError or StoreError if all of them are refused."""
-        self.memory_bytes = memory_bytes
-        self._wait_for(lambda: bool(self.hired or self.refused))
+        Returns these bytes (None: what each worker may safely have), and the threads that each worker has.
+        Raises BudgetError, StoreError or ResourceError if none can take a trial.
+        """
+        with _reaching():
+            recruits, refusals = gather(self.client, self.wait_seconds, self.say, SEARCH)
+            for error in refusals.values():
+                raise error
+            recruits = [_of_dask(recruit) for recruit in recruits]
+            memory_bytes = memory_bytes or budget_bytes(recruits)
+            check_limits(recruits, memory_bytes)
+            self.room = Room(memory_bytes, (), self.say)
+            errors = self._join([recruit.address for recruit in recruits])
         if not self.hired:
-            address, why = min(self.refused.items())
-            known = self.known.get(address)
-            kind = ResourceError if known is None else StoreError if known.missing else BudgetError
-            raise kind(f"worker {address} {why}")
+            for error in errors.values():
+                raise error
+            raise BudgetError(self.room.nobody([recruit.address for recruit in recruits]))
+        return memory_bytes, min(recruit.threads for recruit in recruits)
 
-    @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Raise ResourceError if the scheduler cannot be reached in this block."""
+    def _join(self, addresses: Sequence[str]) -> dict[str, OocdlError]:
+        """Hire those of the workers that can take a trial; returns why others cannot, but for their room."""
         try:
-            yield
-        except (OSError, TimeoutError, ClosedClientError, WorkersLost) as error:  # a lost comm is an OSError
-            raise self._lost(f"{type(error).__name__}: {error}") from error
+            errors = self._errors(addresses)
+        except WorkersLost:
+            if addresses[1:]:
+                alone = [self._join([address]) for address in addresses]
+                return {address: error for errors in alone for address, error in errors.items()}
+            there = [address for address in addresses if address in roll(self.client)]
+            errors = {address: ResourceError(f"worker {address} does not answer") for address in there}
+        self.room.leave_out(errors)
+        return errors
 
-    def _wait_for(self, ready: Callable[[], bool]) -> None:
-        while True:
-            with self._reaching():
-                self._look()
-                self.more.ask(1)
-            if ready():
-                return
-            self._tell_if_nobody()
-            time.sleep(LOOK_SECONDS)
+    def _errors(self, addresses: Sequence[str]) -> dict[str, OocdlError]:
+        """Hire as ``_join``. Raises WorkersLost if one of the workers is lost, or does not answer."""
+        recruits, refusals = ask(self.client, addresses, self.say, SEARCH)
+        errors = {one: error for one, error in refusals.items() if not isinstance(error, NotNowError)}
+        processes = {recruit.process for recruit in self.hired.values()}
+        apart = [one for one in one_a_process(recruits) if one.process not in processes]
+        for address in {recruit.address for recruit in recruits} - {recruit.address for recruit in apart}:
+            errors[address] = ResourceError(f"worker {address} shares its process with another")
+        self.room.members = frozenset(self.hired)
+        fitting = self.room.fitting([*self.hired.values(), *map(_of_dask, apart)])
+        new = {recruit.address: recruit for recruit in fitting if recruit.address not in self.hired}
+        paths = [str(path) for path in self.paths]
+        answers = Watch(self.client, list(new), self.say).ask(_unseen, paths, self.parts, refusal=Exception)
+        for address, answer in answers.items():
+            if isinstance(answer, OSError):  # of its connection: it is asked again, if it is there
+                new.pop(address)
+            elif answer:
+                why = f"does not see {answer}; a search needs files that all its workers share"
+                unseen = StoreError(f"worker {address} {why}")
+                errors[address] = answer if isinstance(answer, OocdlError) else unseen
+        self.hired |= {address: recruit for address, recruit in new.items() if address not in errors}
+        return errors
 
-    def _look(self) -> bool:
-        """Look who is there, and hire who is new; returns whether somebody was hired."""
-        self.looked_at = time.monotonic()
-        there = set(roll(self.client))
-        new = sorted(there - self.known.keys() - self.refused.keys())
-        found = self._ask(new, _facts, [str(path) for path in self.paths], self.parts)
-        for address in [address for address, answer in found.items() if isinstance(answer, Exception)]:
-            self._refuse(address, _why(found.pop(address)))
-        self.known = {address: facts for address, facts in (self.known | found).items() if address in there}
-        self.refused = {address: why for address, why in self.refused.items() if address in there}
-        self.hired &= there
-        wanted = [a for a in sorted(self.known) if a not in self.hired and a not in self.refused]
-        hired = bool(self.memory_bytes and [a for a in wanted if self._hire(a)])
-        return hired
+    def run(self, tasks: deque[Task]) -> Iterator[Result]:
+        """Train the trials of a queue, to which the caller may add, on whoever is free."""
+        wanted, looked_at = Wanted(self.client), float("-inf")
+        try:
+            while tasks or self.running:
+                with _reaching():
+                    if time.monotonic() - looked_at > LOOK_SECONDS:
+                        self._look()
+                        looked_at = time.monotonic()
+                        wanted.ask(len(tasks) + len(self.running), busy=len(self.running))
+                    self._submit(tasks)
+                self._check_waiting()
+                for task, result in self._ended():
+                    result = result or self._loss(task)
+                    if result is None:
+                        tasks.appendleft(task)
+                    else:
+                        yield result
+        finally:
+            wanted.forget()
+            for future in self.running:  # a trial that still runs stops at its next step, and commits
+                future.release()
 
-    def _ask(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """What workers answer, maybe by an error; one that has gone meanwhile does not."""
-        found: dict[str, Any] = {}
-        asked = {
-            address: in_loop(
-                self.client, dask_private.run_on_workers(self.client, function, *args, workers=[address])
+    def _look(self) -> None:
+        """Look who has gone and who has come, and hire who can take a trial."""
+        there = roll(self.client)
+        self.room.welcome([address for address in self.room.told if address not in there])
+        self.hired = {address: recruit for address, recruit in self.hired.items() if address in there}
+        for address in sorted(there.keys() - self.hired.keys() - self.room.told.keys()):
+            self._join([address])
+
+    def _submit(self, tasks: deque[Task]) -> None:
+        """Give each worker that is free a trial."""
+        busy = {address for _, address in self.running.values()}
+        for address in [address for address in self.hired if address not in busy][: len(tasks)]:
+            task, key = tasks.popleft(), f"oocdl-trial-{uuid.uuid4().hex}"
+            future = self.client.submit(
+                run_on_worker, task, key, self.parts, key=key, workers=[address], pure=False
             )
-            for address in addresses
-        }
-        for address, answer in asked.items():
-            try:
-                Watch(self.client, [address], self.say).wait([answer])
-                found |= answer.result()
-            except WorkersLost:
-                answer.cancel()
-                if address in roll(self.client):
-                    found[address] = ResourceError("it does not answer")
-        return {address: answer for address, answer in found.items() if not isinstance(answer, OSError)}
+            self.running[future] = task, address
+            future.add_done_callback(self.ended.put)  # type: ignore[no-untyped-call]
 
-    def _refuse(self, address: str, why: str) -> None:
-        self.refused[address] = why
-        self.say(f"worker {address} {why}; it takes no trial")
+    def _ended(self) -> Iterator[tuple[Task, Result | None]]:
+        """Yield trials that have ended by now or in the next second; None: the worker was lost."""
+        for future, (task, address) in list(self.running.items()):
+            if address not in self.hired and not future.done():
+                del self.running[future]
+                future.release()
+                yield task, None
+        with suppress(queue.Empty):
+            future = self.ended.get(timeout=LOOK_SECONDS)
+            if future in self.running:
+                task, _ = self.running.pop(future)
+                yield task, _result_of(future, task)
 
-    def _hire(self, address: str) -> bool:
-        why = self._refusal(self.known[address])
-        answer = {} if why else self._ask([address], _hire)
-        if isinstance(answer.get(address), Exception):
-            why = _why(answer[address])
-        if why:
-            self._refuse(address, why)
-        elif address in answer:
-            self.hired.add(address)
-        return not why
+    def _loss(self, task: Task) -> Result | None:
+        """What has become of a trial that has lost its worker; None if it is to be tried again."""
+        try:
+            steps = Run(task.run).steps
+        except StoreError:  # it has not begun
+            steps = 0
+        before, losses = self.losses.get(task.trial, (0, 0))
+        losses = 1 if steps > before else losses + 1
+        self.losses[task.trial] = steps, losses
+        if losses < MOST_LOSSES:
+            return None
+        text = f"WorkersLost: {losses} workers were lost in a row while they trained it; look in their logs"
+        return Result(task.trial, task.rung, task.steps, error=text, final=False)
 
-    def _refusal(self, facts: Facts) -> str:
-        """Why a worker takes no trial; empty if it may take one."""
-        need, need_mib = self.memory_bytes, -(-self.memory_bytes >> 20)
-        if facts.missing:
-            return f"does not see {facts.missing}; a search needs files that all its workers share"
-        if facts.ended_bytes is not None and need > facts.ended_bytes:
-            return (
-                f"is ended by Dask at {facts.ended_bytes >> 20} MiB, and a trial may take {need_mib} MiB; "
-                "give memory= less, or the worker a larger memory_limit"
-            )
-        if any(self.known[address].process == facts.process for address in self.hired):
-            return "shares its process with another, which takes trials"
-        others = sum(self.known[address].limit == facts.limit for address in self.hired)
-        if need * (others + 1) > facts.limit_bytes:
-            shared = f" together with {others} that take trials" if others else ""
-            return (
-                f"may use {facts.limit_bytes >> 20} MiB{shared}, and each trial may take {need_mib} MiB; "
-                "give memory= less"
-            )
-        return ""
-
-    def _tell_if_nobody(self) -> None:
-        now = time.monotonic()
-        if self.hired if self.memory_bytes else self.known:
+    def _check_waiting(self) -> None:
+        """Raise ResourceError if for too long no worker is there that takes trials."""
+        if self.hired:
             self.waiting_since = None
-            return
-        self.waiting_since = self.waiting_since or now
-        if now - self.waiting_since > self.wait_seconds:
+        elif self.waiting_since is None:
+            self.waiting_since = time.monotonic()
+            self.say(f"waiting for workers of the client, up to {self.wait_seconds:.0f} s")
+        elif time.monotonic() - self.waiting_since > self.wait_seconds:
             raise ResourceError(
                 f"no worker has come in {self.wait_seconds:.0f} s; trials stay at their last commits, and "
                 "the same call goes on"
             )
-        if now - self.told_at > TELL_SECONDS:
-            self.told_at = now
-            self.say(f"waiting for workers of the client, up to {self.wait_seconds:.0f} s")
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """Train these trials on whoever is free."""
-        left, done = list(reversed(tasks)), queue.SimpleQueue[Any]()
-        running: dict[Any, tuple[Task, int]] = {}
-        """Future -> its trial, and the steps that were committed when it was submitted."""
 
-        def submit(task: Task) -> None:
-            key = f"{RESOURCE}-{self.search_id}-{next(self.numbers)}"
-            future = self.client.submit(
-                run_on_worker, task, key, self.parts, key=key, resources={RESOURCE: 1}, pure=False
-            )
-            running[future] = task, committed_steps(task.run)
-            future.add_done_callback(done.put)
+def _of_dask(recruit: Recruit) -> Recruit:
+    """A worker with the limit at which Dask ends it, which a trial must not reach."""
+    share = dask.config.get("distributed.worker.memory.terminate") or 1.0
+    return replace(recruit, limit_bytes=recruit.limit_bytes and int(recruit.limit_bytes * share))
 
-        try:
-            while left or running:
-                with self._reaching():
-                    while left and len(running) < max(len(self.hired), 1):
-                        submit(left.pop())
-                    if time.monotonic() - self.looked_at > LOOK_SECONDS:
-                        left += self._stuck(running) if self._look() else []
-                        self.more.ask(len(left) + len(running), busy=len(running))
-                self._tell_if_nobody()
-                try:
-                    future = done.get(timeout=LOOK_SECONDS)
-                except queue.Empty:
-                    continue
-                if future not in running:
-                    continue  # was taken back
-                task, steps = running.pop(future)
-                found = self._ended(future, task, steps)
-                if found is None:
-                    left.append(task)
-                else:
-                    yield found
-        finally:
-            self.more.forget()
-            for future in running:  # a trial that still runs stops at its next step, and commits
-                future.release()
 
-    def _stuck(self, running: dict[Any, tuple[Task, int]]) -> list[Task]:
-        """Take trials back that no worker has: Dask does not look for one when a worker gets a resource."""
-        placed = on_scheduler(self.client, _placed)
-        lost = [future for future in running if future.key not in placed and not future.done()]
-        tasks = []
-        for future in lost:
-            tasks.append(running.pop(future)[0])
-            future.release()
-        return tasks
-
-    def _ended(self, future: Future[Result], task: Task, steps: int) -> Result | None:
-        """What has become of a trial; None if it is to be tried again."""
-        if future.status in ("finished", "pending"):  # pending: its worker was lost just after the end
-            found = read_result(task.folder, task.trial, task.rung)
-            return found or _result_of(future)
-        if future.status != "error":
-            raise self._lost(f"trial {task.trial} is {future.status}")
-        error: Any = future.exception()  # type: ignore[no-untyped-call]
-        if isinstance(error, KilledWorker) and committed_steps(task.run) > steps:
-            self.say(f"trial {task.trial} has lost several workers, and goes on from its last commit")
-            return None
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        failed = Result(task.trial, task.rung, task.steps, None, text, final=False)
-        write_result(task.folder, failed)
-        return failed
-
-    def _lost(self, reason: str) -> ResourceError:
-        return ResourceError(
-            f"the Dask scheduler was lost ({reason}); trials stay at their last commits, and the same call "
-            "with another client goes on"
-        )
+def _result_of(future: Future[Result], task: Task) -> Result | None:
+    """What a trial has returned; None if that has gone with its worker."""
+    try:
+        return future.result(timeout=GATHER_SECONDS)
+    except (OSError, KilledWorker, CancelledError):
+        return None
+    except Exception as error:
+        return Result(task.trial, task.rung, task.steps, error=in_one_line(error), final=False)

@@ -31,9 +31,9 @@ def made_of(search: oocdl.Search) -> list[dict[str, Any]]:
     return [{name: held for name, held in row.items() if name not in MEASURED} for row in search.table]
 
 
-def result_times(search: oocdl.Search) -> dict[str, int]:
-    """When each result was written, by file."""
-    return {path.name: path.stat().st_mtime_ns for path in (search.path / "results").glob("*.json")}
+def commit_times(search: oocdl.Search) -> dict[str, int]:
+    """When each trial that has trained was committed last, by the name of its run."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in search.path.glob("trials/*/CURRENT")}
 
 
 @contextmanager

@@ -11,15 +11,16 @@ from onnx import helper
 
 import oocdl
 from oocdl.errors import CorruptError, InputError, ModelWarning, ResourceError, StoreError
-from oocdl.events import Notice, RungDone, TrialDone
+from oocdl.events import Notice, TrialDone
 from oocdl.optim import SGD, Cosine, WarmUp
 from oocdl.space import LogUniform
+from oocdl.storage.checksums import sealed
+from oocdl.storage.files import write_text
 from oocdl.training.run import Run
-from oocdl.tuning import trial
-from oocdl.tuning.halving import Result, survivors
-from oocdl.tuning.search_record import read_record, read_result, read_results, write_result
+from oocdl.tuning import journal, trial
+from oocdl.tuning.journal import Journal
 from tests.kit import nets
-from tests.kit.searches import OPTIONS, made_of, result_times, write_job
+from tests.kit.searches import OPTIONS, commit_times, made_of, write_job
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
@@ -29,25 +30,24 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_job(tmp_path_factory.mktemp("job"))
 
 
+HALVED: dict[str, Any] = {**OPTIONS, "trials": 5, "rungs": 3, "eta": 2}
+
+
 @pytest.fixture(scope="module")
 def whole(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Search:
-    """Four trials, of which two and then one go on."""
-    return oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path_factory.mktemp("whole") / "s")
+    """Five trials, of which those go on that are among the best so far."""
+    return oocdl.search(*job, **HALVED, workdir=tmp_path_factory.mktemp("whole") / "s")
 
 
-def test_each_rung_trains_the_best_of_the_one_before(whole: oocdl.Search) -> None:
-    record = read_record(whole.path)
-    assert record is not None
-    results = read_results(whole.path, record)
-    assert [len(rung) for rung in results] == [4, 2, 1]
-    for earlier, later in zip(results, results[1:], strict=False):
-        assert sorted(later) == survivors(list(earlier), earlier, 2, "min")
+def test_a_trial_goes_on_that_is_among_the_best_so_far(whole: oocdl.Search) -> None:
     rows = whole.table
-    assert [row["steps"] for row in rows] == [8, 4, 2, 2]
-    assert [row["state"] for row in rows] == ["finished", "stopped", "stopped", "stopped"]
-    assert [row["rung"] for row in rows] == [2, 1, 0, 0]
-    assert rows[2]["metric"] <= rows[3]["metric"]
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 and row["error"] is None for row in rows)
+    assert [row["rung"] for row in rows] == sorted((row["rung"] for row in rows), reverse=True)
+    assert all(row["steps"] == 2 * 2 ** row["rung"] for row in rows)
+    assert {row["state"] for row in rows if row["rung"] < 2} == {"stopped"}
+    assert {row["state"] for row in rows if row["rung"] == 2} == {"finished"}
+    for row in rows:
+        same = [other["metric"] for other in rows if other["rung"] == row["rung"]]
+        assert same == sorted(same) and row["seconds"] > 0 and row["peak_bytes"] > 0 and row["error"] is None
 
 
 def test_a_trial_is_a_run_like_any_other(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
@@ -66,63 +66,69 @@ def test_a_trial_is_a_run_like_any_other(job: tuple[Path, Path], whole: oocdl.Se
 def test_the_table_fits_eighty_columns(whole: oocdl.Search) -> None:
     lines = str(whole).splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum("stopped" in line for line in lines) == 3 and "finished" in lines[3]
-    assert repr(whole) == f"Search({str(whole.path)!r}, trials=4)"
+    assert sum("stopped" in line for line in lines) >= 2 and "finished" in lines[3]
+    assert repr(whole) == f"Search({str(whole.path)!r}, trials=5)"
 
 
 def test_the_same_call_repeats_nothing(job: tuple[Path, Path], whole: oocdl.Search) -> None:
-    before = result_times(whole)
+    before = commit_times(whole)
     events: list[Any] = []
-    again = oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=whole.path, callbacks=[events.append])
-    assert again.table == whole.table and result_times(whole) == before
-    assert [type(event) for event in events] == [RungDone] * 3
+    again = oocdl.search(*job, **HALVED, workdir=whole.path, callbacks=[events.append])
+    assert again.table == whole.table and commit_times(whole) == before and events == []
 
 
-def test_more_trials_and_rungs_extend_a_search(
-    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path
-) -> None:
+def test_more_trials_extend_a_search(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
     """The first trials are the same, and so is what comes of it."""
-    first = oocdl.search(*job, **{**OPTIONS, "trials": 2}, eta=2, workdir=tmp_path / "s")
-    before = result_times(first)
+    first = oocdl.search(*job, **{**HALVED, "trials": 2}, workdir=tmp_path / "s")
+    before = commit_times(first)
     assert len(before) == 2
-    for extent in ({"trials": 4}, {"trials": 4, "rungs": 3}):
-        found = oocdl.search(*job, **{**OPTIONS, **extent}, eta=2, workdir=tmp_path / "s")
-    assert made_of(found) == made_of(whole)
-    assert {name: when for name, when in result_times(found).items() if name in before} == before
-    with pytest.raises(InputError, match="has 4 trials and 3 rungs; it goes on with as many or more"):
-        oocdl.search(*job, **{**OPTIONS, "trials": 3}, rungs=3, eta=2, workdir=tmp_path / "s")
+    found = oocdl.search(*job, **HALVED, workdir=tmp_path / "s")
+    assert made_of(found) == made_of(whole) and before.items() <= commit_times(found).items()
+    with pytest.raises(InputError, match="has 5 trials; it goes on with as many or more"):
+        oocdl.search(*job, **{**HALVED, "trials": 3}, workdir=tmp_path / "s")
+    with pytest.raises(InputError, match="started differently: rungs was 3, is 4"):
+        oocdl.search(*job, **{**HALVED, "rungs": 4}, workdir=tmp_path / "s")
 
 
-@pytest.mark.parametrize("moment", [1, 4])
-def test_a_search_that_was_stopped_goes_on(
-    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path, moment: int
+@pytest.mark.parametrize("sampler", ["random", "optuna"])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_search_that_is_stopped_at_any_moment_goes_on(
+    job: tuple[Path, Path], tmp_path: Path, sampler: str, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    """Also between what is decided and its being written: the table is that of one that was not stopped."""
+    options = {**HALVED, "sampler": sampler, "trials_per_round": 2, "workdir": tmp_path / "s"}
+    whole = oocdl.search(*job, **options | {"workdir": tmp_path / "whole"})
+    count = 0
 
-    def stop(event: Any) -> None:
-        seen.append(event)
-        if len(seen) == moment + 1:
+    def write(path: Path, text: str) -> None:
+        nonlocal count
+        count += 1
+        if written or count % 2:
+            write_text(path, text)
+        if count % 2 == 0:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path / "s", callbacks=[stop])
-    so_far = oocdl.Search(tmp_path / "s")
-    before = result_times(so_far)
-    assert {row["state"] for row in so_far.table} & {"waiting", "going on"}
-    found = oocdl.search(*job, **OPTIONS, rungs=3, eta=2, workdir=tmp_path / "s")
-    assert made_of(found) == made_of(whole)
-    assert before.items() <= result_times(found).items()
+    monkeypatch.setattr(journal, "write_text", write)
+    stops = 0
+    while True:
+        try:
+            found = oocdl.search(*job, **options)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            assert stops < 30
+            assert stops == 1 or "failed" not in {row["state"] for row in oocdl.Search(tmp_path / "s").table}
+    assert stops > 5 and made_of(found) == made_of(whole)
 
 
-def test_events_tell_trials_and_rungs(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+def test_events_tell_trials(whole: oocdl.Search, job: tuple[Path, Path], tmp_path: Path) -> None:
     events: list[Any] = []
-    oocdl.search(*job, **OPTIONS, rungs=2, eta=2, workdir=tmp_path / "s", callbacks=[events.append])
+    oocdl.search(*job, **HALVED, workdir=tmp_path / "s", callbacks=[events.append])
     trials = [event for event in events if isinstance(event, TrialDone)]
-    assert [(event.done, event.of) for event in trials] == [(1, 4), (2, 4), (3, 4), (4, 4), (1, 2), (2, 2)]
-    assert [event.row["trial"] for event in trials[:4]] == [0, 1, 2, 3]
+    assert len(trials) == sum(row["rung"] + 1 for row in whole.table)
+    assert [event.row["trial"] for event in trials] == sorted(event.row["trial"] for event in trials)
+    assert (trials[-1].done, trials[-1].of) == (5, 5) and trials[0].row["state"] == "going on"
     assert all(event.row["metric"] is not None for event in trials)
-    ends = [event for event in events if isinstance(event, RungDone)]
-    assert [len(event.going_on) for event in ends] == [2, 0]
 
 
 def test_validation_is_what_trials_are_compared_by(job: tuple[Path, Path], tmp_path: Path) -> None:
@@ -154,9 +160,8 @@ def test_a_function_of_the_run_may_be_the_metric(job: tuple[Path, Path], tmp_pat
 
 def test_equal_trials_keep_their_order(job: tuple[Path, Path], tmp_path: Path) -> None:
     options = {**OPTIONS, "space": {"seed": [1, 2, 3]}, "trials": None, "sampler": "grid"}
-    found = oocdl.search(*job, **options, metric=len_of_name, rungs=2, eta=2, workdir=tmp_path / "s")
+    found = oocdl.search(*job, **options, metric=len_of_name, workdir=tmp_path / "s")
     assert [row["trial"] for row in found.table] == [0, 1, 2]
-    assert [row["rung"] for row in found.table] == [1, 0, 0]
 
 
 def len_of_name(run: Run) -> float:
@@ -172,13 +177,15 @@ def test_a_trial_that_fails_is_a_row(job: tuple[Path, Path], tmp_path: Path) -> 
     folder = nets.write_data(tmp_path / "data.zarr", {"x": data["x"], "x3": data["x"][:, :3]})
     found = oocdl.search(job[0], folder, **options, rungs=2, eta=3, workdir=tmp_path / "s")
     failed = found.table[-1]
-    assert (failed["trial"], failed["state"], failed["metric"]) == (0, "failed", None)
+    assert (failed["lr"], failed["state"], failed["metric"]) == (1e30, "failed", None)
     assert failed["error"].startswith("NonFiniteError: ")
-    assert [row["state"] for row in found.table] == ["finished", "stopped", "failed"]
-    assert "trial 0: NonFiniteError: the loss of step" in " ".join(str(found).split())
-    before = result_times(found)
-    oocdl.search(job[0], folder, **options, rungs=2, eta=3, workdir=tmp_path / "s")
-    assert result_times(found) == before  # it would fail again
+    assert [row["state"] for row in found.table][::2] == ["finished", "failed"]
+    assert f"trial {failed['trial']}: NonFiniteError: the loss of step" in " ".join(str(found).split())
+    before, events = commit_times(found), list[Any]()
+    again = oocdl.search(
+        job[0], folder, **options, rungs=2, eta=3, workdir=tmp_path / "s", callbacks=[events.append]
+    )
+    assert commit_times(again) == before and events == []  # it would fail again
 
 
 def test_a_budget_that_is_too_small_is_tried_again(job: tuple[Path, Path], tmp_path: Path) -> None:
@@ -186,11 +193,11 @@ def test_a_budget_that_is_too_small_is_tried_again(job: tuple[Path, Path], tmp_p
     events: list[Any] = []
     found = oocdl.search(*job, **small, rungs=2, workdir=tmp_path / "s", callbacks=[events.append])
     assert [row["error"].split(":")[0] for row in found.table] == ["BudgetError"] * 2
-    assert found.best is None and events[-1] == RungDone(0, 2, ())
+    assert found.best is None and [event.done for event in events] == [1, 2]
     with pytest.raises(StoreError, match="no trial of the search in .* has a metric yet"):
         _ = found.best_run
     again = oocdl.search(*job, **{**small, "memory": "2GiB"}, rungs=2, workdir=tmp_path / "s")
-    assert again.best is not None and [row["state"] for row in again.table] == ["finished", "stopped"]
+    assert again.best is not None and {row["error"] for row in again.table} == {None}
 
 
 def test_what_is_not_the_trials_own_doing_is_tried_again(
@@ -208,16 +215,14 @@ def test_what_is_not_the_trials_own_doing_is_tried_again(
         patch.setattr(trial, "fit", full)
         found = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
     assert [row["error"] for row in found.table] == [None] * 3 + ["ResourceError: the disk is full"]
-    before = result_times(found)
+    before = commit_times(found)
     again = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
-    changed = {name for name, when in result_times(again).items() if before[name] != when}
-    assert changed == {"0001-rung0.json"} and all(row["metric"] for row in again.table)
+    changed = {name for name, when in commit_times(again).items() if before.get(name) != when}
+    assert [name[:4] for name in changed] == ["0001"] and all(row["metric"] for row in again.table)
 
 
-def test_a_trial_that_was_given_up_leaves_the_result_of_another_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process has taken its run over, and has done it: that is no error of the trial."""
+def test_a_trial_that_was_given_up_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has taken its run over: that is no error of the trial."""
 
     def taken_over(*_: Any, **__: Any) -> None:
         raise StoreError("another process has taken over the run")
@@ -225,38 +230,40 @@ def test_a_trial_that_was_given_up_leaves_the_result_of_another_alone(
     def check() -> None:
         raise trial.Unwanted
 
-    done = Result(3, 0, 10, 0.5)
-    write_result(tmp_path, done)
     monkeypatch.setattr(trial, "fit", taken_over)
     measure = trial.Measure("loss", None, 1)
-    task = trial.Task(3, 0, 10, 0, tmp_path, tmp_path / "run", tmp_path / "net.onnx", None, {}, measure)
+    task = trial.Task(3, 0, 10, tmp_path / "run", tmp_path / "net.onnx", None, {}, measure)
     with pytest.raises(trial.Unwanted):
         trial.run_trial(task, check)
-    assert read_result(tmp_path, 3, 0) == done
 
 
-def test_a_result_that_is_lost_is_not_taken_from_later_weights(
+def test_a_metric_that_is_lost_is_not_taken_from_later_weights(
     job: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {**OPTIONS, "rungs": 2, "eta": 2, "metric": largest_weight}
-    found = oocdl.search(*job, **options, workdir=tmp_path / "s")
-    best = found.table[0]["trial"]
-    (found.path / "results" / f"{best:04d}-rung0.json").unlink()
+    """As where the folder of a search is put back to what it was."""
+    options: dict[str, Any] = {**OPTIONS, "rungs": 2, "eta": 2, "trials": 1, "metric": largest_weight}
+    oocdl.search(*job, **options, workdir=tmp_path / "s")
+    path = tmp_path / "s" / "search.json"
+    logs = [log for log in Journal(path).logs if log["op_code"] in (0, 2, 4, 5)]  # of Optuna: without results
+    path.write_text(sealed("search", logs))
     again = oocdl.search(*job, **options, workdir=tmp_path / "s")
-    assert "its result after 2 is lost" in next(r for r in again.table if r["trial"] == best)["error"]
+    assert "its metric after 2 is lost" in again.table[0]["error"]
 
 
-@pytest.mark.parametrize("name", ["search.json", "results/0001-rung0.json"])
-def test_a_damaged_file_is_named(
-    job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path, name: str
-) -> None:
-    oocdl.search(*job, **{**OPTIONS, "trials": 2}, workdir=tmp_path / "s")
-    path = tmp_path / "s" / name
-    path.write_text(path.read_text().replace("0.", "1.", 1))
-    with pytest.raises(CorruptError, match=path.name):
-        _ = oocdl.Search(tmp_path / "s").table
-    with pytest.raises(CorruptError, match=path.name):
-        oocdl.search(*job, **{**OPTIONS, "trials": 2}, workdir=tmp_path / "s")
+def test_a_search_of_an_earlier_version_is_refused(job: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text(sealed("search", {"format": 1, "trials": []}))
+    for look in (lambda: oocdl.Search(tmp_path), lambda: oocdl.search(*job, **OPTIONS, workdir=tmp_path)):
+        with pytest.raises(StoreError, match="is of an earlier version of oocdl; choose another workdir"):
+            look()
+
+
+def test_a_damaged_file_is_named(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+    text = (whole.path / "search.json").read_text()
+    (tmp_path / "search.json").write_text(text.replace("0.", "1.", 1))
+    with pytest.raises(CorruptError, match="search.json is damaged"):
+        _ = oocdl.Search(tmp_path)
+    with pytest.raises(CorruptError, match="search.json is damaged"):
+        oocdl.search(*job, **HALVED, workdir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +318,7 @@ def test_epochs_count_by_the_batch(job: tuple[Path, Path], tmp_path: Path) -> No
     options = {**OPTIONS, "space": {"batch_size": [2, 5]}, "sampler": "grid", "trials": None, "steps": None}
     found = oocdl.search(*job, **options, epochs=1, rungs=2, eta=2, workdir=tmp_path / "s")
     by_size = {row["batch_size"]: row["steps"] for row in found.table}
-    assert by_size in ({2: 10, 5: 2}, {2: 5, 5: 4})
+    assert by_size[2] in (5, 10) and by_size[5] in (2, 4) and by_size != {2: 5, 5: 2}
 
 
 def test_a_folder_of_something_else_is_left_alone(job: tuple[Path, Path], tmp_path: Path) -> None:

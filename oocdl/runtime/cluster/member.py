@@ -369,11 +369,11 @@ def owners() -> tuple[str, ...]:
 
 
 def become_host(trial: str) -> bool:
-    """Whether this process trains a trial from now on, until that leaves ``guests``; no member does."""
+    """Whether this process, if it is free, trains a trial from now on, until that leaves ``guests``."""
     with _taking:
-        if not members:
+        if not members and not guests:
             guests.add(trial)
-        return not members
+        return trial in guests
 
 
 def member_of(run_id: str) -> Member:

@@ -1,0 +1,197 @@
+"""A search as a study of Optuna: which values trials have, which go on, and what has become of each.
+
+search/  search.json  LOCK  model/  trials/0007-lr=0.003/ (a run)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from oocdl.report.search_view import value_text
+from oocdl.space import IntUniform, LogUniform
+from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
+from oocdl.tuning.journal import Journal
+from oocdl.tuning.trial import Result
+from oocdl.tuning.values import Dimension
+
+STUDY = "search"
+MOST_NAME_CHARACTERS = 80
+MOST_LISTED = 1024
+"""Of a space with no more combinations, random trials are drawn from the list of all: none comes twice."""
+NOTHING = {"steps": 0, "error": None, "seconds": 0.0, "peak_bytes": 0}
+"""What has become of a trial that has not trained, or of one that has, but for its metric."""
+STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "failed"}
+
+
+class SearchStudy:
+    """The study of the search in a folder; ``asked`` is what the call asks for, None to read only.
+
+    Trials have picks for values: the place in a list, or the number of a distribution. A trial's resource is
+    1 in the first rung, and ``eta`` times as much in each further one. What is told is on disk when ``ask``
+    or ``tell`` returns, all of it or nothing, and follows from what was there before: a search that was
+    killed goes on as if it had not been.
+    """
+
+    def __init__(self, folder: Path, asked: Asked | None = None) -> None:
+        self.folder, self._asked = folder, asked
+        self._journal = Journal(folder / SEARCH_FILE)
+        self._storage = JournalStorage(self._journal)
+        if asked is not None and not self._journal.logs:
+            direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
+            verbosity = optuna.logging.get_verbosity()
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            optuna.create_study(study_name=STUDY, storage=self._storage, direction=direction)
+            optuna.logging.set_verbosity(verbosity)
+        eta = 2 if asked is None else asked.eta
+        self._study = optuna.load_study(
+            study_name=STUDY,
+            storage=self._storage,
+            sampler=RandomSampler(),
+            pruner=SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta),
+        )
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a search that goes on must have in common with what it began with; empty if it is new."""
+        facts: Mapping[str, Any] = self._study.user_attrs.get("facts", {})
+        return facts
+
+    @property
+    def share(self) -> tuple[int | None, int | None]:
+        """Bytes and compute threads of a trial where the call does not say; None: as the process has them."""
+        memory_bytes, threads = self._study.user_attrs.get("share", (None, None))
+        return memory_bytes, threads
+
+    def begin(self, facts: Mapping[str, Any], share: tuple[int, int | None]) -> None:
+        """Write ``facts`` and ``share``, in the place of what they were."""
+        for name, held in {"facts": dict(facts), "share": list(share)}.items():
+            if self._study.user_attrs.get(name) != held:
+                self._study.set_user_attr(name, held)
+        self._journal.write()
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """Return the trials that are to train further, each with the rung to which it is to."""
+        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        return [(trial.number, len(trial.intermediate_values)) for trial in running]
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """The trials that there are, by number; ``params`` are their picks."""
+        return self._study.get_trials(deepcopy=False)
+
+    def ask(self) -> list[tuple[int, int]]:
+        """Ask Optuna for the trials of the next round; returns them as ``unfinished`` does."""
+        assert self._asked is not None
+        asked, first = self._asked, len(self.trials)
+        count = asked.trials_per_round if asked.sampler == "optuna" else asked.trials
+        distributions = {name: _distribution(dimension) for name, dimension in asked.space.items()}
+        new = range(first, min(first + count, asked.trials))
+        for number in new:
+            sampler = _sampler(asked, number)
+            study = optuna.load_study(study_name=STUDY, storage=self._storage, sampler=sampler)
+            study.ask(distributions)
+        self._journal.write()
+        return [(number, 0) for number in new]
+
+    def tell(self, result: Result) -> bool:
+        """Tell Optuna what has become of a trial; returns whether it goes on to the next rung.
+
+        A trial whose error is not final stays as it is, for a later call to try again.
+        """
+        assert self._asked is not None
+        trial = Trial(self._study, result.trial)  # its id: the journal has no other study
+        trial.set_user_attr("result", {name: getattr(result, name) for name in NOTHING})
+        goes_on = False
+        if result.metric is not None:
+            trial.report(result.metric, self._asked.eta**result.rung)
+            last = result.rung == self._asked.rungs - 1
+            goes_on = not last and not trial.should_prune()
+            if last:
+                self._study.tell(result.trial, result.metric)
+            elif not goes_on:
+                self._study.tell(result.trial, state=TrialState.PRUNED)
+        elif result.final:
+            self._study.tell(result.trial, state=TrialState.FAIL)
+        self._journal.write()
+        return goes_on
+
+    def run_of(self, number: int) -> Path:
+        """Return the folder of a trial's run, which says what it is."""
+        values = self._values(self.trials[number].params)
+        words = ",".join(f"{name}={value_text(value)}" for name, value in values.items())
+        words = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", words)[:MOST_NAME_CHARACTERS]
+        return self.folder / "trials" / f"{number:04d}-{words}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each trial, best first: by rung, then by metric; those without a metric last."""
+        sign = 1 if self.facts["mode"] == "min" else -1
+        rows = [self._row(trial) for trial in self.trials]
+
+        def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+            if row["metric"] is None:
+                return (1, row["trial"])
+            return (0, -row["rung"], sign * row["metric"], row["trial"])
+
+        return sorted(rows, key=place)
+
+    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
+        result, reports = trial.user_attrs.get("result", NOTHING), trial.intermediate_values
+        failed = result["error"] is not None
+        state = STATES.get(trial.state, "going on" if reports else "waiting")
+        return {
+            "trial": trial.number,
+            **self._values(trial.params),
+            "state": "failed" if failed else state,
+            "rung": len(reports) - (not failed) if result["steps"] else None,
+            "steps": result["steps"],
+            "metric": None if failed or not reports else reports[max(reports)],
+            "error": result["error"],
+            "seconds": result["seconds"],
+            "peak_bytes": result["peak_bytes"],
+            "run": str(self.run_of(trial.number)),
+        }
+
+    def _values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that picks stand for, as plain data."""
+        space = self._space.items()
+        return {name: held[picks[name]] if isinstance(held, list) else picks[name] for name, held in space}
+
+    @cached_property
+    def _space(self) -> Mapping[str, Any]:
+        """The space of the search, as plain data."""
+        space: Mapping[str, Any] = self.facts["space"]
+        return space
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    """A list is a choice of places in it: its values may be any objects."""
+    if isinstance(dimension, tuple):
+        return CategoricalDistribution(range(len(dimension)))
+    if isinstance(dimension, IntUniform):
+        return IntDistribution(int(dimension.low), int(dimension.high))
+    return FloatDistribution(dimension.low, dimension.high, log=isinstance(dimension, LogUniform))
+
+
+def _sampler(asked: Asked, number: int) -> BaseSampler:
+    """The sampler of one trial. Its seed is the trial's own, so that a search goes on without its state."""
+    seed = int(np.random.SeedSequence([asked.seed, number]).generate_state(1)[0])
+    if asked.sampler == "optuna":
+        return TPESampler(seed=seed)
+    picks = listed(asked.space)
+    if picks is None or (asked.sampler == "random" and prod(map(len, picks.values())) > MOST_LISTED):
+        return RandomSampler(seed=seed)
+    return GridSampler(picks, seed=asked.seed)

@@ -1,0 +1,119 @@
+"""Which values trials have: a seed's own, of a list without repetition, the same however many are drawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from math import log10
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oocdl.errors import InputError
+from oocdl.space import IntUniform, LogUniform
+from oocdl.tuning.asked import DEFAULT_TRIALS, Asked, asked_of
+from oocdl.tuning.search_study import SearchStudy
+from oocdl.tuning.trial import Measure, Result
+
+LISTS = {"optimizer": ["sgd", "adam"], "batch_size": [1, 2, 4], "accumulate": IntUniform(1, 2)}
+MIXED = {**LISTS, "lr": LogUniform(1e-4, 1.0)}
+GIVEN: dict[str, Any] = {"steps": 1, "epochs": None, "trials": None, "rungs": 1, "eta": 3, "seed": 0}
+GIVEN |= {"trials_per_round": 4, "sampler": "random", "mode": "min"}
+
+
+def asked(space: Any, **given: Any) -> Asked:
+    return asked_of(space, {}, Measure("loss", None, 1), **{**GIVEN, **given})
+
+
+def begun(folder: Path, space: Any, **given: Any) -> SearchStudy:
+    folder.mkdir(parents=True)
+    wanted = asked(space, **given)
+    study = SearchStudy(folder, wanted)
+    study.begin(wanted.facts(), (1, None))
+    return study
+
+
+def drawn(folder: Path, space: Any, **given: Any) -> list[dict[str, Any]]:
+    """Picks of all trials, each of which is the better the closer its rate is to 0.01, by logarithms."""
+    study, picks = begun(folder, space, **given), []
+    while new := study.ask():
+        for number, _ in new:
+            picks.append(dict(study.trials[number].params))
+            metric = None if number % 7 == 6 else abs(log10(picks[-1].get("lr", 1.0) / 0.01))
+            study.tell(Result(number, 0, 1, metric, None if metric is not None else "an error"))
+    return picks
+
+
+def test_a_grid_has_every_combination(tmp_path: Path) -> None:
+    found = drawn(tmp_path / "s", {"optimizer": ["sgd", "adam"], "batch_size": [1, 2, 3]}, sampler="grid")
+    assert sorted((picks["optimizer"], picks["batch_size"]) for picks in found) == [
+        (a, b) for a in range(2) for b in range(3)
+    ]
+
+
+def test_draws_differ_and_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    every = drawn(tmp_path / "all", LISTS, trials=12)
+    assert len({tuple(sorted(picks.items())) for picks in every}) == 12
+    assert drawn(tmp_path / "few", LISTS, trials=5) == every[:5]
+    assert drawn(tmp_path / "turned", dict(reversed(LISTS.items())), trials=5) == every[:5]
+    assert drawn(tmp_path / "other", LISTS, trials=5, seed=6) != every[:5]
+    assert drawn(tmp_path / "three", MIXED, trials=3) == drawn(tmp_path / "nine", MIXED, trials=9)[:3]
+
+
+def test_draws_are_spread_over_the_space(tmp_path: Path) -> None:
+    rates = [picks["lr"] for picks in drawn(tmp_path / "s", MIXED, trials=100)]
+    assert 35 <= sum(rate < 1e-2 for rate in rates) <= 65  # half of the powers of ten
+    assert all(1e-4 <= rate <= 1.0 for rate in rates)
+
+
+def test_optuna_draws_by_earlier_results(tmp_path: Path) -> None:
+    given = {"sampler": "optuna", "trials": 40}
+    first = drawn(tmp_path / "s", MIXED, **given)
+    assert drawn(tmp_path / "again", MIXED, **given) == first
+    assert drawn(tmp_path / "few", MIXED, **given | {"trials": 8}) == first[:8]
+    assert drawn(tmp_path / "other", MIXED, **given | {"seed": 1}) != first
+    away = [abs(log10(picks["lr"] / 0.01)) for picks in first]
+    assert sum(away[20:]) < sum(away[:20])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_trials_go_on_that_are_among_the_best_so_far(tmp_path: Path, mode: str) -> None:
+    sign = 1 if mode == "min" else -1
+    given = {"trials": 6, "rungs": 2, "eta": 2, "mode": mode}
+    study = begun(tmp_path / "s", MIXED, **given)
+    study.ask()
+    goes_on = [study.tell(Result(n, 0, 1, sign * metric)) for n, metric in enumerate((5, 6, 4, 4.5, 3, 7))]
+    assert goes_on == [True, False, True, True, True, False]
+    again = SearchStudy(tmp_path / "s", asked(MIXED, **given))
+    assert again.unfinished() == [(n, 1) for n, on in enumerate(goes_on) if on]
+    assert not again.tell(Result(4, 1, 2, sign * 2.0))
+    best = again.rows()[0]
+    assert (best["trial"], best["state"], best["rung"], best["metric"]) == (4, "finished", 1, sign * 2.0)
+
+
+def test_how_many_trials_there_are() -> None:
+    assert asked({"batch_size": [1, 2], "accumulate": [1, 2, 3]}, sampler="grid").trials == 6
+    assert asked(LISTS).trials == 12 and asked(MIXED).trials == DEFAULT_TRIALS
+    assert asked(LISTS, sampler="optuna", trials=40).trials == 40
+    with pytest.raises(InputError, match="12 combinations, fewer than trials=13"):
+        asked(LISTS, trials=13)
+    with pytest.raises(InputError, match="takes lists of values and IntUniform"):
+        asked({"batch_size": [1, 2], "lr": LogUniform(0.1, 1)}, sampler="grid")
+    with pytest.raises(InputError, match="all 2 combinations, got trials=1"):
+        asked({"batch_size": [1, 2]}, sampler="grid", trials=1)
+
+
+def test_optuna_is_imported_by_a_search_alone_and_named_where_it_is_missing(tmp_path: Path) -> None:
+    program = (
+        "import sys, oocdl\n"
+        "assert not {'optuna', 'distributed'} & sys.modules.keys()\n"
+        "sys.modules['optuna'] = None\n"
+        "try:\n"
+        "    oocdl.search('net.onnx', 'data.zarr', space={'lr': [0.1]}, workdir='s')\n"
+        "except oocdl.errors.InputError as error:\n"
+        "    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert told.stdout == "search needs optuna, which is not installed; pip install 'oocdl[search]'\n", told
+    assert not list(tmp_path.iterdir())
