@@ -152,9 +152,8 @@ class Searching:
     def run(self) -> None:
         """Train all trials that are left to train."""
         self._begin()
-        left = self.study.unfinished() or self.study.ask()
-        queue = deque(self._task(number, rung) for number, rung in left)
-        training = {number for number, _ in left}
+        tasks = [self._task(*left) for left in self.study.unfinished() or self.study.ask()]
+        queue, training = deque(tasks), {task.trial for task in tasks}
         for result in self.crew.run(queue):
             self.say.result(result)
             if self.study.tell(result):
@@ -163,9 +162,8 @@ class Searching:
                 training.remove(result.trial)
             self._tell_of(result.trial)
             if not training:
-                left = self.study.ask()
-                queue.extend(self._task(number, rung) for number, rung in left)
-                training.update(number for number, _ in left)
+                queue.extend(self._task(*left) for left in self.study.ask())
+                training.update(task.trial for task in queue)
 
     def _begin(self) -> None:
         """Open the study: a new one, or that which is there, if the call is of the same search."""

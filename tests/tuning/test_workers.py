@@ -122,7 +122,7 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
     """
     monkeypatch.setattr(crew, "FREE_SECONDS", 0.5)
     folder, search = tmp_path / "s", {**OPTIONS, "trials": 2, "metric": when_told}
-    begun, over, fits = threading.Event(), threading.Event(), list[Any]()
+    begun, over, fits, others = threading.Event(), threading.Event(), list[Any](), list[Any]()
 
     def stay(event: Any) -> None:
         if isinstance(event, StepDone):
@@ -133,7 +133,8 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
         fit = partial(oocdl.fit, *job, **FIT, steps=2, client=client, workdir=tmp_path / "run")
 
         def meddle(event: Any) -> None:
-            if isinstance(event, TrialDone) and not fits:  # no trial runs now
+            if isinstance(event, TrialDone) and not fits:
+                assert [row["error"] for row in others[0].result(60).table] == [None]  # no trial runs now
                 fits.append(pool.submit(fit, callbacks=[stay]))
                 assert begun.wait(60)
                 threading.Timer(1, over.set).start()
@@ -148,12 +149,11 @@ def test_a_worker_has_one_run_at_a_time_a_trial_or_a_fit(
             ):
                 fit()
             short = {**OPTIONS, "trials": 1, "client": client, "workdir": tmp_path / "other"}
-            other = pool.submit(oocdl.search, *job, **short)
+            others.append(pool.submit(oocdl.search, *job, **short))
             with pytest.raises(TimeoutError):
-                other.result(timeout=3)
+                others[0].result(timeout=3)
         finally:
             (folder / "go").touch()
-        assert [row["error"] for row in other.result().table] == [None]
         table, run = made_of(found.result()), fits[0].result()
         last = max(commit_times(found.result()).values())
     assert last > max(path.stat().st_mtime_ns for path in run.path.rglob("*"))
