@@ -13,7 +13,7 @@ import zarr
 import oocdl
 from oocdl.dashboard.view import View
 from oocdl.graph.onnx.model_file import OnnxNode
-from oocdl.graph.onnx.roles import module_path
+from oocdl.graph.onnx.onnx_file import module_path
 from tests.kit.settings import QUICK
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,6 @@ of sizes is a default for its inputs and nothing else.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from oocdl.graph.onnx.context import Context, needed
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.heads import FINAL, activations_last
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
-from oocdl.graph.onnx.metadata import Metadata, read_metadata
+from oocdl.graph.onnx.metadata import read_metadata
 from oocdl.graph.onnx.model_file import (
     OnnxNode,
     Port,
@@ -37,10 +36,11 @@ from oocdl.graph.onnx.model_file import (
     size_text,
     words,
 )
+from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.refusals import all_of
-from oocdl.graph.onnx.remarks import Remark, TracedFile
-from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, module_path, role_of
+from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
+from oocdl.graph.onnx.signs import Remark
 from oocdl.graph.onnx.sizes.baked import note_resized
 from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.tensors import WeightSource, source
@@ -125,43 +125,8 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OnnxModel:
-    """A checked ONNX file."""
-
-    path: Path
-    opset: int
-    producer: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    nodes: tuple[OnnxNode, ...]
-    initializers: Mapping[str, WeightSource]
-    kinds: Mapping[str, str]
-    """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
-    folded: Mapping[str, tuple[str, ...]]
-    """Initializer -> what the exporter's optimizer has computed it from, where that said so."""
-    metadata: Metadata | None = None
-    """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
-    exact: ExactNumbers | None = None
-    """The numbers of its code."""
-
-    def names_of(self, initializer: str) -> tuple[str, ...]:
-        """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
-        fact = self.metadata.facts.get(initializer) if self.metadata is not None else None
-        return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
-
-    def fingerprint(self) -> str:
-        """Return a digest of the file and its external data."""
-        digest = hashlib.blake2b(digest_size=16)
-        files = {
-            self.path: None,
-            **{item.path: None for item in self.initializers.values() if item.path},
-        }
-        for path in files:
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-        return digest.hexdigest()
+class OnnxModel(OnnxFile):
+    """A checked ONNX file that graphs are made of."""
 
     def bind(
         self,
@@ -209,7 +174,7 @@ class _Reader:
         if precision not in ("float32", "float64"):
             raise ModelError(f"precision '{precision}' is not float32 or float64")
         self.model, self.training, self.freeze = model, training, freeze
-        norms = evaluated(model.nodes, model.initializers.keys(), model.metadata, model.opset)
+        norms = evaluated(model)
         read = frozenset(name for node in every_node(model.nodes) for name in node.inputs)
         read |= {port.name for port in model.outputs} | results_of_bodies(model.nodes)
         self._lowerings = lowerings(rules)
@@ -272,8 +237,7 @@ class _Reader:
         for name, item in self.model.initializers.items():
             if name not in uses and name not in read:
                 continue
-            kind = self.model.kinds.get(name)
-            role = role_of(item, uses.get(name, []), kind, self.model.producer, self.model.metadata)
+            role = role_of(self.model, item, uses.get(name, []))
             if role is Role.CONSTANT and item.is_float and item.nbytes > MOST_CONSTANT_BYTES:
                 role = Role.WEIGHT  # a large table: streamed like a weight, never updated
                 self.frozen.append(name)
@@ -333,20 +297,9 @@ class _Reader:
         )
 
     def _trained(self, needed: Collection[str]) -> Trained:
-        model = self.model
+        kept = {name: role for name, role in self.roles.items() if role is Role.CONSTANT or name in needed}
         file = TracedFile(
-            nodes=model.nodes,
-            initializers=model.initializers,
-            producer=model.producer,
-            opset=model.opset,
-            kinds=model.kinds,
-            folded=model.folded,
-            roles={
-                name: role for name, role in self.roles.items() if role is Role.CONSTANT or name in needed
-            },
-            frozen=frozenset(self.frozen),
-            evaluated=self.ctx.evaluated,
-            metadata=model.metadata,
+            model=self.model, roles=kept, frozen=frozenset(self.frozen), evaluated=self.ctx.evaluated
         )
         return record_of(file, self.freeze)
 

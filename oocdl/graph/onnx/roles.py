@@ -16,8 +16,8 @@ import numpy as np
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
-from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.model_file import OnnxNode
+from oocdl.graph.onnx.onnx_file import OnnxFile
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
@@ -26,54 +26,27 @@ TENSORFLOW = "tf2onnx"
 _NUMBER_OF_TENSORFLOW = re.compile(r"(.*/)?(x|y|Const(_\d+)?)(:0|__\d+)?$")
 _GENERATED_BY_TENSORFLOW = re.compile(r".*__\d+$")
 _RECURRENT = ("LSTM", "GRU", "RNN")
-_UNTRAINED = {  # operator -> inputs that are settings, never weights
-    "Resize": (1, 2, 3),
-    "Upsample": (1,),
-    "Pow": (1,),
-    "Clip": (1, 2),
-    "Dropout": (1, 2),
-    "Pad": (1, 2, 3),
-    "Equal": (0, 1),
-    "Greater": (0, 1),
-    "Less": (0, 1),
-    "LessOrEqual": (0, 1),
-    "GreaterOrEqual": (0, 1),
-    "Mod": (1,),
-    "IsNaN": (0,),
-    "IsInf": (0,),
-    "RandomUniformLike": (0,),
-    "RandomNormalLike": (0,),
-    "Bernoulli": (0,),
-    "OneHot": (0, 1, 2),
-    "Range": (0, 1, 2),
-    "CastLike": (1,),
-    "Shape": (0,),
-    "Size": (0,),
-    "ConstantOfShape": (0,),
-    "NegativeLogLikelihoodLoss": (1, 2),
-    "STFT": (1, 2, 3),
-    "Unique": (0,),
-    "BitCast": (0,),
-    "SoftmaxCrossEntropyLoss": (1, 2),
+_SETTINGS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Shape", "Size", "ConstantOfShape", "IsNaN", "IsInf", "Unique", "BitCast"), (0,)),
+    **dict.fromkeys(("RandomUniformLike", "RandomNormalLike", "Bernoulli"), (0,)),
+    **dict.fromkeys(("Equal", "Greater", "Less", "LessOrEqual", "GreaterOrEqual"), (0, 1)),
+    **dict.fromkeys(("OneHot", "Range"), (0, 1, 2)),
+    **dict.fromkeys(("Upsample", "Pow", "Mod", "CastLike"), (1,)),
+    **dict.fromkeys(("Clip", "Dropout", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), (1, 2)),
+    **dict.fromkeys(("Resize", "Pad", "STFT"), (1, 2, 3)),
 }
-
-
+"""Operator -> inputs that are settings, never weights."""
 ROLES = {"parameter": Role.WEIGHT, "statistic": Role.STATE, "buffer": Role.CONSTANT}
 """By what the metadata says."""
 
 
-def role_of(
-    item: WeightSource,
-    uses: Sequence[tuple[OnnxNode, int]],
-    kind: str | None,
-    producer: str,
-    metadata: Metadata | None,
-) -> Role:
-    """Tell whether an initializer is a weight, a running statistic, or a constant.
+Uses = Sequence[tuple[OnnxNode, int]]
+"""Nodes that read an initializer, and as which input."""
 
-    ``uses``: the nodes that read it, and as which input. ``kind``: what the exporter
-    says it is, if it says so; ``producer``: which exporter that was.
-    """
+
+def role_of(model: OnnxFile, item: WeightSource, uses: Uses) -> Role:
+    """Tell whether an initializer of a file is a weight, a running statistic, or a constant."""
+    metadata, kind, producer = model.metadata, model.kinds.get(item.name), model.producer
     if not item.is_float:
         return Role.CONSTANT
     if metadata is not None:
@@ -81,7 +54,7 @@ def role_of(
         return ROLES[fact.kind] if fact is not None else Role.CONSTANT
     if uses and all(node.op == "BatchNormalization" and index in (3, 4) for node, index in uses):
         return Role.STATE
-    setting = bool(uses) and all(index in _UNTRAINED.get(node.op, ()) for node, index in uses)
+    setting = bool(uses) and all(index in _SETTINGS.get(node.op, ()) for node, index in uses)
     if setting or kind not in (None, "PARAMETER"):
         return Role.CONSTANT
     generated = _GENERATED.match(item.name) is not None
@@ -100,7 +73,7 @@ def role_of(
     return Role.WEIGHT
 
 
-def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[tuple[OnnxNode, int]]) -> bool:
+def _is_number_of_tensorflow(item: WeightSource, uses: Uses) -> bool:
     """Whether tf2onnx made a float tensor of a number of the code, such as the epsilon of a norm.
 
     Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
@@ -111,7 +84,7 @@ def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[tuple[OnnxNode, 
     return not product and prod(item.shape) == 1 and _GENERATED_BY_TENSORFLOW.match(item.name) is not None
 
 
-def has_one_bias(item: WeightSource, uses: Sequence[tuple[OnnxNode, int]], producer: str) -> bool:
+def has_one_bias(item: WeightSource, uses: Uses, producer: str) -> bool:
     """Whether the second half of a recurrent bias is zeros that no parameter stands for.
 
     ONNX adds two biases; an LSTM of Keras has one, and tf2onnx writes zeros for the other.
@@ -154,57 +127,30 @@ def trains_by_origin(node: OnnxNode) -> bool:
     return "batch_norm_legit_functional" in node.origin and "_no_training" not in node.origin
 
 
-def batch_norm_modes(
-    nodes: Sequence[OnnxNode], initializers: Set[str], opset: int
-) -> Mapping[OnnxNode, bool]:
+def batch_norm_modes(model: OnnxFile) -> Mapping[OnnxNode, bool]:
     """Return each BatchNormalization that keeps statistics, and whether the file has it in training mode."""
-    found = {}
-    for node in nodes:
-        if node.op == "BatchNormalization" and initializers >= set(node.inputs[3:5]):
-            attribute = node.attrs.get("training_mode", 0) if opset >= 14 else len(node.outputs) > 1
-            found[node] = "_no_training" not in node.origin and (trains_by_origin(node) or bool(attribute))
-    return found
+    modes = {}
+    for node in model.nodes:
+        if node.op == "BatchNormalization" and model.initializers.keys() >= set(node.inputs[3:5]):
+            attribute = node.attrs.get("training_mode", 0) if model.opset >= 14 else len(node.outputs) > 1
+            modes[node] = "_no_training" not in node.origin and (trains_by_origin(node) or bool(attribute))
+    return modes
 
 
-def evaluated(
-    nodes: Sequence[OnnxNode], initializers: Set[str], metadata: Metadata | None, opset: int
-) -> set[str]:
+def evaluated(model: OnnxFile) -> set[str]:
     """Return the BatchNorms that use their running statistics in training too, by their first output.
 
     The metadata says it. Without it, a norm in evaluation mode beside others in training mode is one. A file
     in which no norm is in training mode was exported for inference, or by an exporter that never says it.
     """
-    if metadata is not None:
-        facts = metadata.facts
+    if model.metadata is not None:
+        facts = model.metadata.facts
         return {
             node.outputs[0]
-            for node in nodes
+            for node in model.nodes
             if node.op == "BatchNormalization"
             and any(name in facts and facts[name].kind != "statistic" for name in node.inputs[3:5])
         }
-    modes = batch_norm_modes(nodes, initializers, opset)
+    modes = batch_norm_modes(model)
     mixed = any(modes.values())
     return {node.outputs[0] for node, training in modes.items() if mixed and not training}
-
-
-def module_path(node: OnnxNode) -> str:
-    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known.
-
-    TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
-    """
-    if node.scopes:
-        return module_of(node)
-    path: list[str] = []
-    for part in module_of(node).split("/") if node.name.startswith("/") else ():
-        path[-1:] = [part] if path and part.startswith(f"{path[-1]}.") else [*path[-1:], part]
-    return ".".join(path)
-
-
-def module_of(node: OnnxNode) -> str:
-    """Return the module that a node is of, calls of one module being one."""
-    scopes = node.scopes
-    if scopes:
-        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
-    if node.name.startswith("/"):
-        return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
-    return node.name

@@ -13,9 +13,10 @@ from math import prod
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.onnx.metadata import Fact
+from oocdl.graph.onnx.onnx_file import TracedFile
 from oocdl.graph.onnx.own_operators import counted
-from oocdl.graph.onnx.remarks import Remark, TracedFile
-from oocdl.graph.onnx.remarks_tensorflow import remarks_of
+from oocdl.graph.onnx.signs import Remark, remarks_of
 
 
 class Part(Enum):
@@ -94,32 +95,32 @@ class Trained:
 
 def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
     """Make the record of a file whose roles are decided; ``patterns`` are those of ``freeze``."""
-    tensors = []
-    for name, item in file.initializers.items():
-        part, why = _part(file, name, patterns)
-        fact = file.fact(name)
+    model, tensors = file.model, []
+    for name, item in model.initializers.items():
+        fact = model.fact(name)
+        part, why = _part(file, name, fact, patterns)
         modules = file.modules(name) if fact is None else fact.names
         tied = modules if part is Part.TRAINED and len(modules) > 1 else ()
         tensors.append(TensorRecord(name=name, shape=item.shape, part=part, why=why, modules=tied))
     return Trained(
         tensors=tuple(tensors),
-        remarks=(*file.remarks(), *remarks_of(file)),
-        own=tuple(sorted(counted(file.nodes).items())),
-        told=file.metadata is not None,
-        notes=() if file.metadata is None else file.metadata.notes,
+        remarks=remarks_of(file),
+        own=tuple(sorted(counted(model.nodes).items())),
+        told=model.metadata is not None,
+        notes=() if model.metadata is None else model.metadata.notes,
     )
 
 
-def _part(file: TracedFile, name: str, patterns: Collection[str]) -> tuple[Part, str]:
-    role, fact = file.roles.get(name), file.fact(name)
-    said = _SAID.get(file.kinds.get(name, "")) if fact is None else f"{fact.kind}, as the file says"
+def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[str]) -> tuple[Part, str]:
+    """Return what an initializer is for, and why."""
+    model, role = file.model, file.roles.get(name)
+    said = _SAID.get(model.kinds.get(name, "")) if fact is None else f"{fact.kind}, as the file says"
     if role is None:
         return Part.UNUSED, "no output needs it"
     if role is Role.CONSTANT:
-        return Part.CONSTANT, said or (
-            "number of the model's code" if file.is_float(name) else "whole numbers"
-        )
-    names = (name, *(fact.names if fact is not None else ()))
+        unsaid = "number of the model's code" if model.initializers[name].is_float else "whole numbers"
+        return Part.CONSTANT, said or unsaid
+    names = model.names_of(name)
     pattern = next((pattern for pattern in patterns for one in names if fnmatchcase(one, pattern)), None)
     if pattern is not None:
         return Part.FROZEN, f"freeze pattern '{pattern}'"
@@ -128,12 +129,9 @@ def _part(file: TracedFile, name: str, patterns: Collection[str]) -> tuple[Part,
     if name in file.frozen:
         return Part.FROZEN, "table without a name of its own, too large for a constant"
     if role is Role.STATE:
-        evaluated = any(reader.node.outputs[0] in file.evaluated for reader in file.readers[name])
-        return (
-            (Part.FROZEN, "its norm is in evaluation mode in the file")
-            if evaluated
-            else (Part.STATISTICS, "updated by each batch")
-        )
+        if any(reader.node.outputs[0] in file.evaluated for reader in file.readers[name]):
+            return Part.FROZEN, "its norm is in evaluation mode in the file"
+        return Part.STATISTICS, "updated by each batch"
     return Part.TRAINED, said or "float initializer"
 
 

@@ -1,0 +1,155 @@
+"""What is in a checked ONNX file, without the contents of its weights, and who reads these."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
+from oocdl.graph.onnx.exact_numbers import ExactNumbers
+from oocdl.graph.onnx.metadata import Fact, Metadata
+from oocdl.graph.onnx.model_file import OnnxNode, Port
+from oocdl.graph.onnx.tensors import WeightSource
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OnnxFile:
+    """A checked ONNX file."""
+
+    path: Path
+    opset: int
+    producer: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    nodes: tuple[OnnxNode, ...]
+    initializers: Mapping[str, WeightSource]
+    kinds: Mapping[str, str]
+    """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
+    folded: Mapping[str, tuple[str, ...]]
+    """Initializer -> what the exporter's optimizer has computed it from, where that said so."""
+    metadata: Metadata | None = None
+    """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
+    exact: ExactNumbers | None = None
+    """The numbers of its code."""
+
+    def fact(self, initializer: str) -> Fact | None:
+        """Return what the metadata says of an initializer."""
+        return self.metadata.facts.get(initializer) if self.metadata is not None else None
+
+    def names_of(self, initializer: str) -> tuple[str, ...]:
+        """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
+        fact = self.fact(initializer)
+        return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
+
+    def fingerprint(self) -> str:
+        """Return a digest of the file and its external data."""
+        digest = hashlib.blake2b(digest_size=16)
+        files = {
+            self.path: None,
+            **{item.path: None for item in self.initializers.values() if item.path},
+        }
+        for path in files:
+            with path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()
+
+
+def module_path(node: OnnxNode) -> str:
+    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known.
+
+    TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
+    """
+    if node.scopes:
+        return module_of(node)
+    path: list[str] = []
+    for part in module_of(node).split("/") if node.name.startswith("/") else ():
+        path[-1:] = [part] if path and part.startswith(f"{path[-1]}.") else [*path[-1:], part]
+    return ".".join(path)
+
+
+def module_of(node: OnnxNode) -> str:
+    """Return the module that a node is of, calls of one module being one."""
+    scopes = node.scopes
+    if scopes:
+        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
+    if node.name.startswith("/"):
+        return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
+    return node.name
+
+
+class Reader(NamedTuple):
+    """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
+
+    node: OnnxNode
+    place: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TracedFile:
+    """A file with decided roles."""
+
+    model: OnnxFile
+    roles: Mapping[str, Role]
+    """Role of each initializer that is read."""
+    frozen: Collection[str]
+    evaluated: Collection[str]
+    """First outputs of the norms that use their running statistics in training, too."""
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Reader]]:
+        """The nodes that read each initializer, also behind Identity nodes, which are none of them."""
+        owner = {name: name for name in self.model.initializers}
+        readers: dict[str, list[Reader]] = defaultdict(list)
+        for node in self.model.nodes:
+            if node.op == "Identity" and node.inputs[0] in owner:
+                owner[node.outputs[0]] = owner[node.inputs[0]]
+                continue
+            for place, name in enumerate(node.inputs):
+                if name in owner:
+                    readers[owner[name]].append(Reader(node, place, name))
+        return readers
+
+    @cached_property
+    def into(self) -> Mapping[str, Sequence[OnnxNode]]:
+        """The nodes that read each name."""
+        into: dict[str, list[OnnxNode]] = defaultdict(list)
+        for node in self.model.nodes:
+            for name in node.inputs:
+                into[name].append(node)
+        return into
+
+    @cached_property
+    def is_dynamo(self) -> bool:
+        """Whether PyTorch's dynamo exporter wrote the file: it says of what each node was made."""
+        return bool(self.model.kinds) or any(node.origin for node in self.model.nodes)
+
+    @property
+    def is_torchscript(self) -> bool:
+        """Whether PyTorch's older exporter wrote the file."""
+        return self.model.producer == "pytorch" and not self.is_dynamo
+
+    @cached_property
+    def trained(self) -> list[str]:
+        """The initializers that are trained."""
+        return [name for name, role in self.roles.items() if role is Role.WEIGHT and name not in self.frozen]
+
+    def is_uniform(self, name: str) -> bool:
+        """Whether all its numbers are equal, as those of fresh norms and biases are."""
+        item = self.model.initializers[name]
+        if item.nbytes > MOST_CONSTANT_BYTES:
+            return False
+        data = item.raw()
+        return data.size > 0 and bool((data == data.flat[0]).all())
+
+    def modules(self, name: str) -> tuple[str, ...]:
+        """The modules whose nodes read an initializer; the nodes, where the file knows no modules."""
+        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.readers.get(name, ())))
