@@ -1,4 +1,4 @@
-"""Draw the packages of oocdl as rooms of a house; ``python docs/draw_house.py`` writes `docs/house.png`.
+"""Draw the packages of oocdl as rooms of a house, into `docs/images/house.png`.
 
 A room imports rooms of the floors below its own only; `tests/test_architecture.py` holds the table against
 the code, and the picture against the table. Needs matplotlib (``pip install '.[plot]'``).
@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
 
-PICTURE = Path(__file__).with_name("house.png")
+PICTURE = Path(__file__).with_name("images") / "house.png"
 
 PEOPLE, PURE, COMPUTE, BYTES, GROUND = "people", "pure data", "compute", "bytes", "ground"
 COLORS = {PEOPLE: "#fbe3c4", PURE: "#cfe3f5", COMPUTE: "#cdebdd", BYTES: "#e6d8ea", GROUND: "#ebebeb"}

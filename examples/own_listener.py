@@ -2,8 +2,8 @@
 
     python examples/own_listener.py
 
-A listener is any callable that takes one event (`docs/events.md` has all of them). Raising an exception
-ends the run, with what is done committed: the same ``fit`` without the listener would go on.
+A listener is any callable that takes one event (`docs/reference/events.md` has all of them). Raising an
+exception ends the run, with what is done committed: the same ``fit`` without the listener would go on.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     oocdl fit unet.onnx brain.zarr --memory 420MiB --trace step.json
     python perf/read_trace.py step.json --plot step.png       # --plot needs oocdl[plot]
 
-The trace itself opens in ui.perfetto.dev. See docs/debugging-a-slow-step.md.
+The trace itself opens in ui.perfetto.dev. See docs/how-to/debugging-a-slow-step.md.
 """
 
 from __future__ import annotations

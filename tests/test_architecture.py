@@ -176,7 +176,7 @@ def test_the_picture_shows_the_rooms_that_there_are() -> None:
         for name in modules():
             if room(name) in floor:
                 assert {room(found) for found in own_imports(name)} <= below | {room(name)}, name
-    with Image.open(ROOT / "docs" / "house.png") as picture:
+    with Image.open(ROOT / "docs" / "images" / "house.png") as picture:
         assert picture.info["Description"] == house["description"](), "python docs/draw_house.py"
 
 

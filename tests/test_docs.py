@@ -21,12 +21,13 @@ from oocdl.cli.demo import write_volumes
 from tests.kit.code import PACKAGE, ROOT
 
 README = (ROOT / "README.md").read_text()
-RUN = ("README.md", "docs/pytorch.md", "docs/onnx.md", "docs/search.md")
+RUN = ("README.md", "docs/how-to/pytorch.md", "docs/how-to/onnx.md", "docs/how-to/search.md")
 """Pages whose blocks of Python are run, one after the other."""
 TOP = ("oocdl", "tests", "docs", "perf", "examples")
 ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 PAGES = [*sorted(ROOT.glob("*.md")), *(page for top in TOP for page in sorted((ROOT / top).rglob("*.md")))]
 SOURCES = [source for top in TOP for source in sorted((ROOT / top).rglob("*.py"))]
+EVENTS = ROOT / "docs" / "reference" / "events.md"
 SHORTER = {"epochs=20": "epochs=1", "2GiB": "4GiB", "trials=27, steps=100, rungs=3": "trials=2, steps=1"}
 """Stand-ins: the test's process has loaded more than a user's would have."""
 
@@ -73,7 +74,7 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
 
 
 def test_commands_parse_and_files_are_there() -> None:
-    pages = [README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
+    pages = [README, *(path.read_text() for path in (ROOT / "docs").rglob("*.md"))]
     for line in [line for page in pages for line in re.findall(r"`(oocdl [a-z]+[^`]*)`", page)]:
         _, verb, *rest = shlex.split(line)
         shown = CliRunner().invoke(app, [verb, "--help"])
@@ -113,7 +114,7 @@ def found(name: str, beside: Path) -> bool:
 
 
 def test_every_event_is_described_with_its_fields() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|(.*)\|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|(.*)\|$", EVENTS.read_text(), re.MULTILINE)
     kinds = {*get_args(events.Event), *get_args(events.SearchEvent)}
     assert {name for name, _ in rows} == {kind.__name__ for kind in kinds}
     for name, text in rows:

@@ -100,8 +100,9 @@ def register(name: str) -> Callable[[Formula], Formula]:
     """Return a decorator that makes a function a loss of this name, for ``fit(loss=name)``.
 
     The function gets a builder and the names of a prediction and of its target, as the model and the dataset
-    have them, adds nodes (``build("Mul", x, y)``; ``docs/operators.md`` lists them), and returns the name of
-    the loss, of shape (). Gradients, cuts and memory follow from the nodes. ``mean`` and ``aligned`` help.
+    have them, adds nodes (``build("Mul", x, y)``; ``docs/reference/operators.md`` lists them), and returns
+    the name of the loss, of shape (). Gradients, cuts and memory follow from the nodes. ``mean`` and
+    ``aligned`` help.
 
     A run notes the text of the function: a resume without it, or with another, is refused. Workers of a
     client need not have it. Raises InputError for a name that is taken. For example::

@@ -105,8 +105,8 @@ def register(name: str, state: Mapping[str, float] | None = None) -> Callable[[U
     weight, its gradient, a mapping of its state and one of scalars. State is what ``state`` names, each of
     the weight's shape, with the number that it starts as. Scalars, of shape (), are ``lr``, the learning
     rate, and ``step``, the number of this update from 1. All are in the weight's dtype. The function adds
-    nodes (``build("Mul", x, y)``; ``docs/operators.md`` lists them) and returns the new weight and a
-    mapping of the new state. A weight that the loss does not depend on stays as it is, as PyTorch skips
+    nodes (``build("Mul", x, y)``; ``docs/reference/operators.md`` lists them) and returns the new weight and
+    a mapping of the new state. A weight that the loss does not depend on stays as it is, as PyTorch skips
     one without a gradient. ``Own(name, lr=Cosine(0.1, 90), clip_norm=1.0)`` has a schedule and clipping.
 
     A run notes a digest of the function: a resume without it, or with another, is refused. Workers of a

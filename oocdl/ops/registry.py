@@ -52,12 +52,12 @@ def register(name: str, *, replace: bool = False) -> Callable[[Compose], Compose
 
     ``name`` is the operator with its domain, such as "audio::Snake", or that of an operator of ONNX which
     oocdl does not read. The function gets a builder and the names of the node's operands, adds nodes
-    (``build("Mul", x, y)``; ``docs/operators.md`` lists them), and returns the name of the result, or a
-    sequence of names, one for each output. Parameters behind a ``*`` are the node's attributes, as numbers,
-    texts, tuples or arrays; one without a default has to be there. An operand that may be left out has the
-    default None. Floating-point operands are in the run's precision, whole numbers int64; of those that are
-    known before the run ``build.constants`` has the arrays. Gradients and cuts follow from the nodes, on
-    every engine.
+    (``build("Mul", x, y)``; ``docs/reference/operators.md`` lists them), and returns the name of the result,
+    or a sequence of names, one for each output. Parameters behind a ``*`` are the node's attributes, as
+    numbers, texts, tuples or arrays; one without a default has to be there. An operand that may be left out
+    has the default None. Floating-point operands are in the run's precision, whole numbers int64; of those
+    that are known before the run ``build.constants`` has the arrays. Gradients and cuts follow from the
+    nodes, on every engine.
 
     A function in the file with this name is not read. A run notes a digest of the function: a resume and a
     prediction without it, or with another, are refused. Workers of a client need not have it.

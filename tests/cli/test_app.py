@@ -238,7 +238,7 @@ def test_info_of_a_model_says_what_fit_would_do(tmp_path: Path, capsys: pytest.C
     code, out, _ = run(capsys, "info", path, "--dims", "wide=5")
     assert code == 0 and "read for x: 2 × 5 (assumed: batch=2; --dims gives others)" in out
     assert "fit refuses this model: 3 nodes are not supported: '/once' (Unique" in out
-    assert "); Det × 2, first '/one/det'; docs/operators.md" in out
+    assert "); Det × 2, first '/one/det'; docs/reference/operators.md" in out
     assert re.search(r"Det .* no: Det × 2, first", out) and re.search(r"Unique .* no: '/once'", out)
     assert re.search(r"Relu +│ +1 │ yes", out)
     code, line = refused(capsys, "info", path, "--dims", "long=5")

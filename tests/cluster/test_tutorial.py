@@ -1,4 +1,4 @@
-"""Every command of `docs/laptop-to-slurm.md`, one by one: jobs are processes here, or of a real Slurm."""
+"""Every command of `docs/tutorials/laptop-to-slurm.md`: jobs are processes here, or of a real Slurm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kit import slurm as real
 from tests.kit.batch import Batch
 from tests.kit.code import ROOT
 
-PAGE = (ROOT / "docs" / "laptop-to-slurm.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "laptop-to-slurm.md").read_text()
 SMALLER = {"demo --folder demo": "demo --folder demo --size 16 --steps 2 --memory 2GiB"}
 """Stand-ins: what takes a minute."""
 SITE = "echo 'long*@2@6000@infinite@127.0.0.1'"

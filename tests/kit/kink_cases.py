@@ -131,7 +131,7 @@ KINKS: dict[str, Kink] = {
     ),
     "cross_entropy": _at(lambda x: F.cross_entropy(x[None], torch.zeros(1).long())[None], -999, 0, 999),
 }
-"""By the names of the table in ``docs/kinks.md``."""
+"""By the names of the table in ``docs/explanation/kinks.md``."""
 
 
 class Several(torch.nn.Module):
@@ -154,7 +154,7 @@ class Several(torch.nn.Module):
 
 
 def table() -> list[str]:
-    """The rows of the table in ``docs/kinks.md``: function, places, our slopes, those of PyTorch 2.13."""
+    """The rows of ``docs/explanation/kinks.md``: function, places, our slopes, those of PyTorch 2.13."""
 
     def shown(points: Any) -> str:
         return "; ".join(", ".join(f"{float(one) + 0:.3g}" for one in point) for point in points)

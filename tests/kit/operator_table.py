@@ -1,4 +1,4 @@
-"""Writes `docs/operators.md` from what the code knows: ``python -m tests.kit.operator_table``."""
+"""Writes `docs/reference/operators.md` from what the code knows: ``python -m tests.kit.operator_table``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.code import ROOT
 from tests.kit.onnx_node_tests import by_operator, outcome
 from tests.kit.op_cases import CASES
 
-PAGE = ROOT / "docs" / "operators.md"
+PAGE = ROOT / "docs" / "reference" / "operators.md"
 ENGINES = {"torch": TORCH, "onnxruntime": ORT, "numpy": NUMPY}
 OTHERWISE = {
     "test_cast*BFLOAT16*": "floating-point numbers are in the run's precision, whatever the file casts to",

@@ -74,5 +74,5 @@ def test_versions_differ_as_the_table_says(name: str) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "kinks.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "kinks.md").read_text()
     assert "\n".join(table()) in page, "write it anew: python -m tests.kit.kink_cases"

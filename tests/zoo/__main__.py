@@ -1,7 +1,7 @@
 """All networks, in all ways: ``python -m tests.zoo [PATTERN ...]``. Goes on where it was stopped.
 
 Each network runs in a process of its own. Results are lines of JSON in ``--results``; what is there is not
-run again. At the end `docs/networks.md` is written from them.
+run again. At the end `docs/reference/networks.md` is written from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.code import ROOT
 from tests.zoo.networks import NETWORKS
 from tests.zoo.trial import FLOOR32, FLOOR64, MOVES, NOISE, WAYS
 
-PAGE = ROOT / "docs" / "networks.md"
+PAGE = ROOT / "docs" / "reference" / "networks.md"
 HEAD = f"""# Networks
 
 Written by `python -m tests.zoo` (see `tests/zoo/README.md`): networks of libraries, with random weights,

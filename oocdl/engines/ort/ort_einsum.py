@@ -1,6 +1,6 @@
 """Einsum of two operands as one matrix product between reshapes and transposes.
 
-onnxruntime's own Einsum is less than half as fast (`docs/kernel-measurements.md`, section 2).
+onnxruntime's own Einsum is less than half as fast (`docs/explanation/kernel-measurements.md`, section 2).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ NumPy computes those that it has vector loops for, by their formulas where no fa
 chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So its
 members are kernels that write into memory they are given; they take operands, unpadded and broadcastable,
 and the arrays their results go to. All else is left to sessions. Closed forms of the ONNX operators and
-their measured costs: `docs/kernel-measurements.md`, section 4.
+their measured costs: `docs/explanation/kernel-measurements.md`, section 4.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sessions of onnxruntime that read and write NumPy arrays in place.
 
 Sessions use one thread and no arena: worker threads run beside each other, and an
-arena would keep its peak for ever (`docs/kernel-measurements.md`, sections 5 and 6).
+arena would keep its peak for ever (`docs/explanation/kernel-measurements.md`, sections 5 and 6).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convolutions, their gradients and pooling as standard ONNX operators.
 
-The measurements behind each choice are in `docs/kernel-measurements.md`, sections 2 to 4:
+The measurements behind each choice are in `docs/explanation/kernel-measurements.md`, sections 2 to 4:
 never im2col, never ConvTranspose at stride one (which makes an im2col inside).
 """
 

@@ -196,7 +196,9 @@ class Builder:
         """
         rule = self.rules.get(op)
         if rule is None:
-            raise ModelError(f"there is no operator '{op}' to build with; docs/operators.md lists all")
+            raise ModelError(
+                f"there is no operator '{op}' to build with; docs/reference/operators.md lists all"
+            )
         name = self.unique(label or self.scope + op.lower())
         draft = Node(name, op, tuple(inputs), (), dict(attrs or {}))
         self._labels.add(name)

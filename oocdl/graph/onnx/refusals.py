@@ -18,7 +18,7 @@ def all_of(refused: Sequence[Refusal], unknown: bool) -> str:
     """Write that a model is refused, for all of it, and the ways out; ``unknown``: for operators, too."""
     count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
     own = ", and oocdl.ops.register adds operators of your own" if unknown else ""
-    return f"{count} not supported: {grouped(refused)}; docs/operators.md lists what is{own}"
+    return f"{count} not supported: {grouped(refused)}; docs/reference/operators.md lists what is{own}"
 
 
 def grouped(refused: Sequence[Refusal]) -> str:

@@ -10,7 +10,7 @@ weights ``[g, o, c, taps]``: one more letter that may be cut.
 The three are each other's gradients (Dumoulin & Visin 2016, arXiv:1603.07285, chapter 4).
 ``pads`` are begins then ends, as in ONNX. ``ConvTranspose.spatial`` is the output's
 spatial shape, which says what ``output_padding`` says. Scratch space is what
-`docs/kernel-measurements.md`, section 7, measured.
+`docs/explanation/kernel-measurements.md`, section 7, measured.
 """
 
 from __future__ import annotations
@@ -240,8 +240,9 @@ def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sha
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
 
-    The im2col of 32 x 27 x 131072 elements takes 448 MB (`docs/kernel-measurements.md`, section 7). At stride
-    one the engines run a plain Conv with the flipped weight instead, which has no such buffer.
+    The im2col of 32 x 27 x 131072 elements takes 448 MB
+    (`docs/explanation/kernel-measurements.md`, section 7). At stride one the engines run a plain Conv
+    with the flipped weight instead, which has no such buffer.
     """
     x, y, w = _data_and_weights(node, inputs, outputs)
     windows = slides(node, w[2:])
