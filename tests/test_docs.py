@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import tomllib
 import warnings
@@ -13,6 +14,7 @@ from pkgutil import resolve_name
 from typing import get_args
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from oocdl import events
@@ -113,6 +115,13 @@ def found(name: str, beside: Path) -> bool:
     return any(list(base.glob(path)) for base in (ROOT, PACKAGE, beside) for path in (name, f"{name}.py"))
 
 
+@pytest.mark.parametrize("name", ["step", "networks"])
+def test_pictures_show_the_figures_that_were_measured(name: str) -> None:
+    benchmarks = runpy.run_path(str(ROOT / "docs" / "draw_benchmarks.py"))
+    with Image.open(ROOT / "docs" / "images" / f"{name}.png") as picture:
+        assert picture.info["Description"] == benchmarks["table"](name), "python docs/draw_benchmarks.py"
+
+
 def test_every_event_is_described_with_its_fields() -> None:
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|(.*)\|$", EVENTS.read_text(), re.MULTILINE)
     kinds = {*get_args(events.Event), *get_args(events.SearchEvent)}
@@ -132,6 +141,7 @@ def test_the_project_says_what_it_needs() -> None:
         "plot",
         "pandas",
         "mlflow",
+        "docs",
         "test",
         "dev",
     }

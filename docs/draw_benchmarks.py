@@ -1,0 +1,82 @@
+"""Draw tables of `perf/README.md` as `docs/images/step.png` and `docs/images/networks.png`.
+
+Each picture holds the table that it shows as its description, and `tests/test_docs.py` compares the two.
+Needs matplotlib (``pip install '.[plot]'``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+IMAGES = Path(__file__).with_name("images")
+MEASUREMENTS = Path(__file__).parent.parent / "perf" / "README.md"
+HEADS = {"step": "| | s/step | taken MiB |", "networks": "| case | PyTorch s | its MiB | oocdl s in core |"}
+PYTORCH, IN_CORE, QUARTER = "#8c8c8c", "#2b6ca3", "#b8690a"
+
+
+def table(name: str) -> str:
+    """Return the table behind a picture, as it stands in the measurements."""
+    text = MEASUREMENTS.read_text()
+    return text[text.index(HEADS[name]) :].split("\n\n")[0]
+
+
+def rows(name: str) -> list[list[str]]:
+    """Return the cells of a table, without its head."""
+    return [
+        [cell.strip(" *") for cell in line.strip("|").split("|")] for line in table(name).splitlines()[2:]
+    ]
+
+
+def draw_step(axes: Axes) -> None:
+    """Seconds of a step against the memory that it takes; best is the lower left corner."""
+    for label, seconds, mib in rows("step"):
+        x, y = float(mib), float(seconds.split()[0])
+        color = IN_CORE if label.startswith("oocdl") else PYTORCH
+        axes.scatter(x, y, color=color, s=60)
+        right = x > 4500
+        axes.annotate(
+            label.replace("oocdl, ", "oocdl, budget "),
+            (x, y),
+            xytext=(0, 9),
+            textcoords="offset points",
+            ha="right" if right else "left",
+        )
+    axes.set(xlim=(0, 5200), ylim=(0, 9), xlabel="memory taken [MiB]", ylabel="a step [s]")
+    axes.set_title("U-Net (base 16) on 128³")
+
+
+def draw_networks(axes: Axes) -> None:
+    """Seconds over those of PyTorch in memory, with all of its memory and with a quarter."""
+    shown = [row for row in rows("networks") if not row[0].startswith("the same")]
+    for place, (_, _, _, _, in_core, _, quarter, *_) in enumerate(reversed(shown)):
+        for number, offset, color in ((in_core, 0.2, IN_CORE), (quarter, -0.2, QUARTER)):
+            if number.replace(".", "").isdigit():
+                axes.barh(place + offset, float(number), 0.38, color=color)
+                axes.text(float(number) + 0.03, place + offset, number, va="center")
+            else:
+                axes.text(0.03, place + offset, "refused: too little memory", va="center")
+    axes.axvline(1, color=PYTORCH, linestyle="--")
+    axes.set_yticks(range(len(shown)), [row[0].split(",")[0] for row in reversed(shown)])
+    axes.set(xlim=(0, 3.1), xlabel="seconds of a step, over PyTorch in memory")
+    axes.barh(0, 0, color=IN_CORE, label="PyTorch's memory")
+    axes.barh(0, 0, color=QUARTER, label="a quarter of it")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+
+
+def main() -> None:
+    """Draw both pictures."""
+    for name, draw in (("step", draw_step), ("networks", draw_networks)):
+        figure = Figure(figsize=(7.5, 4.2), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
+        figure.savefig(IMAGES / f"{name}.png", metadata={"Software": None, "Description": table(name)})
+
+
+if __name__ == "__main__":
+    main()
