@@ -61,9 +61,9 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
         app.env.note_dependency(os.fspath(file))
         source[0] = linked(file.read_text(), file.parent, page)
     else:
-        source[0] = linked(source[0], page.parent, page).replace(
-            HELP_MARK, help_of_all() if HELP_MARK in source[0] else ""
-        )
+        source[0] = linked(source[0], page.parent, page)
+    if HELP_MARK in source[0]:
+        source[0] = source[0].replace(HELP_MARK, help_of_all())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -162,7 +162,8 @@ def test_all_that_is_refused_is_told_at_once_in_bodies_and_functions_too(tmp_pat
         "'z' (own::Last)",
     ):
         assert part in text
-    assert text.endswith("operators.md lists what is, and oocdl.ops.register adds operators of your own")
+    assert "; docs/reference/operators.md lists what is" in text
+    assert text.endswith(", and oocdl.ops.register adds operators of your own")
     assert [item.op for item in caught.value.refusals] == [
         "own::First", "own::Second", "own::Second", "own::Third", "If", "own::Fourth", "own::Fifth",
         "own::Sixth", "own::Last",
