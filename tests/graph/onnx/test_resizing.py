@@ -161,68 +161,6 @@ def test_options_that_change_nothing_leave_the_map_as_it_is(tmp_path: Path) -> N
     assert maps(tmp_path, [9, 8], mode="linear", exclude_outside=1, cubic_coeff_a=-0.5) == plain
 
 
-def test_a_crop_of_all_is_a_resize_by_corners(tmp_path: Path) -> None:
-    corners = maps(tmp_path, [9, 8], mode="linear", coordinate_transformation_mode="align_corners")
-    crop = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
-    assert maps(tmp_path, [9, 8], (0, 0, 1, 1), **crop) == corners
-
-
-def cropped(mode: str, roi: Sequence[float], size: tuple[int, int], value: float) -> lowered.Formula:
-    """TensorFlow's crop_and_resize along the last two axes, by PyTorch's samples of a grid of corners."""
-    lines = [torch.linspace(roi[i], roi[2 + i], size[i], dtype=torch.float64) for i in (0, 1)]
-    lines = [(roi[i] + roi[2 + i]) / 2 + 0 * lines[i] if size[i] == 1 else lines[i] for i in (0, 1)]
-    down, along = torch.meshgrid(*lines, indexing="ij")
-    outside = (down < 0) | (down > 1) | (along < 0) | (along > 1)
-    grid = torch.stack([along, down], -1).expand(len(X), -1, -1, -1) * 2 - 1
-    name = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
-
-    def formula(x: torch.Tensor) -> torch.Tensor:
-        made = F.grid_sample(x, grid, mode=name, padding_mode="border", align_corners=True)
-        return torch.where(outside, value, made)
-
-    return formula
-
-
-@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
-@pytest.mark.parametrize(
-    ("roi", "size"),
-    [
-        ((0.2, 0.4, 0.7, 0.9), (4, 7)),
-        ((-0.3, 0.4, 0.8, 1.6), (9, 6)),
-        ((0.9, -0.21, 0.13, 1.0), (5, 1)),
-        ((0.0, 0.0, 1.0, 0.68), (9, 6)),
-        ((1.1, 0.1, 1.7, 0.8), (3, 4)),
-    ],
-    ids=["inside", "beyond", "turned", "one-axis", "nowhere"],
-)
-def test_a_crop_is_tensorflows(
-    mode: str, roi: tuple[float, ...], size: tuple[int, int], tmp_path: Path
-) -> None:
-    attrs = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 2.5}
-    node = helper.make_node(
-        "Resize", ["x", "roi", "", "size"], ["y"], name="n", mode=mode, axes=[2, 3], **attrs
-    )
-    known = {"roi": np.array(roi), "size": np.array(size)}
-    model = lowered.model_of([node], {"x": X}, ["y"], known, opset=19)
-    formula = cropped(mode, roi, size, 2.5)
-    lowered.check(model, {"x": X}, formula, tmp_path, counts=(1, 3), tolerances=(1e-7, 2e-5))
-
-
-def test_a_crop_by_scales_is_refused_unless_it_has_the_extent_of_the_input(tmp_path: Path) -> None:
-    crop = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
-    node = helper.make_node("Resize", ["x", "roi", "scale"], ["y"], name="n", **crop)
-    for roi, message in (((0, 0, 1, 0.5), "write sizes"), ((0, 0.25, 1, 1.25), None)):
-        known = {"roi": np.array(roi), "scale": np.array([1.0, 1.5])}
-        model = lowered.model_of([node], {"x": X[0, 0]}, ["y"], known, opset=19)
-        onnx.save(model, tmp_path / "scaled.onnx")
-        if message is None:
-            graph = inspect_onnx(tmp_path / "scaled.onnx").bind(RULES).graph
-            assert graph.values[graph.outputs[0]].shape == (9, 9)
-            continue
-        with pytest.raises(UnsupportedError, match=message):
-            inspect_onnx(tmp_path / "scaled.onnx").bind(RULES)
-
-
 @pytest.mark.parametrize(
     ("attrs", "roi", "kind", "message"),
     [
@@ -235,7 +173,12 @@ def test_a_crop_by_scales_is_refused_unless_it_has_the_extent_of_the_input(tmp_p
         ({"mode": "area"}, (), UnsupportedError, "mode area"),
         ({"coordinate_transformation_mode": "corners"}, (), UnsupportedError, "coordinates corners"),
         ({"keep_aspect_ratio_policy": "larger"}, (), UnsupportedError, "keep_aspect_ratio_policy larger"),
-        ({"coordinate_transformation_mode": "tf_crop_and_resize"}, (), ModelError, "needs a region"),
+        (
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+            (0.0, 0.0, 1.0, 1.0),
+            UnsupportedError,
+            "coordinates tf_crop_and_resize",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

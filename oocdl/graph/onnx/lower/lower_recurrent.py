@@ -2,9 +2,7 @@
 
 A segment passes its last states on to the next. It is as long as the gates of one sample fill
 ``SEGMENT_ELEMENTS``, so that what a unit needs of a sequence is bounded however long that is; the length
-follows from the network's sizes alone, so that every budget computes the same. What the recurrence has no
-kernels for (peepholes, clipping, a forget gate that is the input gate's rest) is written out, as nodes of
-each step.
+follows from the network's sizes alone, so that every budget computes the same.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.index import pieces
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.arithmetic import bounded, need_floats
+from oocdl.graph.onnx.lower.arithmetic import need_floats
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 SEGMENT_ELEMENTS = 1 << 21
 """Elements of the gates of one sample (steps x gates x hidden size) in a segment: 8 MiB of float32."""
-MOST_STEPS = 1000
-"""Steps that are written out; more would be more nodes than planning is made for."""
 ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 """By ONNX's names in lower case."""
 
@@ -58,8 +54,6 @@ class _Direction(NamedTuple):
     bias: tuple[str, ...]
     reverse: bool
     activations: tuple[str, ...]
-    peepholes: tuple[str, ...]
-    """Weights [H] of the cell in the gates i, o and f."""
 
 
 def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
@@ -79,13 +73,8 @@ def _refuse(ctx: Context, direction: str) -> None:
     """Refuse what is not computed here."""
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
-    if _is_written_out(ctx) and ctx.shape(0)[ctx.attr("layout", 0)] > MOST_STEPS:
-        ctx.refuse(f"peepholes, clip or input_forget over more than {MOST_STEPS} steps")
-
-
-def _is_written_out(ctx: Context) -> bool:
-    """Whether there is what the recurrence has no kernels for."""
-    return ctx.attr("clip") is not None or bool(ctx.attr("input_forget", 0)) or ctx.has(7)
+    if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7):
+        ctx.refuse("peepholes, clip or input_forget")
 
 
 def _mask(ctx: Context, steps: int, samples: int) -> str | None:
@@ -145,8 +134,7 @@ def _direction(
     states = tuple(
         _initial(ctx, 5 + place, number, batch_first, (1, samples, hidden)) for place in range(kind.states)
     )
-    peepholes = _parts(ctx, one(7, 3 * hidden), 0, 3) if ctx.has(7) else ()
-    return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations, peepholes)
+    return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations)
 
 
 def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
@@ -169,74 +157,6 @@ def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tu
     return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
 
 
-def _parts(ctx: Context, value: str, axis: int, count: int) -> tuple[str, ...]:
-    """Split a value along an axis into equal parts."""
-    extent = ctx.build.shape(value)[axis] // count
-    return (value,) if count == 1 else ctx.many("Split", value, axis=axis, sizes=(extent,) * count)
-
-
-def _each_step(ctx: Context, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the same as ``_steps``, of nodes for each step."""
-    steps = ctx.build.shape(given.x)[0]
-    xs = _parts(ctx, given.x, 0, steps)
-    masks = () if mask is None else _parts(ctx, mask, 0, steps)
-    one = {"LSTM": _lstm_step, "GRU": _gru_step, "RNN": _rnn_step}[ctx.node.op]
-    states, made = given.states, [""] * steps
-    for t in reversed(range(steps)) if given.reverse else range(steps):
-        after = one(ctx, given, xs[t], states)
-        if masks:
-            pairs = zip(after, states, strict=True)
-            after = tuple(ctx.make("Where", masks[t], new, old) for new, old in pairs)
-        states, made[t] = after, after[0]
-    return made[0] if steps == 1 else ctx.make("Concat", *made, axis=0), states
-
-
-def _act(ctx: Context, activation: str, value: str) -> str:
-    """Clip an element of a gate, and activate it. The cell is not clipped, as ONNX Runtime has it."""
-    clip = ctx.attr("clip")
-    if clip is not None:
-        value = bounded(ctx, value, -clip, clip)
-    return ctx.make(activation, value)
-
-
-def _recur(ctx: Context, state: str, weight: str) -> str:
-    return ctx.make("Einsum", state, weight, equation="tnh,gh->tng")
-
-
-def _rnn_step(ctx: Context, given: _Direction, x: str, states: Sequence[str]) -> tuple[str, ...]:
-    return (_act(ctx, given.activations[0], ctx.make("Add", x, _recur(ctx, states[0], given.weight))),)
-
-
-def _gru_step(ctx: Context, given: _Direction, x: str, states: Sequence[str]) -> tuple[str, ...]:
-    (h,), hidden = states, ctx.build.shape(given.weight)[1]
-    sizes = (2 * hidden, hidden)
-    two, new = ctx.many("Split", given.weight, axis=0, sizes=sizes)
-    x_two, x_new = ctx.many("Split", x, axis=2, sizes=sizes)
-    both = ctx.make("Add", x_two, _recur(ctx, h, two))
-    z, r = _parts(ctx, _act(ctx, given.activations[0], both), 2, 2)
-    if given.bias:
-        q = ctx.make("Mul", r, ctx.make("Add", _recur(ctx, h, new), given.bias[0]))
-    else:
-        q = _recur(ctx, ctx.make("Mul", r, h), new)
-    n = _act(ctx, given.activations[1], ctx.make("Add", x_new, q))
-    return (ctx.make("Add", n, ctx.make("Mul", z, ctx.make("Sub", h, n))),)
-
-
-def _lstm_step(ctx: Context, given: _Direction, x: str, states: Sequence[str]) -> tuple[str, ...]:
-    (h, c), (sigma, squash, last) = states, given.activations
-    i, o, f, g = _parts(ctx, ctx.make("Add", x, _recur(ctx, h, given.weight)), 2, 4)
-
-    def gate(value: str, place: int, cell: str) -> str:
-        if given.peepholes:
-            value = ctx.make("Add", value, ctx.make("Mul", given.peepholes[place], cell))
-        return _act(ctx, sigma, value)
-
-    i = gate(i, 0, c)
-    f = ctx.make("Sub", ctx.number(1.0, i), i) if ctx.attr("input_forget", 0) else gate(f, 2, c)
-    c = ctx.make("Add", ctx.make("Mul", f, c), ctx.make("Mul", i, _act(ctx, squash, g)))
-    return ctx.make("Mul", gate(o, 1, c), ctx.make(last, c)), c
-
-
 def _recurrent(ctx: Context) -> Sequence[Operand]:
     kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
     _refuse(ctx, direction)
@@ -250,7 +170,7 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
     for number in range(count):
         reverse = direction == "reverse" or number == 1
         one = _direction(ctx, kind, number, reverse, activations[number])
-        h, last = _each_step(ctx, one, mask) if _is_written_out(ctx) else _steps(ctx, kind, one, mask)
+        h, last = _steps(ctx, kind, one, mask)
         if mask is not None:
             h = ctx.make("Where", mask, h, ctx.number(0.0, h))
         outputs.append(ctx.reshape(h, (steps, 1, samples, hidden)))

@@ -16,19 +16,15 @@ from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _MODES = ("nearest", "linear", "cubic")
-_CROP = "tf_crop_and_resize"
 _COORDINATES = (
     "half_pixel",
     "pytorch_half_pixel",
     "half_pixel_symmetric",
     "asymmetric",
     "align_corners",
-    _CROP,
 )
 _EXTREMES = {"not_larger": min, "not_smaller": max}
 """Policies that keep the ratio of the axes -> which of their scales is that of all."""
-_ROUNDING = 1e-6
-"""Distance by which a place may lie outside an axis and still be its first or last element."""
 _A = -0.75
 _NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
 _LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
@@ -48,23 +44,11 @@ of a polynomial of the distance to that element, the highest power first."""
 
 
 def _resize(ctx: Context) -> Sequence[Operand]:
-    """Resize axis by axis; what a region of interest has outside of the input is filled at the end."""
-    attrs, coordinates = _attributes(ctx), _coordinates(ctx)
-    x, rank, empty = ctx.value(0), len(ctx.shape(0)), []
+    """Resize axis by axis."""
+    attrs, x = {"coordinates": _coordinates(ctx), **_attributes(ctx)}, ctx.value(0)
     for axis, size, scale in _sizes(ctx):
-        extent = ctx.build.shape(x)[axis]
-        where: dict[str, Any] = {"coordinates": coordinates}
-        if coordinates == _CROP:
-            ends = _region(ctx, axis, size)
-            crops = ends != (0, extent - 1)
-            where = {"coordinates": "ends", "ends": ends} if crops else {"coordinates": "align_corners"}
-            if (outside := _outside(ends, size, extent)).any():
-                empty.append(outside.reshape(tuple(-1 if place == axis else 1 for place in range(rank))))
-        if (size, scale) != (extent, 1.0) or "ends" in where:
-            x = ctx.make("Resample", x, axis=axis, size=size, scale=scale, transposed=False, **where, **attrs)
-    for outside in empty:
-        fill = ctx.number(ctx.attr("extrapolation_value", 0.0), x)
-        x = ctx.make("Where", ctx.build.constant(outside, "bool"), fill, x)
+        if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
+            x = ctx.make("Resample", x, axis=axis, size=size, scale=scale, transposed=False, **attrs)
     return [x]
 
 
@@ -99,33 +83,9 @@ def _attributes(ctx: Context) -> dict[str, Any]:
     return attrs
 
 
-def _region(ctx: Context, axis: int, size: int) -> tuple[float, float]:
-    """Return where along an axis the first and the last result of a region of interest lie, in elements."""
-    given, rank = ctx.constants("a region", 1), len(ctx.shape(0))
-    roi = given[1] if len(given) > 1 else None
-    axes = [place % rank for place in ctx.attr("axes", range(rank))]
-    if roi is None or roi.size != 2 * len(axes):
-        raise ModelError(f"{_CROP} needs a region: two numbers for each axis")
-    start, end = (_decimal(number) for number in roi.reshape(2, -1)[:, axes.index(axis)])
-    if abs(end - start - 1) > _ROUNDING and ctx.has(2) and ctx.shape(2) != (0,):
-        ctx.refuse(
-            f"{_CROP} by scales, of which ONNX's text makes another size than runtimes do; write sizes"
-        )
-    if size == 1:
-        start = end = (start + end) / 2
-    last = ctx.shape(0)[axis] - 1
-    return start * last, end * last
-
-
 def _decimal(number: Any) -> float:
     """Return the number that was written as one of float32, 0.4 and not 0.4000000059604645."""
     return float(str(number))
-
-
-def _outside(ends: tuple[float, float], size: int, extent: int) -> Array:
-    """Return which of ``size`` places between two ends lie outside of an axis, not just by rounding."""
-    places = np.linspace(*ends, size)
-    return np.asarray((places < -_ROUNDING * extent) | (places > extent - 1 + _ROUNDING * extent))
 
 
 def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
