@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.planning import passes
+from oocdl.planning.choice import pass_kinds
 from oocdl.storage import files
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
@@ -77,7 +77,7 @@ def planned_once() -> Iterator[None]:
         rough = replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=machine.capacity_bytes >> 28)
         key = repr((model.path, settings, rough, course, frozen))
         if key not in made:
-            made[key] = passes.compile_passes(model, binding, settings, machine, course, frozen)
+            made[key] = pass_kinds.compile_passes(model, binding, settings, machine, course, frozen)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -199,6 +199,17 @@ def test_imports_point_one_way_inside_packages(outer: str) -> None:
             assert not wrong, f"oocdl.{name} imports what stands above it: {wrong}"
 
 
+def test_folders_of_planning_import_one_way() -> None:
+    order = ("hosts", "simulation", "choice")
+    floors = {folder: place for place, folder in enumerate(order, 1)}  # files beside them stand below
+    for name in modules():
+        if name.startswith("planning."):
+            place = floors.get(name.split(".")[1], 0)
+            inner = [found for found in own_imports(name) if found.startswith("planning.")]
+            wrong = [found for found in inner if floors.get(found.split(".")[1], 0) > place]
+            assert not wrong, f"oocdl.{name} imports what stands above it: {wrong}"
+
+
 @pytest.mark.parametrize("package", sorted(APART))
 def test_engines_know_nothing_of_each_other(package: str) -> None:
     for name in modules():

@@ -21,7 +21,6 @@ from oocdl.ops.loss_functions import Labels
 from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
-from oocdl.planning.parallel.weight_cuts import weight_cuts
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
 from oocdl.planning.recipe import (
     FACTOR_TRANSFORMS,
@@ -34,6 +33,7 @@ from oocdl.planning.recipe import (
 )
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
+from oocdl.planning.weight_cuts import weight_cuts
 
 Frozen = Mapping[str, Any]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""

@@ -13,8 +13,8 @@ from math import isqrt
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.parallel.slot_search import COMBINED_AT_ONCE
 from oocdl.planning.pass_plan import PARTIAL_SUM_BYTES, LayerPlan, PassPlan
+from oocdl.planning.slot_search import COMBINED_AT_ONCE
 from oocdl.planning.task_key import TaskKey
 
 Sum = tuple[TaskKey, int]

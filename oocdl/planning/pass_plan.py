@@ -25,7 +25,7 @@ from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.parallel.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
+from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
 from oocdl.planning.tile_search import Layering, Limits, TileSearch, requested_cuts
 from oocdl.planning.unit_cost import made_bytes, read_bytes
 

@@ -15,8 +15,8 @@ from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.trained import Trained
-from oocdl.planning.budget import predict_pass
 from oocdl.planning.calibrate import known_rates
+from oocdl.planning.choice.budget import predict_pass
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights

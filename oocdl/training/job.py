@@ -15,9 +15,10 @@ from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.host.paths import path_of
 from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
+from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, machine_for
-from oocdl.planning.passes import MAIN, Course, compile_passes
+from oocdl.planning.passes import MAIN, Course
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache

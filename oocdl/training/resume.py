@@ -18,9 +18,9 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import path_of
 from oocdl.ops.schedules import Rate, rate
 from oocdl.planning.binding import Binding
+from oocdl.planning.choice.pass_kinds import own_plans
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.passes import own_plans
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.identity import compare

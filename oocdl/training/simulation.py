@@ -13,8 +13,8 @@ from oocdl.errors import InputError
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.planning.budget import compile_within
 from oocdl.planning.calibrate import known_rates
+from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import draft_pass
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.machine import discards_old_weights

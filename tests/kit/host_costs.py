@@ -16,7 +16,7 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.parallel.list_schedule import call_seconds
+from oocdl.planning.hosts.list_schedule import call_seconds
 from oocdl.planning.task_key import TaskKey, result_key
 
 

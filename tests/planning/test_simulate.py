@@ -15,7 +15,7 @@ import oocdl
 from oocdl.ops import RULES
 from oocdl.planning.calls import UnitCall, copied_bytes, parts_of
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.simulate import simulate, stays
+from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.task_graph import TaskGraph
 from tests.kit.models import GPT, UNet3d, export
 

@@ -19,7 +19,7 @@ from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
-from oocdl.planning import budget
+from oocdl.planning.choice import budget
 from oocdl.planning.machine import SLACK_BYTES
 from oocdl.testing import run_graph
 from tests.kit import nets

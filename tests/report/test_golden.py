@@ -19,8 +19,9 @@ from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.planning import partial_sums
 from oocdl.planning.binding import bind
+from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.machine import Machine
-from oocdl.planning.passes import Course, compile_passes
+from oocdl.planning.passes import Course
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report.plan_view import Plan
 from oocdl.report.printer.notation import key_text, name_text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oocdl.planning.parallel import host_search
+from oocdl.planning.choice import host_search
 from oocdl.report.plan_view import Plan
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.training import plan_cache
@@ -40,7 +40,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(draft.request.kind)
         return search(draft, *rest)
 
-    from oocdl.planning import budget
+    from oocdl.planning.choice import budget
 
     search: Callable[..., Any] = budget._fastest
     monkeypatch.setattr(budget, "_fastest", noted)

@@ -30,12 +30,12 @@ from oocdl.planning.hosts.exchange import (
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.shown_groups import Groups, shown_groups
-from oocdl.planning.simulate import after
 from oocdl.planning.simulation.claims import Chunk
 from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.host_tasks import entries_of, items_of
 from oocdl.planning.simulation.network import Cluster, Network, Scheduler
+from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Entry, Tasks
 from oocdl.planning.task_key import TaskKey
@@ -330,7 +330,7 @@ def simulate_hosts(
     """Simulate a pass over ``cluster.hosts`` hosts that follows another.
 
     Each host has a tier of ``tier_bytes``, runs ``slots`` programs at once, and has a disk as ``rates`` say.
-    One host is simulated as ``planning.simulate`` simulates it, but that its cores are shared.
+    One host is simulated as ``one_process`` simulates it, but that its cores are shared.
     """
     placed = place(compiled.graph, cluster.hosts, slots)
     homes = homes_of({"": compiled}, {"": placed})

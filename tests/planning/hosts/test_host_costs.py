@@ -10,8 +10,8 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import PickCall
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import exchange, homes_of
+from oocdl.planning.hosts.list_schedule import call_seconds
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.parallel.list_schedule import call_seconds
 from oocdl.planning.tile_search import Limits
 from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.plans import cut_for, mlp_draft

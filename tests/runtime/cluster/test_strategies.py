@@ -12,10 +12,10 @@ from distributed import Client
 
 import oocdl
 from oocdl.planning.calls import UnitCall
+from oocdl.planning.choice import host_search
 from oocdl.planning.hosts import relays
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.parallel import host_search
 from tests.kit import nets
 from tests.kit.searches import workers_in
 

@@ -12,6 +12,7 @@ from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
+from oocdl.planning.choice.host_search import Candidate, fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
 from oocdl.planning.machine import (
     TIGHT_BYTES,
@@ -23,8 +24,7 @@ from oocdl.planning.machine import (
     device_shortage,
     discards_old_weights,
 )
-from oocdl.planning.parallel.host_search import Candidate, fastest_over_hosts, on_hosts
-from oocdl.planning.simulate import simulate, stays
+from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
 

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from oocdl.ops import RULES
-from oocdl.planning import budget
-from oocdl.planning.budget import compile_within, predict_pass
+from oocdl.planning.choice import budget, host_search
+from oocdl.planning.choice.budget import compile_within, predict_pass
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
-from oocdl.planning.parallel import host_search
-from oocdl.planning.parallel.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 from tests.kit.plans import mlp_draft, unet_draft
 
 THREADS = 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from oocdl.graph.ir.graph import Role
-from oocdl.planning.parallel.slot_search import MIN_CHANNELS
+from oocdl.planning.slot_search import MIN_CHANNELS
 from oocdl.planning.tile_search import Layering
 
 
