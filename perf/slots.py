@@ -2,7 +2,7 @@
 
 Slots are threads of all processes, 16 a process. Each network is cut for 1, 2, 4, ... slots, and its units
 are put on them as soon as they can be, by nominal rates, as if memory and network cost nothing
-(``planning/hosts/list_schedule``): a bound for any placement. Speed-up is that over the plan
+(``tests/kit/list_schedule``): a bound for any placement. Speed-up is that over the plan
 for one slot, so what finer pieces compute twice counts. Where there are several processes, what their driver
 does once is timed as well: it places all units, lists all bundles, and makes the tasks of a pass.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,13 +32,15 @@ from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.list_schedule import ideal_seconds
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.runtime.cluster.pass_tasks import steps_of, tasks_of
 from oocdl.storage.dataset.dataset import open_dataset
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.kit.list_schedule import ideal_seconds
 
 THREADS = 16
 """Of a process."""

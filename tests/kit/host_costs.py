@@ -15,8 +15,8 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.ops import RULES
 from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import NOMINAL, Rates
+from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.hosts.list_schedule import call_seconds
 from oocdl.planning.task_key import TaskKey, result_key
 
 

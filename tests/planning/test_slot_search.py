@@ -12,11 +12,11 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.compiler import Draft
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.hosts.list_schedule import ideal_seconds
 from oocdl.planning.pass_plan import frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.tile_search import Limits
 from tests.kit import nets
+from tests.kit.list_schedule import ideal_seconds
 from tests.kit.machine import THIS, Small, fit
 from tests.kit.plans import cut_for, unet_draft
 from tests.kit.settings import EXACT

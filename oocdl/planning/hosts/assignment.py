@@ -28,8 +28,8 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
+from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
-from oocdl.planning.hosts.list_schedule import call_seconds
 from oocdl.planning.hosts.ragged import Ints, runs
 from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
 from oocdl.planning.task_graph import TaskGraph

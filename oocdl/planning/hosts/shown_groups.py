@@ -6,8 +6,8 @@ import numpy as np
 
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.hosts.list_schedule import call_seconds
 
 SHOWN_SECONDS = 0.05
 """A task shows layers that take at least about so long: tasks follow one another in 5 ms at best (measured),

@@ -9,8 +9,8 @@ import pytest
 from oocdl.ops import RULES
 from oocdl.planning.calls import PickCall
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.list_schedule import call_seconds
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.tile_search import Limits
 from tests.kit.host_costs import HostCost, host_costs

@@ -9,28 +9,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.program import Program
-from oocdl.planning.calls import CombineCall, UnitCall, made_of
-from oocdl.planning.cost_model import Rates, program_seconds
+from oocdl.planning.calls import CombineCall, UnitCall
+from oocdl.planning.cost_model import Rates
+from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.task_graph import TaskGraph
-
-
-def call_seconds(graph: TaskGraph, rates: Rates, rules: Rules) -> list[float]:
-    """Predicted seconds of every call on one thread, in the order of ``graph.calls``; picks take none."""
-    known: dict[Program, float] = {}
-    found = []
-    for call in graph.calls:
-        if isinstance(call, UnitCall):
-            program = call.unit.program
-            if program not in known:
-                known[program] = program_seconds(program, rules, rates)
-            found.append(known[program])
-        elif isinstance(call, CombineCall):
-            nbytes = sum(one.nbytes for one in made_of(call)) * len(call.counts)
-            found.append(nbytes / rates.copy_bytes_per_second)
-        else:
-            found.append(0.0)
-    return found
 
 
 def ideal_seconds(graph: TaskGraph, slots: int, rates: Rates, rules: Rules) -> float:
