@@ -6,7 +6,7 @@ of every one of them. What is left between them becomes sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,19 @@ from threadpoolctl import threadpool_limits
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
-from oocdl.engines.ort.nchwc.conv_step import ConvStep, suits_blocks
-from oocdl.engines.ort.nchwc.last_step import ChannelsLastStep, suits_channels_last
+from oocdl.engines.ort.nchwc.conv_step import BlockConvolution, suits_blocks
+from oocdl.engines.ort.nchwc.last_step import channels_last_kernel, suits_channels_last
 from oocdl.engines.ort.ort_chain import ChainStep, crop
-from oocdl.engines.ort.steps import Kinds, NumpyStep, SessionStep, Slots, indices_of, suits_numpy
+from oocdl.engines.ort.ort_record import Into
+from oocdl.engines.ort.steps import (
+    Kinds,
+    NumpyStep,
+    SessionStep,
+    Slots,
+    indices_of,
+    numpy_kernel,
+    suits_numpy,
+)
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
@@ -34,7 +43,7 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 %
 longer for their calls."""
 
-Step = ChainStep | ConvStep | ChannelsLastStep | NumpyStep | SessionStep
+Step = ChainStep | NumpyStep | SessionStep
 
 
 def _check_dtypes(program: Program) -> None:
@@ -56,7 +65,16 @@ class _Stage:
     """Slots that nothing reads after it."""
 
 
-def _joined(groups: Sequence[Group], channels_last: Collection[int]) -> list[Chain | list[Instruction]]:
+def _numpy_kernel(item: Instruction, kinds: Kinds) -> Into | None:
+    """Return the kernel on arrays that an instruction runs by; None where it is left to a session."""
+    if suits_numpy(item):
+        return numpy_kernel(item)
+    if suits_blocks(item, kinds.orders):
+        return BlockConvolution(item, kinds)
+    return channels_last_kernel(item) if suits_channels_last(item, kinds.orders) else None
+
+
+def _joined(groups: Sequence[Group], kinds: Kinds) -> list[Chain | list[Instruction]]:
     """Join neighbouring instructions that are left to sessions."""
     found: list[Chain | list[Instruction]] = []
     session = False
@@ -65,11 +83,7 @@ def _joined(groups: Sequence[Group], channels_last: Collection[int]) -> list[Cha
             found.append(group)
             session = False
             continue
-        alone = (
-            suits_numpy(group)
-            or suits_blocks(group, channels_last)
-            or suits_channels_last(group, channels_last)
-        )
+        alone = _numpy_kernel(group, kinds) is not None
         last = found[-1] if session and not alone else None
         indices = indices_of(group)
         if isinstance(last, list) and not (
@@ -90,7 +104,7 @@ class _Maker:
         self.kinds = Kinds.of(program)
         arranged = arrange(program, elements, BLOCKWISE)
         groups, self.dtypes = recomputed(arranged, program, is_loop)
-        self.parts = _joined(groups, self.kinds.orders)
+        self.parts = _joined(groups, self.kinds)
         self.reads = [self._of(part, reads_of) for part in self.parts]
         self.makes = [self._of(part, makes_of) for part in self.parts]
         self.last: dict[int, int] = {}
@@ -113,12 +127,8 @@ class _Maker:
             step: Step
             if isinstance(part, Chain):
                 step = ChainStep(part, frozenset(later | (self.makes[index] & final)), self.dtypes)
-            elif suits_numpy(part[0]):
-                step = NumpyStep(part[0], self.kinds)
-            elif suits_blocks(part[0], self.kinds.orders):
-                step = ConvStep(part[0], self.kinds)
-            elif suits_channels_last(part[0], self.kinds.orders):
-                step = ChannelsLastStep(part[0], self.kinds)
+            elif kernel := _numpy_kernel(part[0], self.kinds):
+                step = NumpyStep(part[0], self.kinds, kernel)
             else:
                 step = SessionStep(part, self.program, self.kinds, later, self.threads)
             stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
@@ -131,7 +141,7 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     for stage in stages:
         if isinstance(stage.step, ChainStep):
             whole |= stage.step.full
-        elif isinstance(stage.step, (ConvStep, ChannelsLastStep, NumpyStep)):
+        elif isinstance(stage.step, NumpyStep):
             whole |= set(stage.step.outputs)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):

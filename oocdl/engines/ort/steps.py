@@ -11,6 +11,7 @@ from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.model import model_of
 from oocdl.engines.ort.ort_chain import crop
+from oocdl.engines.ort.ort_record import Into
 from oocdl.engines.ort.ort_session import FAILURES, Session
 from oocdl.graph.ir.array_layout import Order, as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
@@ -50,31 +51,33 @@ def suits_numpy(item: Instruction) -> bool:
     return KERNELS[item.op].lowering is None
 
 
-def _padded(array: Array, item: Instruction, operand: Operand) -> Array:
-    """An operand as a kernel takes it: cropped, reshaped and padded."""
+def numpy_kernel(item: Instruction) -> Into:
+    """Return NumPy's kernel for an instruction, on whole arrays."""
+    return (KERNELS[item.op].whole or BLOCKWISE[item.op].bind)(item.attrs)
+
+
+def _operand(array: Array, item: Instruction, operand: Operand) -> Array:
+    """Return an operand as its kernel takes it: cropped, reshaped and padded."""
     array, pads = crop(array, operand.crop).reshape(operand.shape), pads_of(operand)
-    if pads is None:
+    if pads is None or KERNELS[item.op].takes_unpadded:
         return array
     fill = array.dtype.type(item.fill)
-    return (
-        np.full(padded_shape(operand), fill)
-        if is_empty(operand)
-        else np.pad(array, pads, constant_values=fill)
-    )
+    if is_empty(operand):
+        return np.full(padded_shape(operand), fill)
+    return np.pad(array, pads, constant_values=fill)
 
 
 class NumpyStep:
-    """A step of one instruction by a NumPy kernel, on whole arrays."""
+    """A step of one instruction by a kernel on whole arrays."""
 
-    def __init__(self, item: Instruction, kinds: Kinds) -> None:
-        self._item, self._kinds = item, kinds
-        self._kernel = (KERNELS[item.op].whole or BLOCKWISE[item.op].bind)(item.attrs)
+    def __init__(self, item: Instruction, kinds: Kinds, kernel: Into) -> None:
+        self._item, self._kinds, self._kernel = item, kinds, kernel
         self.outputs = item.outputs
 
     def run(self, slots: Slots, places: Places) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
         item = self._item
-        args = [_padded(slots[operand.slot], item, operand) for operand in item.operands]
+        args = [_operand(slots[operand.slot], item, operand) for operand in item.operands]
         outs = []
         for slot, shape in zip(item.outputs, item.kernel_shapes, strict=True):
             slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)

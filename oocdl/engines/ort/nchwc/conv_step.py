@@ -11,8 +11,7 @@ from oocdl.engines.convolution import groups_of
 from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.nchwc import block_volumes
 from oocdl.engines.ort.nchwc.blocks import block
-from oocdl.engines.ort.ort_chain import crop
-from oocdl.engines.ort.steps import Kinds, Places, Slots
+from oocdl.engines.ort.steps import Kinds
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
@@ -76,39 +75,22 @@ def _transposed_pads(item: Instruction) -> tuple[list[slice], Pads]:
     return seen, tuple(pads)
 
 
-class ConvStep:
-    """A step of one convolution, or gradient of one, on blocks of channels."""
+class BlockConvolution:
+    """The kernel of one convolution, or gradient of one, on blocks of channels."""
 
     def __init__(self, item: Instruction, kinds: Kinds) -> None:
         kind = KERNELS[item.op].convolution
         assert kind is not None, f"{item.op} is no convolution"
         self._item, self._kinds, self._kind = item, kinds, kind
-        self.outputs = item.outputs
         self._pads = spatial_pads(item.operands[0])
         self._seen: Sequence[slice] = (slice(None),) * len(self._pads)
         if self._kind.transposed:
             self._seen, self._pads = _transposed_pads(item)
 
-    def _operand(self, slots: Slots, index: int) -> Array:
-        operand = self._item.operands[index]
-        return crop(slots[operand.slot], operand.crop).reshape(operand.shape)
-
-    def run(self, slots: Slots, places: Places) -> None:
-        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
-        (slot,) = self.outputs
-        slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)
-        shape = self._item.kernel_shapes[0]
-        out = slots[slot].reshape(shape)
-        direct = np.shares_memory(out, slots[slot])
-        if not direct:  # axes were split or joined, and lie apart
-            out = np.empty(shape, np.float32)
-        first, second = self._operand(slots, 0), self._operand(slots, 1)
-        if self._kind.makes_weights:
-            self._gradient(first, second, out)
-        else:
-            self._convolve(first, second, out)
-        if not direct:
-            slots[slot][...] = out.reshape(slots[slot].shape)
+    def __call__(self, args: Sequence[Array], outs: Sequence[Array]) -> None:
+        """Compute the result of two operands, without their padding."""
+        compute = self._gradient if self._kind.makes_weights else self._convolve
+        compute(args[0], args[1], outs[0])
 
     def _convolve(self, x: Array, w: Array, out: Array) -> None:
         x = x[:, :, self._seen[0], self._seen[1], self._seen[2]]
