@@ -15,19 +15,25 @@ from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
 from oocdl.pytorch.door import Asked, from_dataset, is_module
-from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 
 
 @contextmanager
-def planned_file(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked) -> Iterator[Any]:
-    """Give ``model`` if it is a path; of a module, a file that is there until the block ends."""
+def planned_file(
+    model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked
+) -> Iterator[tuple[Any, Any]]:
+    """Give ``model`` if it is a path; of a module, a file that is there until the block ends.
+
+    Gives ``dataset`` too: as it is, or open where a module had to be called with its samples.
+    """
     if not is_module(model):
-        yield model
+        yield model, dataset
         return
     with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
-        yield _write(model, dataset, options, asked, Path(folder) / f"{type(model).__name__}.onnx")
+        path = Path(folder) / f"{type(model).__name__}.onnx"
+        yield path, _write(model, dataset, options, asked, path)
 
 
 @contextmanager
@@ -38,14 +44,16 @@ def trained_file(
     asked: Asked,
     workdir: Path | None,
     resume: bool | str,
-) -> Iterator[tuple[Any, Path | None]]:
+) -> Iterator[tuple[Any, Path | None, Any]]:
     """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
+
+    Gives ``dataset`` too, as ``planned_file`` does.
 
     A run that is there goes on with its own file and weights, if the module is the same network: what its
     weights are now does not count. Raises InputError that says what differs if it is another one.
     """
     if not is_module(model):
-        yield model, workdir
+        yield model, workdir, dataset
         return
     folder = (workdir if workdir is not None else Path(f"{type(model).__name__}.run")).absolute()
     made = not folder.exists()
@@ -54,11 +62,11 @@ def trained_file(
     try:
         if resume is False and _file_of(folder) is not None:
             raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-        _write(model, dataset, options, asked, new)
+        data = _write(model, dataset, options, asked, new)
         old = _file_of(folder) if resume is True else None
         if old is not None:
             _check_same(old, new, folder)
-        yield old or new, folder
+        yield old or new, folder, data
     finally:
         used = _file_of(folder)
         for file in folder.glob(f"{MODULE_FILES}*"):
@@ -77,10 +85,12 @@ def name_in_run(model: Path, folder: Path) -> Path:
     return Path(model.name) if model.parent == folder.absolute() else model
 
 
-def _write(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked, path: Path) -> Path:
+def _write(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked, path: Path) -> Dataset:
+    """Write the file of a module; returns the dataset whose samples it was called with."""
     settings = make_settings(**options)
     data = open_dataset(dataset, settings.allow_missing_chunks)
-    return from_dataset(model, data, settings, path, asked).path
+    from_dataset(model, data, settings, path, asked)
+    return data
 
 
 def _file_of(folder: Path) -> Path | None:

@@ -72,12 +72,6 @@ class Job:
         return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
-def opened_once(dataset: Any, allow_missing_chunks: bool) -> Dataset:
-    """Open the dataset of a call: whatever takes it afterwards takes it as it is."""
-    use_one_heap()  # before the library starts a thread
-    return open_dataset(dataset, allow_missing_chunks)
-
-
 def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
     """Open a model and a dataset, and measure what the process may take, or those of a crew."""
     opened, data, settings, binding = _bound(model, dataset, make_settings(**options))
@@ -99,9 +93,13 @@ def plan_again(
     return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew)).plan(frozen)
 
 
-def check_job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> None:
-    """Raise what ``job_of`` raises for a model, a dataset and options, whatever machine they are for."""
-    _bound(model, dataset, make_settings(**options))
+def check_job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Dataset:
+    """Raise what ``job_of`` raises for a model, a dataset and options, whatever machine they are for.
+
+    Returns the dataset, open: with the arrays that are used.
+    """
+    _, data, _, _ = _bound(model, dataset, make_settings(**options))
+    return data
 
 
 def _bound(

@@ -24,7 +24,7 @@ from oocdl.planning.simulation.network import Cluster
 from oocdl.pytorch.door import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
-from oocdl.training.job import Job, job_of, opened_once
+from oocdl.training.job import Job, job_of
 from oocdl.training.signature import LossLike, Names, Size, described_by, public
 from oocdl.training.trainer import fit
 
@@ -107,9 +107,8 @@ def simulate(
     options = {name: call[name] for name in OPTIONS if name in call}
     if not hosts or any(type(count) is not int or count < 1 for count in hosts):
         raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
-    dataset = opened_once(dataset, allow_missing_chunks)
-    with planned_file(model, dataset, options, AS_IT_IS) as path:
-        job = job_of(path, dataset, {**options, "threads": cores})
+    with planned_file(model, dataset, options, AS_IT_IS) as (path, data):
+        job = job_of(path, data, {**options, "threads": cores})
         rates = rates or known_rates(job.machine.engine)
         if disk_rate is not None:
             speed = parse_rate("disk_rate", disk_rate)

@@ -30,7 +30,7 @@ from oocdl.training import resume as resuming
 from oocdl.training.arguments import check_call, check_seconds
 from oocdl.training.client_workers import WAIT_SECONDS, Workers, workers_of
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, check_job, job_of, opened_once
+from oocdl.training.job import Job, check_job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
@@ -222,12 +222,12 @@ def fit(
     target = None if trace is None else checked_path(trace)
     given = None if plan is None else resuming.given_plan(plan)
     with ExitStack() as stack:
-        listeners = [*callbacks, *([stack.enter_context(progress_here(0))] if progress else ())]
-        dataset = opened_once(dataset, allow_missing_chunks)
+        shown = (stack.enter_context(progress_here(0)),) if progress else ()
+        listeners = [*callbacks, *shown]
         file = trained_file(model, dataset, options, Asked(dynamic, verify), place, resume)
-        path, folder = stack.enter_context(file)
+        path, folder, dataset = stack.enter_context(file)
         if client is not None:  # before workers are waited for, which may take a day
-            check_job(path, dataset, options)
+            dataset = check_job(path, dataset, options)
         workers = stack.enter_context(workers_of(client, wait_seconds, _notices(listeners)))
         crew, options["memory"] = (None, memory) if workers is None else workers.muster(memory, engine)
         job = job_of(path, dataset, options, crew)
@@ -256,9 +256,8 @@ def plan(model: Any, dataset: Any, **options: Any) -> Plan:
     """
     asked = Asked(options["dynamic"], options["verify"])
     options = {name: options[name] for name in OPTIONS}
-    dataset = opened_once(dataset, options["allow_missing_chunks"])
-    with planned_file(model, dataset, options, asked) as path:
-        return job_of(path, dataset, options).plan()
+    with planned_file(model, dataset, options, asked) as (path, data):
+        return job_of(path, data, options).plan()
 
 
 def train(
