@@ -10,6 +10,7 @@ from oocdl.report.plan_view import Plan
 from oocdl.report.scaling import Scaling
 from oocdl.storage.run.repair import repair
 from oocdl.storage.run.run_verification import verify
+from oocdl.training.call import Options
 from oocdl.training.run import Run
 from oocdl.training.simulation import simulate
 from oocdl.training.trainer import fit, open, plan
@@ -18,6 +19,7 @@ from oocdl.tuning.search import Search, search
 __version__ = "0.1.0"
 
 __all__ = [
+    "Options",
     "Plan",
     "Run",
     "Scaling",

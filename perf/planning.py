@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from cases import unet, write_data
 from table import markdown
 
+from oocdl.config import make_settings
 from oocdl.host.limits import anonymous_bytes
 from oocdl.training.job import job_of
 
@@ -63,7 +64,9 @@ def plan_one(grid: str, toy: bool) -> Planned:
         place = Path(name)
         options = {"engine": "onnxruntime", "loss": "dice_ce", "optimizer": "sgd", "lr": 0.1, "threads": 2}
         options |= {"memory": "16GiB", "parallel": {"space": pieces}, **case.options()}
-        job = job_of(case.write(place / "model.onnx"), write_data(case, place / "data.zarr"), options)
+        job = job_of(
+            case.write(place / "model.onnx"), write_data(case, place / "data.zarr"), make_settings(**options)
+        )
         before = anonymous_bytes()
         Path("/proc/self/clear_refs").write_text("5")
         begun = time.process_time()

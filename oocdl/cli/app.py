@@ -23,21 +23,18 @@ from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.exit_codes import INTERRUPTED_EXIT_CODE, UNCHANGED, Ended, Outcome, ending
 from oocdl.cli.look import app as look_app
 from oocdl.cli.say import Json, say, say_json, waiting
-from oocdl.cli.space_options import parse_space
 from oocdl.cli.verb_options import (
-    Commit,
     Register,
-    Workdir,
+    arguments_for,
     host_counts,
-    host_settings,
     logs,
+    optimizer_options,
+    records_for,
     run_files,
-    settings,
-    training_options,
-    varied_settings,
+    told,
     with_options,
 )
-from oocdl.config import parse_bytes
+from oocdl.config import OPTIONS, parse_bytes
 from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes, installed_version
@@ -45,10 +42,16 @@ from oocdl.report.printer.show import What
 from oocdl.report.progress import Progress, show_progress
 from oocdl.report.units import counted
 from oocdl.storage.files import io_error
+from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.simulation import simulate as simulate_run
 from oocdl.training.trainer import fit as fit_run
 from oocdl.training.trainer import plan as plan_run
 from oocdl.tuning.search import search as search_runs
+
+FIT, SEARCH = records_for(fit_run), records_for(search_runs)
+PLAN, SIMULATE = records_for(plan_run), records_for(simulate_run)
+OF_A_RUN = [name for name in ALL_OPTIONS if name not in OPTIONS]
+"""Options that are left to ``fit``: they do not change a plan."""
 
 app = typer.Typer(
     epilog="--debug, anywhere, shows the traceback of an error.",
@@ -76,24 +79,12 @@ def shared(register: Register = None, version: Version = False) -> None:
 
 
 @app.command()
-@with_options(training_options, worker_options, job_options)
+@with_options(FIT, optimizer_options, worker_options, job_options)
 def fit(
     config: ConfigFile = None,
-    commit_seconds: Commit = 30.0,
-    workdir: Workdir = None,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
-    replan: Annotated[bool, typer.Option("--replan", help="Replan on resume; changes rounding.")] = False,
-    plan: Annotated[
-        Path | None, typer.Option(help="Run whose cuts to repeat: the same bits on any number of workers.")
-    ] = None,
-    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a trace of one step, for ui.perfetto.dev.")
-    ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Show the run live on a page whose address is printed.")
-    ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help=told("dashboard"))] = False,
     dashboard_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Show the run live on this port.")
     ] = None,
@@ -104,69 +95,25 @@ def fit(
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
-    options = settings(given) | {
-        "commit_seconds": commit_seconds,
-        "workdir": workdir,
-        "resume": "restart" if restart else resume,
-        "replan": replan,
-        "plan": plan,
-        "trace": trace,
-        "dashboard": dashboard_port or dashboard,
-        **call_options(given),
-    }
+    how = {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
+    options = arguments_for(FIT, given) | call_options(given) | how | {"progress": False}
     written = logs(log)
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()
     shown: AbstractContextManager[Progress | None] = (
-        show_progress(budget_bytes) if progress else nullcontext()
+        show_progress(budget_bytes) if given["progress"] else nullcontext()
     )
     with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
         listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]
-        run = fit_run(**options, client=client, progress=False, callbacks=listeners)
+        run = fit_run(**options, client=client, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
 
 @app.command()
-@with_options(training_options, worker_options, job_options)
-def search(
-    config: ConfigFile = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(help='What varies: "lr=log:1e-5..1e-2", "batch_size=1,2,4"; may be repeated.'),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Number of trials; default: at most 16.")] = None,
-    rungs: Annotated[int, typer.Option(help="Number of rungs of successive halving.")] = 1,
-    eta: Annotated[int, typer.Option(help="The best 1/ETA continue, to ETA times the steps.")] = 3,
-    sampler: Annotated[str, typer.Option(help="random, grid or optuna.")] = "random",
-    trials_per_round: Annotated[int, typer.Option(help="Trials that optuna draws at a time.")] = 8,
-    metric: Annotated[str, typer.Option(help="loss, or loss/OUTPUT for several outputs.")] = "loss",
-    mode: Annotated[str, typer.Option(help="min or max: which is best.")] = "min",
-    validation: Annotated[str | None, typer.Option(help="Dataset whose loss ranks the trials.")] = None,
-    last_steps: Annotated[int, typer.Option(help="Average training's loss over these steps.")] = 10,
-    commit_seconds: Commit = 30.0,
-    workdir: Annotated[Path | None, typer.Option(help="Default: MODEL.search beside the model.")] = None,
-    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+@with_options(SEARCH, optimizer_options, worker_options, job_options)
+def search(config: ConfigFile = None, as_json: Json = False, **given: Any) -> None:
     """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
-    options: dict[str, Any] = {
-        "space": parse_space(space or ()),
-        "trials": trials,
-        "rungs": rungs,
-        "eta": eta,
-        "sampler": sampler,
-        "trials_per_round": trials_per_round,
-        "metric": metric,
-        "mode": mode,
-        "validation": validation,
-        "last_steps": last_steps,
-        "commit_seconds": commit_seconds,
-        "workdir": workdir,
-        "progress": progress,
-        **varied_settings(given),
-        **call_options(given),
-    }
+    options = arguments_for(SEARCH, given) | call_options(given)
     with ending(lambda: "trials that are done are kept, the same command goes on"), workers(given) as client:
         found = search_runs(**options, client=client)
     if as_json:
@@ -178,7 +125,7 @@ def search(
 
 
 @app.command()
-@with_options(training_options)
+@with_options(PLAN, optimizer_options, leave_out=OF_A_RUN)
 def plan(
     config: ConfigFile = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw one step, as a PNG or SVG file.")] = None,
@@ -198,13 +145,15 @@ def plan(
     if show is not None and as_json:
         raise InputError("--show prints a text: leave --json out")
     counts = None if hosts is None else host_counts(hosts)
+    if counts is not None and given["accumulate"] != 1:
+        raise InputError("--hosts simulates a step of one pass: leave --accumulate out")
     scaling = None
     with ending(lambda: UNCHANGED), waiting("planning .."):
-        made = plan_run(**settings(given))
+        made = plan_run(**arguments_for(PLAN, given))
         picture = None if plot is None else made.plot(plot)
         if counts is not None:
-            options = host_settings({**given, "threads": None})
-            scaling = simulate_run(hosts=counts, cores=made.machine.threads, **options)
+            options = arguments_for(SIMULATE, given)
+            scaling = simulate_run(**options, hosts=counts, cores=made.machine.threads)
     if as_json:
         say_json(made.data() | ({} if scaling is None else {"hosts": scaling.table().records()}))
         return
@@ -216,34 +165,19 @@ def plan(
 
 
 @app.command()
-@with_options(training_options)
+@with_options(SIMULATE, optimizer_options)
 def simulate(
     config: ConfigFile = None,
-    hosts: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "1,2,4,8,16,32,64",
-    cores: Annotated[int, typer.Option(help="Compute threads per host.")] = 16,
-    network: Annotated[str, typer.Option(help="Bandwidth per host and direction, per second.")] = "10Gbit",
-    disk_rate: Annotated[
-        str | None,
-        typer.Option(help="Disk bandwidth per host and second, such as 2GB; default: this machine's."),
-    ] = None,
-    weak: Annotated[bool, typer.Option("--weak", help="Grow the batch with the number of hosts.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw the speed-up, as a PNG or SVG file.")] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Predict a step on many hosts, --memory on each; nothing runs."""
     with ending(lambda: UNCHANGED), waiting("planning .."):
-        found = simulate_run(
-            hosts=host_counts(hosts),
-            cores=cores,
-            network=network,
-            disk_rate=disk_rate,
-            weak=weak,
-            **host_settings(given),
-        )
+        found = simulate_run(**arguments_for(SIMULATE, given))
         picture = None if plot is None else found.plot(plot)
     if as_json:
-        say_json({"title": found.title, "weak": weak, "hosts": found.table().records()})
+        say_json({"title": found.title, "weak": found.weak, "hosts": found.table().records()})
         return
     say(str(found).rstrip())
     if picture is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,18 +19,14 @@ from oocdl.cli.info import machine_tables, tables_of
 from oocdl.cli.info_data import data_of, machine_data
 from oocdl.cli.say import Json, say, say_json, waiting
 from oocdl.cli.verb_options import (
-    BatchSize,
-    Data,
     Dims,
     Engine,
-    Inputs,
-    Memory,
     Out,
     RunDir,
-    Spill,
-    Targets,
+    arguments_for,
     numbers,
-    pairs,
+    records_for,
+    with_options,
 )
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.errors import CorruptError, InputError, printable
@@ -39,56 +35,34 @@ from oocdl.report.units import shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.run_verification import verify as verify_run
 from oocdl.training.predictions import is_unfinished
+from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
+
+PREDICT, EVALUATE = records_for(Run.predict), records_for(Run.evaluate)
 
 app = typer.Typer()
 
 
 @app.command()
-def predict(
-    run: RunDir,
-    dataset: Data,
-    out: Out,
-    memory: Memory = None,
-    batch_size: BatchSize = 1,
-    inputs: Inputs = None,
-    spill: Spill = None,
-    config: ConfigFile = None,
-) -> None:
+@with_options(PREDICT)
+def predict(run: RunDir, config: ConfigFile = None, **given: Any) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output."""
+    out = given["out"]
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),
     ):
-        group = open_run(run).predict(
-            dataset, out, memory=memory, batch_size=batch_size, inputs=pairs("inputs", inputs), spill=spill
-        )
+        group = open_run(run).predict(**arguments_for(PREDICT, given))
     for name, array in sorted(group.arrays()):
         say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
 
 
 @app.command()
-def evaluate(
-    run: RunDir,
-    dataset: Data,
-    memory: Memory = None,
-    batch_size: BatchSize = 1,
-    inputs: Inputs = None,
-    targets: Targets = None,
-    spill: Spill = None,
-    config: ConfigFile = None,
-    as_json: Json = False,
-) -> None:
+@with_options(EVALUATE)
+def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **given: Any) -> None:
     """Print the mean loss of a trained model over a dataset."""
     with ending(lambda: UNCHANGED), waiting("evaluating .."):
-        found = open_run(run).evaluate(
-            dataset,
-            memory=memory,
-            batch_size=batch_size,
-            inputs=pairs("inputs", inputs),
-            targets=pairs("targets", targets),
-            spill=spill,
-        )
+        found = open_run(run).evaluate(**arguments_for(EVALUATE, given))
     if as_json:
         say_json(found)
         return

@@ -1,6 +1,6 @@
-"""The options of the command line: their names, help texts and defaults, and how their texts are read.
+"""The options of the command line, made from those of the Python functions, and how their texts are read.
 
-What ``fit`` and ``plan`` share is declared once, by the parameters of ``training_options``.
+Names, defaults and help texts come from the records of options; a type says how a text is read.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,17 +16,19 @@ import typer
 
 from oocdl.callbacks import CSV, MLflow, TensorBoard
 from oocdl.cli.optimizing import SCHEDULES, loss_of, optimizer_of
+from oocdl.cli.space_options import parse_space
+from oocdl.config.options import LossLike, Names, Option, Pieces
 from oocdl.errors import InputError
 from oocdl.events import Listener
-from oocdl.ops.loss_functions import LOSSES
-from oocdl.ops.optimizers import OPTIMIZERS
-from oocdl.training.signature import first_sentence
-from oocdl.training.trainer import fit
+from oocdl.ops.schedules import Rate
+from oocdl.report.plan_view import Plan
+from oocdl.training.call import ALL_OPTIONS
+from oocdl.training.signature import records_of
 
 
 def told(name: str) -> str:
-    """Return what ``fit`` says of an option, in one sentence."""
-    return first_sentence(fit, name)
+    """Return what is said of an option of ``fit``, in one sentence."""
+    return ALL_OPTIONS[name].first_sentence
 
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
@@ -36,91 +39,49 @@ Register = Annotated[
     list[Path] | None,
     typer.Option(help="Python file to run first, to register your own parts; may be repeated."),
 ]
-Loss = Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}; or output=loss:weight,..")]
-Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")]
-Rate = Annotated[float | None, typer.Option(help=told("lr"))]
-Momentum = Annotated[float | None, typer.Option(help="Momentum of sgd.")]
-Nesterov = Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum with sgd.")]
-Decay = Annotated[float | None, typer.Option(help="Weight decay; default: the optimizer's.")]
-Clip = Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")]
-Schedule = Annotated[
-    str | None, typer.Option(help=f"Learning-rate schedule over the whole run: {', '.join(SCHEDULES)}.")
-]
-WarmSteps = Annotated[int | None, typer.Option(help="Number of warm-up steps.")]
-ClassWeights = Annotated[
-    str | None, typer.Option(help="Weights for cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5.")
-]
-Ignored = Annotated[int | None, typer.Option(help="Label to ignore.")]
-Epochs = Annotated[int, typer.Option(help=told("epochs"))]
-Steps = Annotated[int | None, typer.Option(help=told("steps"))]
-BatchSize = Annotated[int, typer.Option(help=told("batch_size"))]
-Accumulate = Annotated[int, typer.Option(help=told("accumulate"))]
-Shuffle = Annotated[bool, typer.Option(help=told("shuffle"))]
-Seed = Annotated[int, typer.Option(help=told("seed"))]
-Memory = Annotated[str | None, typer.Option(help=told("memory"))]
 Spill = Annotated[str | None, typer.Option(help=told("spill"))]
-SpillDtype = Annotated[str | None, typer.Option(help=told("spill_dtype"))]
-Disk = Annotated[str | None, typer.Option(help=told("disk"))]
-Inputs = Annotated[list[str] | None, typer.Option(help="Model input=dataset array; may be repeated.")]
-Targets = Annotated[list[str] | None, typer.Option(help="Model output=dataset array; may be repeated.")]
-Dims = Annotated[list[str] | None, typer.Option(help="Open dimension=size; may be repeated.")]
-Scale = Annotated[list[str] | None, typer.Option(help="Dataset array=factor; may be repeated.")]
-Logits = Annotated[str, typer.Option(help=told("logits"))]
-Missing = Annotated[bool, typer.Option(help=told("allow_missing_chunks"))]
-Strict = Annotated[bool, typer.Option("--strict", help=told("strict"))]
-Parallel = Annotated[str, typer.Option(help='Minimum pieces per axis: "batch=2,space=3x2x1,channels=2".')]
-Threads = Annotated[int | None, typer.Option(help=told("threads"))]
 Engine = Annotated[str, typer.Option(help=told("engine"))]
-Precision = Annotated[str, typer.Option(help=told("precision"))]
-Freeze = Annotated[list[str] | None, typer.Option(help="Pattern of weights to leave unchanged.")]
-Keep = Annotated[list[str] | None, typer.Option(help="Activation, or grad/WEIGHT, to keep in the run.")]
-Commit = Annotated[float, typer.Option(help=told("commit_seconds"))]
-Workdir = Annotated[Path | None, typer.Option(help=told("workdir"))]
+Dims = Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE,..", help="Open dimensions.")]
+ARGUMENTS = {"model": Model, "dataset": Data, "out": Out}
+IN_PYTHON_ONLY = (
+    "self", "client", "scheduler", "callbacks", "rates", "dynamic", "verify", "wait_seconds",
+)  # fmt: skip
+"""Parameters that no option is made of; for clients, there are ``worker_options``."""
 
 
-def training_options(
-    model: Model,
-    dataset: Data,
-    loss: Loss = "cross_entropy",
-    optimizer: Optimizer = "adam",
-    lr: Rate = None,
-    schedule: Schedule = None,
-    warm_up: WarmSteps = None,
-    momentum: Momentum = None,
-    nesterov: Nesterov = False,
-    weight_decay: Decay = None,
-    clip_norm: Clip = None,
-    class_weights: ClassWeights = None,
-    ignore_index: Ignored = None,
-    epochs: Epochs = 1,
-    steps: Steps = None,
-    batch_size: BatchSize = 1,
-    accumulate: Accumulate = 1,
-    shuffle: Shuffle = True,
-    seed: Seed = 0,
-    memory: Memory = None,
-    spill: Spill = None,
-    disk: Disk = None,
-    spill_dtype: SpillDtype = None,
-    inputs: Inputs = None,
-    targets: Targets = None,
-    dims: Dims = None,
-    scale: Scale = None,
-    logits: Logits = "strict",
-    allow_missing_chunks: Missing = True,
-    strict: Strict = False,
-    parallel: Parallel = "auto",
-    threads: Threads = None,
-    engine: Engine = "auto",
-    precision: Precision = "float32",
-    freeze: Freeze = None,
-    keep: Keep = None,
+def optimizer_options(
+    schedule: Annotated[
+        str | None, typer.Option(help=f"Learning-rate schedule over the whole run: {', '.join(SCHEDULES)}.")
+    ] = None,
+    warm_up: Annotated[int | None, typer.Option(help="Number of warm-up steps.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.")] = None,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum with sgd.")] = False,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Weight decay; default: the optimizer's.")
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
+    class_weights: Annotated[
+        str | None,
+        typer.Option(help="Weights for cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5."),
+    ] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="Label to ignore.")] = None,
 ) -> None:
-    """What ``fit`` and ``plan`` take, in the order of their help; only the signature is used."""
+    """What is said of fields of the optimizer and of the loss; only the signature is used."""
 
 
-def with_options(*declared: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the parameters of functions that declare options, which stand before its own.
+Records = Mapping[str, Option]
+"""Options by their names in Python."""
+
+
+def records_for(function: Callable[..., Any]) -> Records:
+    """Return what the command line has of a public function."""
+    return {name: one for name, one in records_of(function).items() if name not in IN_PYTHON_ONLY}
+
+
+def with_options(
+    *declared: Records | Callable[..., None], leave_out: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options, from records or from the signatures of functions, which stand before its own.
 
     The command gets their values by name, in its ``**given``.
     """
@@ -128,8 +89,10 @@ def with_options(*declared: Callable[..., None]) -> Callable[[Callable[..., None
     def give(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
         kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        shared = [p for one in declared for p in inspect.signature(one, eval_str=True).parameters.values()]
-        parameters = sorted([*shared, *kept], key=lambda p: p.default is not inspect.Parameter.empty)
+        apart = {*leave_out, *(p.name for p in kept)}
+        shared = [p for one in declared for p in _declared(one) if p.name not in apart]
+        needed = [p for p in (*kept, *shared) if p.default is inspect.Parameter.empty]
+        parameters = [*needed, *(p for p in (*shared, *kept) if p not in needed)]
         command.__dict__["__signature__"] = own.replace(parameters=parameters)
         command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
         return command
@@ -137,57 +100,41 @@ def with_options(*declared: Callable[..., None]) -> Callable[[Callable[..., None
     return give
 
 
-def settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the values of ``training_options`` into arguments of ``oocdl.fit`` and ``oocdl.plan``."""
-    plain = (
-        "model",
-        "dataset",
-        "epochs",
-        "steps",
-        "batch_size",
-        "accumulate",
-        "shuffle",
-        "seed",
-        "memory",
-        "spill",
-        "disk",
-        "spill_dtype",
-        "logits",
-        "strict",
-        "allow_missing_chunks",
-        "threads",
-        "engine",
-        "precision",
-    )
-    options = {name: params[name] for name in plain} | optimizer_of(params)
-    options["loss"] = loss_of(parse_loss(params["loss"]), params)
-    options["parallel"] = parse_parallel(params["parallel"])
-    for name in ("inputs", "targets"):
-        options[name] = pairs(name, params[name])
-    options["dims"] = numbers("dims", params["dims"], int)
-    options["scale"] = numbers("scale", params["scale"], float)
-    for name in ("freeze", "keep"):
-        options[name] = tuple(params[name] or ())
+def _declared(declared: Records | Callable[..., None]) -> list[inspect.Parameter]:
+    if isinstance(declared, Mapping):
+        return [_parameter(name, record) for name, record in declared.items()]
+    return list(inspect.signature(declared, eval_str=True).parameters.values())
+
+
+def _parameter(name: str, record: Option) -> inspect.Parameter:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if name in ARGUMENTS:
+        return inspect.Parameter(name, kind, annotation=ARGUMENTS[name])
+    form, default, help_text = _form(name, record), record.default, record.first_sentence
+    if form.type == list[str]:
+        default, help_text = None, f"{help_text[:-1]}; may be repeated."
+    if default is inspect.Parameter.empty or isinstance(default, tuple):
+        default = form.default
+    flags = [f"--{name.replace('_', '-')}"] if default is False else []
+    option = typer.Option(*flags, help=help_text, metavar=form.metavar)
+    text: Any = form.type | None if default is None else form.type
+    return inspect.Parameter(name, kind, default=default, annotation=Annotated[text, option])
+
+
+def arguments_for(records: Records, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the values of options into arguments of the function of the records. Raises InputError."""
+    options = {
+        name: given[name] if name in ARGUMENTS else _form(name, record).read(name, given[name])
+        for name, record in records.items()
+        if name in given
+    }
+    if "schedule" in given:
+        options |= optimizer_of(given) | {"loss": loss_of(options["loss"], given)}
     return options
 
 
-def host_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the values of ``training_options`` into arguments of ``oocdl.simulate``.
-
-    Raises InputError for options that do not go with it.
-    """
-    if params["threads"] is not None:
-        raise InputError("give --cores, the compute threads of each host, not --threads")
-    if params["accumulate"] != 1:
-        raise InputError("a step of one pass is simulated: leave --accumulate out")
-    left_out = ("threads", "accumulate")
-    return {name: value for name, value in settings(params).items() if name not in left_out}
-
-
-def varied_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the values of ``training_options`` into arguments of ``oocdl.search``: no epochs by default."""
-    found = settings(params)
-    return {**found, "epochs": None if found["epochs"] == 1 else found["epochs"]}
+def _as_it_is(name: str, value: Any) -> Any:
+    return value
 
 
 def run_files(paths: Sequence[Path]) -> None:
@@ -289,3 +236,45 @@ def host_counts(text: str) -> list[int]:
         return [int(count) for count in text.split(",")]
     except ValueError:
         raise InputError(f"--hosts takes whole numbers with commas, got '{text}'") from None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value is written on the command line."""
+
+    type: Any
+    """Of the text, for typer."""
+    read: Callable[[str, Any], Any] = _as_it_is
+    """Makes the argument of an option's name and its text."""
+    metavar: str | None = None
+    default: str | None = None
+    """Where the default of Python is no text."""
+
+
+FORMS: Mapping[Any, Form] = {
+    bool: Form(bool),
+    int: Form(int),
+    int | None: Form(int),
+    float: Form(float),
+    Rate | None: Form(float),
+    str | Path | None: Form(Path),
+    Plan | str | Path | None: Form(Path),
+    LossLike: Form(str, lambda name, text: parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
+    Pieces: Form(str, lambda name, text: parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
+    Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
+    Sequence[int]: Form(str, lambda name, text: host_counts(text), "1,2,4,..", "1,2,4,8,16,32,64"),
+    Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
+    Mapping[str, int] | None: Form(list[str], lambda name, items: numbers(name, items, int), "NAME=SIZE"),
+    Mapping[str, float] | None: Form(
+        list[str], lambda name, items: numbers(name, items, float), "NAME=FACTOR"
+    ),
+    Mapping[str, Any]: Form(list[str], lambda name, items: parse_space(items or ()), "OPTION=VALUES"),
+}
+"""By the types of options; all others are texts."""
+
+
+def _form(name: str, record: Option) -> Form:
+    return TEXT if name == "spill" else FORMS.get(record.type, TEXT)
+
+
+TEXT = Form(str)

@@ -1,4 +1,4 @@
-"""Libraries that need not be installed: imported when they are asked for."""
+"""What is imported when it is asked for: libraries that need not be installed, or that take much memory."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def needed(module: str, what: str, extra: str) -> Any:
         raise InputError(
             f"{what} needs {library}, which is not installed; pip install 'oocdl[{extra}]'"
         ) from error
+
+
+def when_needed(module: str) -> Any:
+    """Import a module of oocdl whose libraries take memory that most runs have better use for."""
+    return importlib.import_module(module)

@@ -1,32 +1,30 @@
-"""The workers of a cluster that a run was given, before and while they take part in it."""
+"""The workers of a cluster that a run was given, before and while they take part in it.
+
+It imports ``distributed``: ``fit`` opens it where it is given a client.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings, parse_bytes
+from oocdl.config import Settings
+from oocdl.dashboard import dask_driver
 from oocdl.engines.engine import resolve
 from oocdl.errors import ResourceError
 from oocdl.events import Listener
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew
+from oocdl.runtime.cluster import crew, room
+from oocdl.runtime.cluster.cluster_session import ClusterSession
+from oocdl.runtime.cluster.connecting import connected
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.session import Deliver, Held
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
-
-WAIT_SECONDS = 300.0
-"""How long ``fit`` waits for workers by default."""
-
-
-def _lazy(module: str) -> Any:
-    # distributed takes 16 MiB, which a run in one process can use better.
-    return importlib.import_module(f"oocdl.{module}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,20 +40,19 @@ class Workers:
     sessions: list[Any] = field(default_factory=list)
     """Those that were made; the last may have another client, of a scheduler that has started anew."""
 
-    def muster(self, memory: Any, engine: str) -> tuple[Crew, int]:
+    def muster(self, memory_bytes: int | None, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
-        ``memory`` and ``engine`` are what the user gives. Raises ResourceError if none comes in time, and
-        why one that is there cannot take part.
+        ``memory_bytes`` is the budget that the user gives, if any. Raises ResourceError if none comes in
+        time, and why one that is there cannot take part.
         """
-        crew, room = _lazy("runtime.cluster.crew"), _lazy("runtime.cluster.room")
         try:
             recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=resolve(engine))
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
         for error in refusals.values():
             raise error
-        budget_bytes = room.budget_bytes(recruits) if memory is None else parse_bytes(memory)
+        budget_bytes = room.budget_bytes(recruits) if memory_bytes is None else memory_bytes
         recruits = room.check_limits(recruits, budget_bytes)
         self.mustered[:] = recruits
         count = max(len(recruits), crew.expected(self.client))
@@ -78,7 +75,7 @@ class Workers:
         watched: frozenset[str],
     ) -> Held:
         """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
-        made: Held = _lazy("runtime.cluster.cluster_session").ClusterSession(
+        made = ClusterSession(
             client=self.client,
             planned=tuple(self.mustered),
             compiled=compiled,
@@ -102,17 +99,11 @@ class Workers:
         def client() -> Any:
             return self.sessions[-1].client if self.sessions else self.client
 
-        made: AbstractContextManager[Listener] = _lazy("dashboard.dask_driver").shown(
-            client, run, say, says_address
-        )
-        return made
+        return dask_driver.shown(client, run, say, says_address)
 
 
 @contextmanager
-def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> Iterator[Workers | None]:
-    """Connect to what ``fit`` was given as ``client``; None for None."""
-    if client is None:
-        yield None
-        return
-    with _lazy("runtime.cluster.connecting").connected(client) as found:
+def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> Iterator[Workers]:
+    """Connect to what ``fit`` was given as ``client``."""
+    with connected(client) as found:
         yield Workers(found, wait_seconds, say)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from oocdl.config import make_settings
+from oocdl.config import Settings
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
@@ -18,12 +18,11 @@ from oocdl.pytorch.door import Asked, from_dataset, is_module
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
+from oocdl.training.call import Call
 
 
 @contextmanager
-def planned_file(
-    model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked
-) -> Iterator[tuple[Any, Any]]:
+def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> Iterator[tuple[Any, Any]]:
     """Give ``model`` if it is a path; of a module, a file that is there until the block ends.
 
     Gives ``dataset`` too: as it is, or open where a module had to be called with its samples.
@@ -33,17 +32,12 @@ def planned_file(
         return
     with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
         path = Path(folder) / f"{type(model).__name__}.onnx"
-        yield path, _write(model, dataset, options, asked, path)
+        yield path, _write(model, dataset, settings, asked, path)
 
 
 @contextmanager
 def trained_file(
-    model: Any,
-    dataset: Any,
-    options: Mapping[str, Any],
-    asked: Asked,
-    workdir: Path | None,
-    resume: bool | str,
+    model: Any, dataset: Any, settings: Settings, call: Call
 ) -> Iterator[tuple[Any, Path | None, Any]]:
     """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
 
@@ -53,17 +47,17 @@ def trained_file(
     weights are now does not count. Raises InputError that says what differs if it is another one.
     """
     if not is_module(model):
-        yield model, workdir, dataset
+        yield model, call.workdir, dataset
         return
-    folder = (workdir if workdir is not None else Path(f"{type(model).__name__}.run")).absolute()
+    folder = (call.workdir or Path(f"{type(model).__name__}.run")).absolute()
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / MODULE_FILES.replace("*", token_hex(4))
     try:
-        if resume is False and _file_of(folder) is not None:
+        if call.resume is False and _file_of(folder) is not None:
             raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-        data = _write(model, dataset, options, asked, new)
-        old = _file_of(folder) if resume is True else None
+        data = _write(model, dataset, settings, call.asked, new)
+        old = _file_of(folder) if call.resume is True else None
         if old is not None:
             _check_same(old, new, folder)
         yield old or new, folder, data
@@ -85,9 +79,8 @@ def name_in_run(model: Path, folder: Path) -> Path:
     return Path(model.name) if model.parent == folder.absolute() else model
 
 
-def _write(model: Any, dataset: Any, options: Mapping[str, Any], asked: Asked, path: Path) -> Dataset:
+def _write(model: Any, dataset: Any, settings: Settings, asked: Asked, path: Path) -> Dataset:
     """Write the file of a module; returns the dataset whose samples it was called with."""
-    settings = make_settings(**options)
     data = open_dataset(dataset, settings.allow_missing_chunks)
     from_dataset(model, data, settings, path, asked)
     return data

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.config import Settings, make_settings
+from oocdl.config.options import Size
 from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
@@ -33,7 +34,6 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.predictions import Predictions, warn_of_predictions
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
-from oocdl.training.signature import Size
 
 
 @dataclass(frozen=True, eq=False)

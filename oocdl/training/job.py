@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings, make_settings
+from oocdl.config import Settings
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
@@ -72,10 +72,38 @@ class Job:
         return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
-def job_of(model: str | Path, dataset: Any, options: Mapping[str, Any], crew: Crew | None = None) -> Job:
-    """Open a model and a dataset, and measure what the process may take, or those of a crew."""
-    opened, data, settings, binding = _bound(model, dataset, make_settings(**options))
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A model, a dataset and settings that belong together, whatever machine they are for."""
+
+    model: OnnxModel
+    dataset: Dataset
+    settings: Settings
+    binding: Binding
+
+    def on(self, crew: Crew | None = None, memory_bytes: int | None = None) -> Job:
+        """Measure what this process may take, or those of a crew, each with its own budget."""
+        settings = self.settings
+        if memory_bytes is not None:
+            settings = replace(settings, memory_bytes=memory_bytes)
+        machine = machine_for(settings, self.dataset, crew=crew)
+        return Job(self.model, self.dataset, settings, self.binding, machine)
+
+
+def bound(model: str | Path, dataset: Any, settings: Settings) -> Bound:
+    """Open a model and a dataset. Raises what ``fit`` raises where they do not go together."""
+    use_one_heap()
+    opened = inspect_onnx(path_of("model", model))
+    data = open_dataset(dataset, settings.allow_missing_chunks)
+    binding = bind(opened, data, settings)
+    total = Course(binding.samples, settings).total_steps
+    optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
+    return Bound(opened, data.only(binding.used), replace(settings, optimizer=optimizer), binding)
+
+
+def job_of(model: str | Path, dataset: Any, settings: Settings) -> Job:
+    """Open a model and a dataset, and measure what this process may take."""
+    return bound(model, dataset, settings).on()
 
 
 def plan_again(
@@ -87,28 +115,6 @@ def plan_again(
     """
     if source is None:
         raise InputError("the run was trained on a store that was open; oocdl.plan(model, store) plans anew")
-    opened, data, settings, binding = _bound(model, source, settings)
     workers = int(frozen[MAIN].get("workers", 0))
     crew = Crew(settings.threads or cores(), workers, workers, anonymous_bytes()) if workers else None
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew)).plan(frozen)
-
-
-def check_job(model: str | Path, dataset: Any, options: Mapping[str, Any]) -> Dataset:
-    """Raise what ``job_of`` raises for a model, a dataset and options, whatever machine they are for.
-
-    Returns the dataset, open: with the arrays that are used.
-    """
-    _, data, _, _ = _bound(model, dataset, make_settings(**options))
-    return data
-
-
-def _bound(
-    model: str | Path, dataset: Any, settings: Settings
-) -> tuple[OnnxModel, Dataset, Settings, Binding]:
-    use_one_heap()
-    opened = inspect_onnx(path_of("model", model))
-    data = open_dataset(dataset, settings.allow_missing_chunks)
-    binding = bind(opened, data, settings)
-    total = Course(binding.samples, settings).total_steps
-    optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
-    return opened, data.only(binding.used), replace(settings, optimizer=optimizer), binding
+    return bound(model, source, settings).on(crew).plan(frozen)

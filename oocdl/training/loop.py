@@ -13,7 +13,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -46,9 +46,11 @@ from oocdl.runtime.session import Held, Session
 from oocdl.runtime.trace import StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.client_workers import Workers
 from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
+
+if TYPE_CHECKING:
+    from oocdl.training.client_workers import Workers
 
 LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 5.0, 0.02
 """Least and most time between two events that tell how a step stands; the part of it that they may take."""
@@ -157,19 +159,25 @@ class Trainer:
         if self.workers is not None:
             threads = self.job.machine.threads
             return self.workers.session(
-                self.compiled, self.job.dataset, settings, threads, self.store, deliver, watched
+                compiled=self.compiled,
+                dataset=self.job.dataset,
+                settings=settings,
+                threads=threads,
+                store=self.store,
+                deliver=deliver,
+                watched=watched,
             )
         spill = settings.spill_folder(self.store.path / "spill")
         return Session(
-            self.compiled,
-            self.job.dataset,
-            settings.scale or {},
-            self.job.machine,
-            spill,
-            deliver,
-            watched,
-            self.scheduler,
-            self.plan.most_bytes,
+            compiled=self.compiled,
+            dataset=self.job.dataset,
+            scale=settings.scale or {},
+            machine=self.job.machine,
+            spill=spill,
+            deliver=deliver,
+            watched=watched,
+            scheduler=self.scheduler,
+            most_bytes=self.plan.most_bytes,
         )
 
     def _steps(self, session: Held, done: int, trace: StepTrace) -> None:

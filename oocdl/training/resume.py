@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings, differences, plain
+from oocdl.config.settings import Settings, differences, plain, setting_names
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
@@ -33,17 +33,6 @@ RUN_FORMAT = 3
 
 def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
     """Return the facts of a run, as plain data by name."""
-    alike = (
-        "optimizer",
-        "batch_size",
-        "accumulate",
-        "shuffle",
-        "seed",
-        "scale",
-        "logits",
-        "precision",
-        "freeze",
-    )
     own = digests(model.nodes)
     return {
         "model": model.fingerprint(),
@@ -54,7 +43,7 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
             for t in binding.targets
         },
         "dataset": {name: dataset_identity(binding.arrays[name]) for name in sorted(binding.used)},
-        **{name: plain(getattr(settings, name)) for name in alike},
+        **_fixed(settings, "run"),
     }
 
 
@@ -140,8 +129,13 @@ def same_operators(folder: Path, facts: Mapping[str, Any], now: Mapping[str, str
 
 def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
     """Return those facts of a plan that the user chooses."""
-    chosen = ("parallel", "keep", "spill_dtype")
-    return {"engine": engine, **{name: plain(getattr(settings, name)) for name in chosen}}
+    return {"engine": engine, **_fixed(settings, "plan")}
+
+
+def _fixed(settings: Settings, what: str) -> dict[str, Any]:
+    """The settings without which a run, or its plan, cannot go on, as plain data."""
+    names = setting_names(lambda option: option.fixed == what)
+    return {name: plain(getattr(settings, name)) for name in names}
 
 
 def read_plan(store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, str]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import zarr
 
 from oocdl.config import Settings
+from oocdl.config.options import Size
 from oocdl.dashboard import page_process
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
@@ -37,8 +38,8 @@ from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
 from oocdl.training.resume import given_plan, numerics_of
-from oocdl.training.signature import Size, public
-from oocdl.training.stored_settings import OF_PREDICTIONS, restored
+from oocdl.training.signature import public
+from oocdl.training.stored_settings import ALL, OF_PREDICTIONS, restored
 from oocdl.training.weights import Weights
 
 
@@ -95,7 +96,7 @@ class Run:
     @property
     def settings(self) -> Settings:
         """The settings that it was trained with, all ``steps`` that were asked for among them."""
-        found = self._restored({one.name for one in fields(Settings)})
+        found = self._restored(ALL)
         manifest = self._store.current()
         return found if manifest is None else replace(found, steps=int(manifest.meta["steps"]))
 
@@ -110,7 +111,7 @@ class Run:
             return self.made
         frozen = given_plan(self.path)
         source = self._store.meta.get("source")
-        settings = self._restored({one.name for one in fields(Settings)})
+        settings = self._restored(ALL)
         spec = None
         if source is not None:
             place, group, names = source

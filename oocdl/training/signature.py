@@ -1,24 +1,18 @@
-"""What public functions share: a wrong word gets a hint, and an option is described once, by ``fit``."""
+"""What public functions share: wrong words get a hint; descriptions come from the records of options."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
-from oocdl.config import nearest, shown
+from oocdl.config.checks import nearest, shown
+from oocdl.config.options import Option, entry, options_of
 from oocdl.errors import InputError
-from oocdl.ops.loss_functions import Loss
-
-LossLike = str | Path | Loss | Mapping[str, "str | Loss | tuple[str | Loss, float]"]
-"""What ``loss=`` takes."""
-Size = int | float | str
-"""Bytes, as a number or as a text with a unit."""
-Names = str | Sequence[str]
-"""One name or pattern, or several."""
+from oocdl.training.call import ALL_OPTIONS
 
 WORDS: Mapping[str, str] = {
     "learning_rate": "lr", "lr_scheduler": "lr", "scheduler_fn": "lr", "lr_schedule": "lr", "schedule": "lr",
@@ -81,8 +75,12 @@ T = TypeVar("T")
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function refuse unknown options by InputError, with the word that was meant."""
-    known = tuple(name for name in inspect.signature(function).parameters if name != "self")
+    """Make a function refuse unknown options by InputError, with the word that was meant.
+
+    Its docstring is completed with what the records say of its parameters.
+    """
+    further = _further_options(function)
+    known = tuple(name for name in [*_explicit(function), *further] if name != "self")
 
     @wraps(function)
     def call(*given: P.args, **options: P.kwargs) -> T:
@@ -91,6 +89,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
                 raise InputError(f"{function.__name__} takes no '{shown(name)}'{hint(name, known)}")
         return function(*given, **options)
 
+    call.__doc__ = _described(function, further)
     return call
 
 
@@ -111,56 +110,57 @@ def hint(name: str, known: Sequence[str]) -> str:
     return nearest(name, known) or few
 
 
-def like(other: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Give a function the parameters of ``other``, with their types, defaults and descriptions.
-
-    It is called with all of them by name.
-    """
-
-    def give(function: Callable[..., T]) -> Callable[P, T]:
-        result = inspect.signature(function).return_annotation
-        signature = inspect.signature(other).replace(return_annotation=result)
-
-        @wraps(function)
-        def call(*given: P.args, **options: P.kwargs) -> T:
-            bound = signature.bind(*given, **options)
-            bound.apply_defaults()
-            return function(**bound.arguments)
-
-        call.__dict__["__signature__"] = signature
-        call.__annotations__ = {**getattr(other, "__annotations__", {}), "return": result}
-        return public(described_by(other)(call))
-
-    return give
-
-
-def described_by(other: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Complete a docstring with what ``other`` says of parameters that both have, where it says nothing."""
-
-    def describe(function: Callable[P, T]) -> Callable[P, T]:
-        doc, told = inspect.getdoc(function) or "", {**entries(other), **entries(function)}
-        lines = [told[name] for name in inspect.signature(function).parameters if name in told]
-        section = "\n".join(["Parameters", "----------", *lines, ""])
-        found = PARAMETERS.search(doc)
-        start, end = (len(doc), len(doc)) if found is None else found.span()
-        function.__doc__ = doc[:start] + ("\n\n" if found is None else "") + section + doc[end:]
-        return function
-
-    return describe
-
-
 PARAMETERS = re.compile(r"Parameters\n-{10}\n(?P<entries>.*?)(?=\n\S[^\n]*\n-{3,}\n|\Z)", re.DOTALL)
 """The section of a docstring in numpydoc's form."""
 
 
+def records_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return what is known of each parameter of a public function, those of its ``**options`` among them.
+
+    What its own docstring says counts before what the record of an option says.
+    """
+    told = entries(function)
+    hints = get_type_hints(function)
+    found = {
+        name: Option(parameter.default, "neither", type=hints.get(name), doc=told.get(name, ""))
+        for name, parameter in _explicit(function).items()
+    }
+    further = _further_options(function)
+    return found | {n: replace(one, doc=told.get(n, one.doc)) for n, one in further.items()}
+
+
 def entries(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what a docstring says of each parameter: its lines, of which the first is the name."""
+    """Return what a docstring says of each parameter, in one line."""
     found = PARAMETERS.search(inspect.getdoc(function) or "")
     texts = re.split(r"\n(?=\w)", found["entries"].strip("\n")) if found else []
-    return {text.split("\n", 1)[0]: text for text in texts}
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition("\n") for entry in texts)}
 
 
-def first_sentence(function: Callable[..., Any], name: str) -> str:
-    """Return the first sentence of what is said of a parameter, as plain text."""
-    _, _, text = entries(function)[name].partition("\n")
-    return " ".join(re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].replace("`", "").split())
+def _described(function: Callable[..., Any], further: Mapping[str, Option]) -> str:
+    """The docstring, with an entry for each parameter, and the names of its further options."""
+    doc, told = inspect.getdoc(function) or "", entries(function)
+    if not told and not further:
+        return doc
+    texts = {name: told.get(name) or ALL_OPTIONS[name].doc for name in _explicit(function) if name != "self"}
+    texts |= {name: text for name, text in told.items() if name in further}
+    rest = ", ".join(name for name in further if name not in told)
+    if rest:
+        texts["**options"] = f"{rest}: see `docs/reference/options.md`, or help(oocdl.Options)."
+    section = "\n".join(entry(name, text) for name, text in texts.items())
+    found = PARAMETERS.search(doc)
+    assert found is not None, f"the docstring of {function.__name__} has no section of parameters"
+    return doc[: found.start("entries")] + f"{section}\n" + doc[found.end("entries") :]
+
+
+def _explicit(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function but its ``**options``."""
+    found = inspect.signature(function).parameters
+    return {name: one for name, one in found.items() if one.kind is not one.VAR_KEYWORD}
+
+
+def _further_options(function: Callable[..., Any]) -> Mapping[str, Option]:
+    """The records of the ``**options`` of a function, in the order of all options."""
+    if "options" not in getattr(function, "__annotations__", {}):
+        return {}
+    (kind,) = get_args(get_type_hints(function)["options"])
+    return options_of(kind)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
-from oocdl.config import OPTIONS, parse_bytes
+from oocdl.config import make_settings, parse_bytes
+from oocdl.config.options import SimulateOptions
 from oocdl.errors import InputError
 from oocdl.ops import RULES
-from oocdl.ops.optimizers import Optimizer
-from oocdl.ops.schedules import Rate
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import draft_pass
@@ -25,8 +23,7 @@ from oocdl.pytorch.door import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
 from oocdl.training.job import Job, job_of
-from oocdl.training.signature import LossLike, Names, Size, described_by, public
-from oocdl.training.trainer import fit
+from oocdl.training.signature import public
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)
 MOST_LANES = 1024
@@ -34,7 +31,6 @@ MOST_LANES = 1024
 
 
 @public
-@described_by(fit)
 def simulate(
     model: Any,
     dataset: Any,
@@ -45,31 +41,7 @@ def simulate(
     disk_rate: float | str | None = None,
     weak: bool = False,
     rates: Rates | None = None,
-    loss: LossLike = "cross_entropy",
-    optimizer: str | Optimizer = "adam",
-    lr: Rate | None = None,
-    epochs: int = 1,
-    steps: int | None = None,
-    batch_size: int = 1,
-    shuffle: bool = True,
-    seed: int = 0,
-    inputs: Mapping[str, str] | None = None,
-    targets: Mapping[str, str] | None = None,
-    dims: Mapping[str, int] | None = None,
-    scale: Mapping[str, float] | None = None,
-    logits: Literal["strict", "auto"] = "strict",
-    allow_missing_chunks: bool = True,
-    strict: bool = False,
-    memory: Size | None = None,
-    disk: Size | None = None,
-    spill: str | Path | None = None,
-    spill_dtype: Literal["bfloat16"] | None = None,
-    parallel: Literal["auto"] | Mapping[str, int | Sequence[int]] = "auto",
-    engine: str = "auto",
-    precision: Literal["float32", "bfloat16", "float64"] = "float32",
-    freeze: Names = (),
-    keep: Names = (),
-    commit_seconds: float = 30.0,
+    **options: Unpack[SimulateOptions],
 ) -> Scaling:
     """Predict a step on numbers of hosts that need not be there; nothing runs.
 
@@ -80,6 +52,10 @@ def simulate(
 
     Parameters
     ----------
+    model
+        As in ``fit``.
+    dataset
+        As in ``fit``.
     hosts
         Numbers of hosts; speed-ups are over the first.
     cores
@@ -87,7 +63,7 @@ def simulate(
     network
         Of each host, in each direction: "10Gbit" a second, "1.25GB" a second, or bytes a second.
     disk_rate
-        Of each host, reading and writing: as ``network``; None: as this machine's.
+        Of each host, reading and writing, as ``network``; default: this machine's.
     weak
         Whether the batch grows with the hosts: ``batch_size`` samples for each.
     rates
@@ -103,12 +79,11 @@ def simulate(
     --------
     >>> print(oocdl.simulate("unet.onnx", "brain.zarr", hosts=[1, 4], memory="60GB"))  # doctest: +SKIP
     """
-    call = locals()
-    options = {name: call[name] for name in OPTIONS if name in call}
+    settings = make_settings(**options, threads=cores)
     if not hosts or any(type(count) is not int or count < 1 for count in hosts):
         raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
-    with planned_file(model, dataset, options, AS_IT_IS) as (path, data):
-        job = job_of(path, data, {**options, "threads": cores})
+    with planned_file(model, dataset, settings, AS_IT_IS) as (path, data):
+        job = job_of(path, data, settings)
         rates = rates or known_rates(job.machine.engine)
         if disk_rate is not None:
             speed = parse_rate("disk_rate", disk_rate)

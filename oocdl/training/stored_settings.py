@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from oocdl.config import SAMPLED_STEPS, Settings
+from oocdl.config.settings import SAMPLED_STEPS, Settings, make_settings, setting_names
 from oocdl.errors import InputError
 from oocdl.ops.loss_functions import Loss
 from oocdl.ops.optimizers import SGD, Adam, AdamW, Own
@@ -19,12 +19,8 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 """What plain data may be of, by the name of its type."""
-OF_PREDICTIONS = frozenset(
-    {
-        "loss", "inputs", "targets", "dims", "scale", "seed", "logits", "allow_missing_chunks", "engine",
-        "precision", "memory_bytes", "spill", "freeze",
-    }
-)  # fmt: skip
+ALL = setting_names(lambda option: True)
+OF_PREDICTIONS = setting_names(lambda option: option.predicts)
 """Settings that a run also predicts and evaluates with."""
 
 
@@ -47,13 +43,11 @@ def restored(data: Mapping[str, Any], names: Collection[str] = OF_PREDICTIONS) -
 
     Raises KeyError, TypeError, ValueError or AttributeError for bad data.
     """
-    found = {
-        one.name: _value(data[one.name]) for one in fields(Settings) if one.name in names and one.name in data
-    }
+    found = {name: _value(data[name]) for name in ALL if name in names and name in data}
     heads = data["loss"].get("heads")
     if heads is not None:
         found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
-    return Settings(**found)
+    return replace(make_settings(), **found)
 
 
 def _value(data: Any) -> Any:

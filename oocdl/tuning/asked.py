@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, differences, make_settings, plain
+from oocdl.config import whole as whole_number
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
@@ -17,7 +18,6 @@ from oocdl.planning.passes import Course
 from oocdl.space import IntUniform
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.identity import compare, identity
-from oocdl.training.arguments import whole_number
 from oocdl.tuning.trial import Measure
 from oocdl.tuning.values import Dimension, checked_space, corners, with_values
 

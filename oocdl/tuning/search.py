@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from oocdl.config import OPTIONS
+from oocdl.config.options import OPTIONS, SearchOptions
+from oocdl.config.settings import checked
 from oocdl.errors import StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
-from oocdl.ops.optimizers import Optimizer
-from oocdl.ops.schedules import Rate
 from oocdl.pytorch.door import is_module
 from oocdl.report.search_view import SearchProgress, search_html, search_text
-from oocdl.training.arguments import check_call, check_seconds
-from oocdl.training.client_workers import WAIT_SECONDS
+from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
 from oocdl.training.run import Run
-from oocdl.training.signature import LossLike, Names, Size, described_by, public
-from oocdl.training.trainer import fit
+from oocdl.training.signature import public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
 from oocdl.tuning.trial import Measure, Metric
 
@@ -81,7 +77,6 @@ class Search:
 
 
 @public
-@described_by(fit)
 def search(
     model: Any,
     dataset: Any,
@@ -99,35 +94,12 @@ def search(
     mode: Literal["min", "max"] = "min",
     validation: Any = None,
     last_steps: int = 10,
-    loss: LossLike = "cross_entropy",
-    optimizer: str | Optimizer = "adam",
-    lr: Rate | None = None,
-    batch_size: int = 1,
-    accumulate: int = 1,
-    shuffle: bool = True,
-    inputs: Mapping[str, str] | None = None,
-    targets: Mapping[str, str] | None = None,
-    dims: Mapping[str, int] | None = None,
-    scale: Mapping[str, float] | None = None,
-    logits: Literal["strict", "auto"] = "strict",
-    allow_missing_chunks: bool = True,
-    strict: bool = False,
-    memory: Size | None = None,
-    disk: Size | None = None,
-    spill: str | Path | None = None,
-    spill_dtype: Literal["bfloat16"] | None = None,
-    parallel: Literal["auto"] | Mapping[str, int | Sequence[int]] = "auto",
-    threads: int | None = None,
-    engine: str = "auto",
-    precision: Literal["float32", "bfloat16", "float64"] = "float32",
-    freeze: Names = (),
-    keep: Names = (),
-    commit_seconds: float = 30.0,
     client: Any = None,
     wait_seconds: float = WAIT_SECONDS,
     workdir: str | Path | None = None,
     callbacks: Sequence[SearchListener] = (),
     progress: bool = True,
+    **options: Unpack[SearchOptions],
 ) -> Search:
     """Train a network with many settings, each a run of its own, and train those on that do best.
 
@@ -172,7 +144,7 @@ def search(
     mode
         Whether "min" or "max" is best.
     validation
-        Dataset whose loss counts (``Run.evaluate``); None: that of training.
+        Dataset whose loss counts (``Run.evaluate``); default: that of training.
     last_steps
         Training's loss is the mean over so many of the last steps.
     memory
@@ -216,13 +188,12 @@ def search(
     ...     trials=27, steps=100, rungs=3, validation="valid.zarr", memory="4GiB")
     >>> print(found.best, found.best_run.export("best.onnx"))  # doctest: +SKIP
     """
-    options = varied(locals(), fit)
-    place = check_call(workdir, None, callbacks, resume=True, replan=False, progress=progress)
-    check_seconds("wait_seconds", wait_seconds)
+    given = {"workdir": workdir, "callbacks": callbacks, "progress": progress, "wait_seconds": wait_seconds}
+    place = checked({name: ALL_OPTIONS[name] for name in given}, given)["workdir"]
     measure = Measure(metric, validation, last_steps)
     asked = asked_of(
-        space, options, measure, mode, trials=trials, steps=steps, epochs=epochs, rungs=rungs, eta=eta,
-        sampler=sampler, trials_per_round=trials_per_round, seed=seed,
+        space, varied(options), measure, mode, trials=trials, steps=steps, epochs=epochs, rungs=rungs,
+        eta=eta, sampler=sampler, trials_per_round=trials_per_round, seed=seed,
     )  # fmt: skip
     listeners: list[SearchListener] = [*callbacks, *([SearchProgress()] if progress else [])]
     folder, searching = (place or _folder_for(model)).absolute(), _inside()
@@ -231,18 +202,13 @@ def search(
     return Search(folder)
 
 
-def varied(call: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Return those options of ``fit`` in a call that are not as they are by default."""
-    defaults = {
-        name: found.default for name, found in signature(function).parameters.items() if name in OPTIONS
-    }
-    own = ("seed", "steps", "epochs")
+def varied(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options that are not as they are by default."""
+    defaults = {name: OPTIONS[name].default for name in OPTIONS if name in options}
     return {
-        name: call[name]
+        name: options[name]
         for name, default in defaults.items()
-        if name in call
-        and name not in own
-        and not (type(call[name]) is type(default) and call[name] == default)
+        if not (type(options[name]) is type(default) and options[name] == default)
     }
 
 

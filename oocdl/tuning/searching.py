@@ -114,7 +114,8 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
     if not is_module(model):
         return path_of("model", model).absolute()
     kept = folder / "model" / f"{type(model).__name__}.onnx"
-    with planned_file(model, dataset, asked.options, AS_IT_IS) as (new, _), reporting(folder):
+    settings = make_settings(**asked.options)
+    with planned_file(model, dataset, settings, AS_IT_IS) as (new, _), reporting(folder):
         if (folder / SEARCH_FILE).is_file() and kept.is_file():
             differences = network_differences(inspect_onnx(kept), inspect_onnx(new))
             if differences:

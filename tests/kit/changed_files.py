@@ -20,6 +20,7 @@ from typing import Any
 
 import zarr
 
+from oocdl.config import make_settings
 from oocdl.errors import GraphError, OocdlError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
@@ -67,7 +68,7 @@ def tried(seed: int, folder: Path) -> tuple[str, str]:
         opened = inspect_onnx(path)
         shapes = {p.name: tuple(d if isinstance(d, int) else 2 for d in p.dims) for p in opened.inputs}
         opened.bind(RULES, shapes, training=False)
-        job_of(path, str(data), OPTIONS).plan()
+        job_of(path, str(data), make_settings(**OPTIONS)).plan()
         return "planned", ""
     except GraphError as error:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

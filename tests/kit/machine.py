@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import oocdl
+from oocdl.config import make_settings
 from oocdl.report.plan_view import Plan
+from oocdl.training.call import read_call
 from oocdl.training.job import Job, job_of
 from oocdl.training.trainer import train
 
@@ -33,7 +35,7 @@ class Small:
     def job(self, model: str | Path, dataset: Any, **options: Any) -> Job:
         """The job of a call of ``fit``, on this machine."""
         how = {name: value for name, value in options.items() if name not in RUN}
-        job = job_of(model, dataset, how)
+        job = job_of(model, dataset, make_settings(**how))
         machine = job.machine
         if self.process_bytes is not None:
             nbytes = self.process_bytes
@@ -58,7 +60,7 @@ THIS = Small()
 def fit(model: str | Path, dataset: Any, *, machine: Small, **options: Any) -> oocdl.Run:
     """``oocdl.fit`` on ``machine``."""
     how = {name: options[name] for name in RUN if name in options}
-    return train(machine.job(model, dataset, **options), **how)
+    return train(machine.job(model, dataset, **options), read_call(**how)[0])
 
 
 def plan(model: str | Path, dataset: Any, *, machine: Small, **options: Any) -> Plan:

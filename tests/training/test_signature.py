@@ -1,72 +1,134 @@
-"""Signatures of public functions: every option stands there, typed and described; wrong words get a hint."""
+"""Signatures of public functions: every option has one record, which all of them follow; hints for words."""
 
 from __future__ import annotations
 
 import inspect
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 import oocdl
-from oocdl.cli import verb_options as cli
+from oocdl.cli import app
 from oocdl.config import OPTIONS, Settings, make_settings
 from oocdl.errors import InputError
-from oocdl.training import signature
-from oocdl.training.signature import entries, first_sentence, hint
+from oocdl.training import plan_cache, signature
+from oocdl.training.call import ALL_OPTIONS, Call
+from oocdl.training.signature import entries, hint, records_of
+from tests.kit.code import ROOT
 
 PUBLIC = (oocdl.fit, oocdl.plan, oocdl.search, oocdl.simulate, oocdl.Run.predict, oocdl.Run.evaluate)
 named = pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__name__)
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    found = dict(inspect.signature(function).parameters)
-    found.pop("self", None)
-    return found
+def explicit(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(function).parameters
+    return {n: p for n, p in found.items() if p.kind is not p.VAR_KEYWORD and n != "self"}
+
+
+def names(function: Callable[..., Any]) -> set[str]:
+    return records_of(function).keys() - {"self"}
 
 
 @named
-def test_every_option_is_explicit_typed_and_described(function: Callable[..., Any]) -> None:
-    found = parameters(function)
-    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in found.values())
-    assert all(p.annotation is not inspect.Parameter.empty for p in found.values())
-    assert list(entries(function)) == list(found), "one entry each, in the order of the signature"
-    for name, text in entries(function).items():
-        assert len(text.splitlines()) > 1, f"nothing is said of {name}"
+def test_every_parameter_is_typed_and_described(function: Callable[..., Any]) -> None:
+    assert all(p.annotation is not p.empty for p in explicit(function).values())
+    told = entries(function)
+    assert [name for name in told if name in explicit(function)] == list(explicit(function)), "in their order"
+    for name, record in records_of(function).items():
+        assert name == "self" or record.doc.endswith("."), f"nothing is said of {name}"
 
 
-def test_options_are_those_of_settings() -> None:
-    taken = {p.name: p.default for p in parameters(oocdl.fit).values() if p.name in OPTIONS}
-    assert taken.keys() == OPTIONS
-    assert make_settings(**taken) == make_settings() == Settings()
+def test_the_signature_of_fit_is_that_of_the_records() -> None:
+    hints = get_type_hints(oocdl.fit)
+    for name, parameter in explicit(oocdl.fit).items():
+        if name not in ("model", "dataset"):
+            assert (parameter.default, hints[name]) == (ALL_OPTIONS[name].default, ALL_OPTIONS[name].type)
+    assert len(explicit(oocdl.fit)) <= 20
+    assert names(oocdl.fit) == names(oocdl.plan) == {"model", "dataset", *ALL_OPTIONS}
+
+
+def test_settings_and_calls_are_made_of_the_options() -> None:
     other = {"memory_bytes": "memory", "disk_bytes": "disk"}
-    assert {other.get(field.name, field.name) for field in fields(Settings)} == OPTIONS - {"lr"}
+    assert {other.get(field.name, field.name) for field in fields(Settings)} == OPTIONS.keys() - {"lr"}
+    assert {field.name for field in fields(Call)} == ALL_OPTIONS.keys() - OPTIONS.keys()
+    assert make_settings(**{name: option.default for name, option in OPTIONS.items()}) == make_settings()
 
 
 def test_what_several_functions_take_is_the_same() -> None:
-    assert parameters(oocdl.plan) == parameters(oocdl.fit)
-    assert entries(oocdl.plan) == entries(oocdl.fit)
-    own = {oocdl.search: {"epochs", "callbacks"}, oocdl.simulate: set()}
-    for function, apart in own.items():
-        found, known = parameters(function), parameters(oocdl.fit)
-        differing = {name for name in found.keys() & known.keys() if found[name] != known[name]}
-        assert differing == apart, function
-    assert OPTIONS - parameters(oocdl.search).keys() == set()
-    assert OPTIONS - parameters(oocdl.simulate).keys() == {"threads", "accumulate"}
+    apart = {oocdl.search: {"epochs", "callbacks"}, oocdl.simulate: set[str]()}
+    for function, own in apart.items():
+        records = records_of(function)
+        shared = {name for name in records.keys() & ALL_OPTIONS.keys()}
+        assert {n for n in shared if records[n].default != ALL_OPTIONS[n].default} == own & {"epochs"}
+        assert {n for n in shared if records[n].type != ALL_OPTIONS[n].type} == own
+    assert OPTIONS.keys() - names(oocdl.search) == set()
+    assert OPTIONS.keys() - names(oocdl.simulate) == {"threads", "accumulate"}
 
 
-def test_the_command_line_has_the_same_defaults_and_words() -> None:
-    asked = inspect.signature(cli.training_options, eval_str=True).parameters
-    known = parameters(oocdl.fit)
-    assert asked.keys() >= OPTIONS - {"commit_seconds"}
-    lists = {"freeze", "keep"}
-    for name in asked.keys() & OPTIONS - lists:
-        assert asked[name].default == known[name].default, name
-    helps = {name: p.annotation.__metadata__[0].help for name, p in asked.items()}
-    for name in ("epochs", "memory", "precision", "accumulate"):
-        assert helps[name] == first_sentence(oocdl.fit, name)
-    assert helps["memory"].endswith("default: a safe share of what it may use.")
+def test_what_no_plan_depends_on_is_in_no_key_of_the_cache() -> None:
+    settings = {field.name: field.name.removesuffix("_bytes") for field in fields(Settings)}
+    unplanned = {name for name, option in settings.items() if OPTIONS[option].changes != "plan"}
+    assert set(plan_cache.OF_THE_RUN) == unplanned
+
+
+def test_the_command_line_has_the_same_options_defaults_and_words() -> None:
+    for function, command in ((oocdl.fit, app.fit), (oocdl.simulate, app.simulate)):
+        asked = inspect.signature(command).parameters
+        for name, record in records_of(function).items():
+            if name in asked and name in OPTIONS:
+                assert asked[name].default == (record.default or asked[name].default)
+                told = asked[name].annotation.__metadata__[0].help
+                assert told.removesuffix("; may be repeated.").rstrip(".") + "." == record.first_sentence
+    assert inspect.signature(app.fit).parameters["memory"].annotation.__metadata__[0].help == (
+        'Memory budget of the process, such as "2GiB"; default: a safe share of what it may use.'
+    )
+
+
+def test_the_page_of_options_is_that_of_the_records() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "write_options.py"))
+    assert written["PAGE"].read_text() == written["page"](), "python docs/write_options.py"
+
+
+CALLS = """
+import oocdl
+oocdl.fit("net.onnx", "data.zarr", threads=2, spill="/scratch", parallel={"space": (2, 1, 1)}, trace="t.json")
+oocdl.plan("net.onnx", "data.zarr", epochs=2, precision="float64", keep=["grad/w"])
+oocdl.simulate("net.onnx", "data.zarr", hosts=[1, 2], batch_size=4)
+oocdl.search("net.onnx", "data.zarr", space={}, accumulate=2, disk="1TB")
+oocdl.fit("net.onnx", "data.zarr", epochs="2")  # wrong
+oocdl.fit("net.onnx", "data.zarr", spill=2)  # wrong
+oocdl.fit("net.onnx", "data.zarr", spil="/scratch")  # wrong
+oocdl.plan("net.onnx", "data.zarr", precision="float8")  # wrong
+oocdl.simulate("net.onnx", "data.zarr", threads=2)  # wrong
+oocdl.search("net.onnx", "data.zarr", space={}, trace="t.json")  # wrong
+"""
+
+
+def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    calls = tmp_path / "calls.py"
+    calls.write_text(CALLS)
+    words = ("--no-error-summary", "--follow-imports=silent", "--config-file", ROOT / "pyproject.toml")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, calls],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    wrong = [number for number, line in enumerate(CALLS.splitlines(), 1) if line.endswith("# wrong")]
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert sorted({int(line.split(":")[1]) for line in lines}) == wrong, done.stdout + done.stderr
+
+
+def test_help_names_what_the_signature_does_not() -> None:
+    text = " ".join((oocdl.fit.__doc__ or "").split())
+    assert "spill_dtype" in text and "docs/reference/options.md" in text
+    for name, option in ALL_OPTIONS.items():
+        assert f"{name} {option.doc}" in " ".join((oocdl.Options.__doc__ or "").split())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +136,7 @@ def test_the_command_line_has_the_same_defaults_and_words() -> None:
     [
         ("learning_rate", "it is called 'lr' here"),
         ("epochz", "did you mean 'epochs'"),
+        ("spil", "did you mean 'spill'"),
         ("validation_data", "oocdl.search(validation=)"),
         ("n_jobs", "it is called 'threads' here"),
         ("weight_decay", "optimizer=oocdl.optim.AdamW("),
@@ -98,9 +161,9 @@ def test_a_hint_names_what_the_function_has() -> None:
 
 def test_what_hints_lead_to_is_there() -> None:
     """Each word that stands for another is an option somewhere, or is explained."""
-    options = {name for function in PUBLIC for name in parameters(function)}
+    options = {name for function in PUBLIC for name in names(function)}
     assert set(signature.WORDS.values()) <= options
-    assert not signature.WORDS.keys() & parameters(oocdl.fit).keys()
+    assert not signature.WORDS.keys() & names(oocdl.fit)
     assert set(signature.SAME.values()) <= signature.OTHERWISE.keys()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from oocdl.cli.zoo import write_unet3d
+from oocdl.config import make_settings
 from oocdl.planning.hosts import exchange, relays
 from oocdl.planning.passes import MAIN
 from oocdl.planning.task_key import TaskKey
@@ -33,10 +34,10 @@ def job(folder: Path, name: str) -> Job:
     options = {**OPTIONS, **CASES[name]}
     if name == "mixed":
         model, data = nets.write_conv_and_dense(folder, samples=16, size=16, width=64)
-        return job_of(model, data, {**options, "loss": "cross_entropy", "optimizer": "adam"})
+        return job_of(model, data, make_settings(**options, loss="cross_entropy", optimizer="adam"))
     model = write_unet3d(folder / "unet.onnx", base=2, depth=1, classes=2)
     data = nets.write_data(folder / "data.zarr", nets.volumes(7, 8))
-    return job_of(model, data, {**options, "loss": "dice_ce"})
+    return job_of(model, data, make_settings(**options, loss="dice_ce"))
 
 
 def alone(folder: Path, one: Job, kinds: Any) -> tuple[dict[TaskKey, Any], list[Any]]:

@@ -1,0 +1,56 @@
+"""Write the page of all options of ``fit``; ``python docs/write_options.py`` writes `docs/reference/options.md`.
+
+The records of the options are the source; `tests/training/test_signature.py` holds the page against them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_type_hints
+
+from oocdl.config.options import CommonOptions, LengthOptions, Option, PassOptions, SettingOptions
+from oocdl.training.call import ALL_OPTIONS, CallOptions, FurtherCallOptions
+
+PAGE = Path(__file__).parent / "reference" / "options.md"
+HEAD = """# Options
+
+All options of `oocdl.fit`, which `oocdl.plan` takes too; `oocdl.simulate` and `oocdl.search` take those that
+their docstrings name. On the command line they have dashes: `batch_size=2` is `--batch-size 2`; in a file for
+`--config`, `batch_size = 2`.
+
+*Changes* is what depends on an option: the **plan** (results of another plan differ by rounding), only the
+**bits** of the results, or **neither**. *Fixed* is what does not go on with another value: the **run**, or
+its **plan**, which `replan=True` makes anew.
+
+This page is written by `docs/write_options.py` from the records in `oocdl/config/options.py` and
+`oocdl/training/call.py`.
+"""
+SECTIONS: Mapping[str, tuple[type, ...]] = {
+    "Every day": (CommonOptions, LengthOptions, PassOptions, CallOptions),
+    "Further settings": (SettingOptions,),
+    "Further options of a call": (FurtherCallOptions,),
+}
+
+
+def page() -> str:
+    """Return the text of the page."""
+    parts = [HEAD]
+    for title, kinds in SECTIONS.items():
+        names = [name for kind in kinds for name in get_type_hints(kind)]
+        rows = [row(name, ALL_OPTIONS[name]) for name in names]
+        head = ["| option | default | changes | fixed | |", "|---|---|---|---|---|"]
+        parts.append("\n".join([f"## {title}", "", *head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def row(name: str, option: Option) -> str:
+    """Return the row of an option."""
+    text = re.sub(r"``(.*?)``", r"`\1`", option.doc)
+    text = re.sub(r"([\w/]*<\w+>[\w.]*)", r"`\1`", text)
+    return f"| `{name}` | `{option.default!r}` | {option.changes} | {option.fixed or ''} | {text} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,245 @@
+"""Checks of options: each takes a name and what is given; returns the value, or raises InputError."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from oocdl.errors import InputError
+from oocdl.host.paths import path_of
+from oocdl.ops.file_loss import file_loss
+from oocdl.ops.loss_functions import LOSSES, Loss
+from oocdl.ops.optimizers import OPTIMIZERS, SGD, Optimizer
+
+Check = Callable[[str, Any], Any]
+
+BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
+MOST_THREADS, MOST_PORT = 4096, 65535
+
+
+def parse_bytes(size: float | str) -> int:
+    """Read a size in bytes from a number or a text with a unit; InputError if it is none.
+
+    >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes(4096)
+    (2147483648, 1500000, 4096)
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*((?:[KMGT]i?)?)B?\s*", size, re.IGNORECASE)
+        if match is None:
+            raise InputError(f"'{shown(size)}' is not a size; write for example '2GiB' or a number of bytes")
+        number = float(match[1]) * BYTES_BY_UNIT[match[2].upper().replace("I", "i")]
+    else:
+        number = finite("a size", size)
+    if number > sys.maxsize:
+        raise InputError(f"a size of {shown(size)} is more than any machine has")
+    if number < 1:
+        raise InputError(f"a size must be at least one byte, got {shown(size)}")
+    return int(number)
+
+
+def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
+    """Return an optimizer, given by name (of ``OPTIMIZERS``; ``lr`` goes with it) or as an object.
+
+    Raises InputError.
+    """
+    if isinstance(optimizer, str):
+        kind = OPTIMIZERS.get(optimizer) or OPTIMIZERS.get(optimizer.lower())
+        if kind is None:
+            raise InputError(
+                f"there is no optimizer '{shown(optimizer)}'{nearest(optimizer, OPTIMIZERS)}; "
+                f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
+            )
+        rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
+        optimizer = kind(lr=rate if callable(rate) else finite("lr", rate))
+    elif not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"optimizer {shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
+        )
+    elif lr is not None:
+        raise InputError("lr goes with an optimizer given by name; this one has its own")
+    if not callable(optimizer.lr) and finite("lr", optimizer.lr) < 0:
+        raise InputError(f"lr must not be negative, got {optimizer.lr}")
+    return optimizer
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Ask whether the most alike of the known words was meant; nothing if none is alike.
+
+    >>> nearest("CrossEntropyLoss", ["cross_entropy", "dice"])
+    " (did you mean 'cross_entropy'?)"
+    """
+    names = {re.sub("_|loss", "", name.lower()): name for name in known}
+    near = difflib.get_close_matches(re.sub(r"_|loss|\W", "", str(word).lower()), list(names), 1)
+    return f" (did you mean '{names[near[0]]}'?)" if near else ""
+
+
+def shown(value: object) -> str:
+    """Return a value as a short text in one line."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def finite(name: str, value: Any) -> float:
+    """Check a finite number."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be a finite number, got {shown(value)}")
+    return number
+
+
+def whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize) -> int:
+    """Check a whole number from ``least`` to ``most``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number, got {shown(value)}")
+    if least is not None and number < least:
+        raise InputError(f"{name} must be at least {least}, got {shown(number)}")
+    if abs(number) > most:
+        raise InputError(f"{name} must be at most {most}, got {shown(number)}")
+    return number
+
+
+def any_whole(name: str, value: Any) -> int:
+    """Check a whole number, which may be negative."""
+    return whole(name, value, None)
+
+
+def thread_count(name: str, value: Any) -> int | None:
+    """Check a number of threads; None: as many as there are cores."""
+    return None if value is None else whole(name, value, most=MOST_THREADS)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check what is on or off: numbers are neither."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def seconds(name: str, value: Any) -> float:
+    """Check a number of seconds, which may be infinite."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) >= 0:
+        raise InputError(f"{name} must be a number of seconds, got {shown(value)}")
+    return float(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Check a name."""
+    if not isinstance(value, str):
+        raise InputError(f"{name} takes a name, got {shown(value)}")
+    return value
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Check one name or several."""
+    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for item in items:
+        if not isinstance(item, str):
+            raise InputError(f"{name} takes names, got {shown(item)}")
+    return items
+
+
+def size(name: str, value: Any) -> int:
+    """Check a number of bytes."""
+    return parse_bytes(value)
+
+
+def anything(name: str, value: Any) -> Any:
+    """Take a value as it is: it is checked where it is used, with others."""
+    return value
+
+
+def path_text(name: str, value: Any) -> str | None:
+    """Check a path that a run stores as a text."""
+    return None if value is None else str(path_of(name, value))
+
+
+def one_of(*known: str) -> Check:
+    """Return the check of a word that is one of these."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {shown(value)}")
+        return value
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """Return the check of what may be None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def mapping_of(item: Check) -> Check:
+    """Return the check of a mapping from names to what ``item`` checks."""
+
+    def check(name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} takes a mapping by name, got {shown(value)}")
+        return {str(key): item(f"{name}['{shown(key)}']", held) for key, held in value.items()}
+
+    return check
+
+
+def pieces(name: str, value: Any) -> Any:
+    """Check ``parallel``: "auto", or numbers of pieces by kind of axis."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {shown(value)}"
+        )
+    known, checked = ("batch", "space", "channels"), dict[str, Any]()
+    for key, count in value.items():
+        if key not in known:
+            raise InputError(
+                f"parallel does not know '{shown(key)}'{nearest(key, known)}; it takes {', '.join(known)}"
+            )
+        counts = count if key == "space" and isinstance(count, tuple | list) else (count,)
+        numbers = tuple(whole(f"parallel['{key}']", number) for number in counts)
+        checked[key] = numbers if key == "space" else numbers[0]
+    return checked
+
+
+def losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
+    """Check a loss, or a mapping from output to loss or (loss, weight)."""
+    if not isinstance(value, Mapping):
+        return _loss(value)
+    if not value:
+        raise InputError("loss is empty: name one, or a mapping output -> (loss, weight)")
+    heads = {}
+    for output, given in value.items():
+        pair = tuple(given) if isinstance(given, tuple | list) else (given, 1.0)
+        if len(pair) != 2:
+            raise InputError(f"loss['{shown(output)}'] must be a loss or (loss, weight), got {shown(given)}")
+        heads[str(output)] = (_loss(pair[0]), finite(f"the weight of loss['{shown(output)}']", pair[1]))
+    return heads
+
+
+def _loss(value: Any) -> Loss:
+    if isinstance(value, str) and value in LOSSES:
+        return LOSSES[value]
+    if str(value).endswith(".onnx"):
+        return file_loss(path_of("loss", value))
+    if not isinstance(value, Loss):
+        word = f"'{shown(value)}'" if isinstance(value, str) else f"like {shown(value)}"
+        raise InputError(
+            f"there is no loss {word}{nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
+            "an ONNX file, or an object of oocdl.losses"
+        )
+    return value

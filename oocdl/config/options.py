@@ -1,0 +1,215 @@
+"""The record of options: the name, type, default, check and description of each, once.
+
+Keys of a ``TypedDict`` are names of options, for editors and type checkers; what else is known of an option
+is the ``Option`` in its annotation, and the text below it. Docstrings, settings, the command line and
+`docs/reference/options.md` come of them.
+"""
+# Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
+
+import ast
+import inspect
+import itertools
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+
+from oocdl.config import checks
+from oocdl.config.checks import Check
+from oocdl.ops.loss_functions import Loss
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
+
+LossLike = str | Path | Loss | Mapping[str, str | Loss | tuple[str | Loss, float]]
+"""What ``loss=`` takes."""
+Size = int | float | str
+"""Bytes, as a number or as a text with a unit."""
+Names = str | Sequence[str]
+"""One name or pattern, or several."""
+Pieces = Literal["auto"] | Mapping[str, int | Sequence[int]]
+"""Numbers of pieces by kind of axis."""
+
+CHECKS: Mapping[Any, Check] = {
+    bool: checks.flag,
+    int: checks.whole,
+    float: checks.seconds,
+    str: checks.text,
+    int | None: checks.optional(checks.whole),
+    Size | None: checks.optional(checks.size),
+    Names: checks.names,
+    Mapping[str, str] | None: checks.optional(checks.mapping_of(checks.text)),
+    Mapping[str, int] | None: checks.optional(checks.mapping_of(checks.whole)),
+    Mapping[str, float] | None: checks.optional(checks.mapping_of(checks.finite)),
+}
+"""The checks that go with types."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Everything that is known of an option."""
+
+    default: Any
+    changes: Literal["plan", "bits", "neither"]
+    """What depends on it: the plan, and with it rounding; other bits of the results; neither."""
+    check: Check | None = None
+    """Returns the value of what is given, or raises InputError; None: the check that goes with the type."""
+    fixed: Literal["run", "plan"] | None = None
+    """What cannot go on with another value: the run, or its plan, which ``replan`` makes anew."""
+    predicts: bool = False
+    """Whether a run predicts and evaluates with it."""
+    type: Any = None
+    """Filled in from the annotation."""
+    doc: str = ""
+    """Filled in from the text below the key: sentences, of which the first is the command line's help."""
+
+    @property
+    def first_sentence(self) -> str:
+        """The first sentence of ``doc``, as plain text."""
+        return self.doc.partition(". ")[0].rstrip(".").replace("`", "") + "."
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Return the value of what is given. Raises InputError."""
+        check = self.check
+        if check is None:
+            literal = get_origin(self.type) is Literal
+            check = checks.one_of(*get_args(self.type)) if literal else CHECKS[self.type]
+        return check(name, value)
+
+    def __repr__(self) -> str:
+        return f"Option({self.default!r})"
+
+
+@cache
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Return the records of a ``TypedDict``, by name."""
+    texts = {**_texts(__name__), **_texts(kind.__module__)}
+    return {
+        name: replace(hint.__metadata__[0], type=hint.__origin__, doc=texts.get(name, ""))
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+
+
+@cache
+def _texts(module: str) -> Mapping[str, str]:
+    """What stands below the keys of the classes of a module, in one line."""
+    tree, found = ast.parse(inspect.getsource(sys.modules[module])), {}
+    for one in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for key, below in itertools.pairwise(one.body):
+            match key, below:
+                case (
+                    ast.AnnAssign(ast.Name(name), ast.Subscript(ast.Name("Annotated"))),
+                    ast.Expr(ast.Constant(str(text))),
+                ):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def entry(name: str, text: str) -> str:
+    """Return the entry of a parameter as a docstring has it, in numpydoc's form."""
+    lines = textwrap.fill(text, 96, break_long_words=False, break_on_hyphens=False)
+    return f"{name}\n{textwrap.indent(lines, '    ')}"
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options that all verbs take, and that a newcomer meets."""
+
+    loss: Annotated[LossLike, Option("cross_entropy", "plan", check=checks.losses, predicts=True)]
+    """Loss to minimize: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1" or "ctc". Or the name of a
+    loss of your own (``oocdl.losses.register``); an object of ``oocdl.losses``, which has class weights and
+    other fields; an ONNX file that computes one number from (prediction, target); or a mapping from output to
+    loss or (loss, weight)."""
+    optimizer: Annotated[str | Optimizer, Option("adam", "plan", check=checks.anything, fixed="run")]
+    """Optimizer: "sgd", "adam" or "adamw". Or the name of one of your own (``oocdl.optim.register``), or an
+    object of ``oocdl.optim``, which has momentum, weight decay, clipping and other fields."""
+    lr: Annotated[Rate | None, Option(None, "bits", check=checks.anything)]
+    """Learning rate of an optimizer given by name; default: 0.01 for "sgd", 0.001 for others. A number, a
+    schedule of ``oocdl.optim``, or any function of the step, which counts from 0."""
+    batch_size: Annotated[int, Option(1, "plan", fixed="run")]
+    """Number of samples that go through the network at once."""
+    memory: Annotated[Size | None, Option(None, "plan", predicts=True)]
+    """Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client,
+    the budget of each worker process, by default what the workers may use; this process is not counted."""
+    inputs: Annotated[Mapping[str, str] | None, Option(None, "plan", predicts=True)]
+    """Mapping from model input to dataset array, where their names differ."""
+    targets: Annotated[Mapping[str, str] | None, Option(None, "plan", predicts=True)]
+    """Mapping from model output to the dataset array that holds its target; default: the remaining array."""
+
+
+class LengthOptions(TypedDict, total=False):
+    """How long a run is; ``search`` has its own."""
+
+    epochs: Annotated[int, Option(1, "bits")]
+    """Total number of epochs of the run."""
+    steps: Annotated[int | None, Option(None, "bits")]
+    """Total number of steps of the run, instead of epochs. A step is one update."""
+    seed: Annotated[int, Option(0, "bits", check=checks.any_whole, fixed="run", predicts=True)]
+    """Seed for shuffling and dropout."""
+
+
+class PassOptions(TypedDict, total=False):
+    """Options of an update and its passes; ``simulate``, which simulates one pass, has its own."""
+
+    accumulate: Annotated[int, Option(1, "plan", fixed="run")]
+    """Number of batches per update, which uses the mean of their gradients."""
+    threads: Annotated[int | None, Option(None, "plan", check=checks.thread_count)]
+    """Compute threads; default: all cores."""
+
+
+class SettingOptions(TypedDict, total=False):
+    """Further options that all verbs take."""
+
+    shuffle: Annotated[bool, Option(True, "bits", fixed="run")]
+    """Shuffle the samples in each epoch."""
+    dims: Annotated[Mapping[str, int] | None, Option(None, "plan", predicts=True)]
+    """Mapping from open dimension of the model to its size, where the dataset does not determine it."""
+    scale: Annotated[Mapping[str, float] | None, Option(None, "plan", fixed="run", predicts=True)]
+    """Mapping from dataset array to the factor that multiplies its values."""
+    logits: Annotated[Literal["strict", "auto"], Option("strict", "plan", fixed="run", predicts=True)]
+    """"auto" drops a final Softmax or Sigmoid, which the losses contain."""
+    allow_missing_chunks: Annotated[bool, Option(True, "neither", predicts=True)]
+    """Read chunks that are not stored as their fill value, as Zarr defines; False refuses them."""
+    strict: Annotated[bool, Option(False, "neither")]
+    """Refuse a model that looks wrong instead of warning."""
+    disk: Annotated[Size | None, Option(None, "neither")]
+    """Limit for spill and run directory together, such as "50GiB"; default: the free space."""
+    spill: Annotated[str | Path | None, Option(None, "neither", check=checks.path_text, predicts=True)]
+    """Folder for data that does not fit in memory; default: $OOCDL_SPILL, else inside the run."""
+    spill_dtype: Annotated[
+        Literal["bfloat16"] | None,
+        Option(None, "plan", check=checks.optional(checks.one_of("bfloat16")), fixed="plan"),
+    ]
+    """"bfloat16" allows rounding activations to 16 bits between layers where that is faster."""
+    parallel: Annotated[Pieces, Option("auto", "plan", check=checks.pieces, fixed="plan")]
+    """Minimum number of pieces per kind of axis. For example ``{"batch": 2, "space": (3, 2, 1), "channels":
+    2}``; "auto" asks for none."""
+    engine: Annotated[str, Option("auto", "plan", predicts=True)]
+    """"torch", "onnxruntime", "auto" (torch if installed), or for a GPU "torch:cuda", "torch:cuda:1"."""
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float64"], Option("float32", "plan", fixed="run", predicts=True)
+    ]
+    """"float32", "float64", or "bfloat16" (of convolutions and products)."""
+    freeze: Annotated[Names, Option((), "plan", fixed="run", predicts=True)]
+    """Weights to leave unchanged, by name or by pattern such as "encoder.*"."""
+    keep: Annotated[Names, Option((), "plan", fixed="plan")]
+    """Activations, or gradients as "grad/<weight>", of the last step to keep in the run (``Run.kept``)."""
+    commit_seconds: Annotated[float, Option(30.0, "neither")]
+    """Maximum seconds between commits."""
+
+
+class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):
+    """Options that ``simulate`` shares with ``fit``."""
+
+
+class SearchOptions(CommonOptions, PassOptions, SettingOptions, total=False):
+    """Options that ``search`` shares with ``fit``."""
+
+
+class AllSettings(CommonOptions, LengthOptions, PassOptions, SettingOptions, total=False):
+    """The options of ``fit`` that ``Settings`` are made of."""
+
+
+OPTIONS: Mapping[str, Option] = options_of(AllSettings)
+"""The options of ``fit`` that ``Settings`` are made of, by name."""

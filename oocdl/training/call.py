@@ -1,0 +1,147 @@
+"""What a call of ``fit`` asks for beside the settings: the records of these options, and their values."""
+# Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, Unpack
+
+from oocdl.config.checks import MOST_PORT, anything, optional, shown, whole
+from oocdl.config.options import OPTIONS, AllSettings, Option, SettingOptions, entry, options_of
+from oocdl.config.settings import checked
+from oocdl.errors import InputError
+from oocdl.events import Listener
+from oocdl.host.paths import path_of
+from oocdl.pytorch.door import Asked
+from oocdl.report.plan_view import Plan
+from oocdl.runtime.trace import checked_path
+from oocdl.training.resume import given_plan
+
+WAIT_SECONDS = 300.0
+"""How long ``fit`` waits for workers by default."""
+
+
+def _resume(name: str, value: Any) -> Any:
+    if not isinstance(value, bool) and value != "restart":  # 0 and 1 are no flags either
+        raise InputError(f"resume must be True, False or 'restart', got {shown(repr(value))}")
+    return value
+
+
+def listeners(name: str, value: Any) -> Sequence[Any]:
+    """Check a series of callables."""
+    if not isinstance(value, Iterable) or not all(map(callable, items := list(value))):
+        raise InputError(f"{name} takes a list of callables, each called with an event, got {shown(value)}")
+    return items
+
+
+def _page(name: str, value: Any) -> bool | int:
+    if not isinstance(value, bool) and whole(name, value) > MOST_PORT:
+        raise InputError(f"{name} must be True, False or a port up to {MOST_PORT}, got {value}")
+    return bool(value) if isinstance(value, bool) else int(value)
+
+
+def _get(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise InputError(f"{name} takes a Dask 'get', such as dask.threaded.get, got {shown(value)}")
+    return value
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of a call of ``fit`` that a newcomer meets."""
+
+    workdir: Annotated[str | Path | None, Option(None, "neither", check=optional(path_of))]
+    """The run directory, created if absent; default: <model>.run beside the file, or <Class>.run in the
+    current folder for a module."""
+    resume: Annotated[bool | Literal["restart"], Option(True, "neither", check=_resume)]
+    """Resume an existing run, or return it if it is finished. False refuses an existing run, "restart" starts
+    over. A run of a module resumes with the run's own weights, whatever the module's are now. More ``epochs``
+    or ``steps`` extend a run. The learning rate of completed steps must be unchanged; ``oocdl.optim.Then``
+    appends another."""
+    client: Annotated[Any, Option(None, "plan", check=anything)]
+    """A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler ("tcp://..")
+    or the path of a scheduler file; None: this process trains. Workers may come and go: if some are lost, the
+    run continues from its last commit with the same bits; if all are, it waits for ``wait_seconds`` and then
+    raises ResourceError, resumable."""
+    callbacks: Annotated[Sequence[Listener], Option((), "neither", check=listeners)]
+    """Callables that receive each event (``oocdl.events``)."""
+    progress: Annotated[bool, Option(True, "neither")]
+    """Show progress: a live line on a terminal, else lines of text."""
+    dashboard: Annotated[bool | int, Option(False, "neither", check=_page)]
+    """Show the run live on a page whose address is printed. A number is its port. A process of its own, not
+    counted in the budget, serves it until the run ends; ``oocdl dashboard RUN`` shows it again. With a client
+    the page is always in Dask's dashboard, and True prints its address."""
+
+
+class FurtherCallOptions(TypedDict, total=False):
+    """Further options of a call of ``fit``."""
+
+    dynamic: Annotated[
+        str | Sequence[int] | Mapping[str, Sequence[int]] | None, Option(None, "plan", check=anything)
+    ]
+    """Axes of a module's inputs whose sizes stay open for predictions: "space", "batch", axis numbers, or a
+    mapping from input to these; default: every axis whose size the module does not fix."""
+    verify: Annotated[bool, Option(True, "neither")]
+    """Compare a module numerically with its exported file; False trusts the exporter, and the run says so."""
+    replan: Annotated[bool, Option(False, "plan")]
+    """Make a new plan on resume, which changes rounding."""
+    plan: Annotated[
+        Plan | str | Path | None, Option(None, "plan", check=optional(lambda name, value: given_plan(value)))
+    ]
+    """The directory of another run, or a ``Plan``, whose cuts are repeated: the same bits on any number of
+    workers."""
+    wait_seconds: Annotated[float, Option(WAIT_SECONDS, "neither")]
+    """Maximum seconds to wait for the first worker of a client."""
+    scheduler: Annotated[Callable[..., Any] | None, Option(None, "neither", check=optional(_get))]
+    """A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own."""
+    trace: Annotated[
+        str | Path | None, Option(None, "neither", check=optional(lambda name, value: checked_path(value)))
+    ]
+    """File for a trace of one step, for ui.perfetto.dev (Chrome's trace event format). It is the third step
+    of this call, or the last if there are fewer. Results do not change."""
+
+
+class FurtherOptions(SettingOptions, FurtherCallOptions, total=False):
+    """The options of ``fit`` that its signature does not list."""
+
+
+class Options(AllSettings, CallOptions, FurtherCallOptions, total=False):
+    """All options of ``fit`` and ``plan``, by name."""
+
+
+ALL_OPTIONS: Mapping[str, Option] = options_of(Options)
+Options.__doc__ = f"{Options.__doc__}\n\n" + "\n".join(entry(n, one.doc) for n, one in ALL_OPTIONS.items())
+
+
+@dataclass(frozen=True)
+class Call:
+    """Checked values of the options of a call of ``fit`` that no settings are made of."""
+
+    workdir: Path | None
+    resume: bool | Literal["restart"]
+    client: Any
+    callbacks: Sequence[Listener]
+    progress: bool
+    dashboard: bool | int
+    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None
+    verify: bool
+    replan: bool
+    plan: Mapping[str, Any] | None
+    """What is needed to make the plan again that is given."""
+    wait_seconds: float
+    scheduler: Callable[..., Any] | None
+    trace: Path | None
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked of the file of a module."""
+        return Asked(self.dynamic, self.verify)
+
+
+def read_call(**options: Unpack[Options]) -> tuple[Call, dict[str, Any]]:
+    """Check the options of a call of ``fit``; returns it and, as they are given, those of its settings.
+
+    Raises InputError, and what a trace or a plan that is given raises.
+    """
+    known = {name: record for name, record in ALL_OPTIONS.items() if name not in OPTIONS}
+    given = {name: value for name, value in options.items() if name in known}
+    return Call(**checked(known, given)), {n: value for n, value in options.items() if n in OPTIONS}
