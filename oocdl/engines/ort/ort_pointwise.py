@@ -29,85 +29,68 @@ Into = blockwise.Into[Array]
 Bind = blockwise.Bind[Array]
 
 
+Attrs = Mapping[str, Any]
+
+
+def _into(function: Callable[[Attrs, Sequence[Array], Array], Any]) -> Bind:
+    """Bind a function of attributes, operands and the array of the result."""
+
+    def bind(attrs: Attrs) -> Into:
+        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+            function(attrs, args, outs[0])
+
+        return kernel
+
+    return bind
+
+
 def _out(function: Callable[..., Any], *constants: float) -> Bind:
     """Bind a function of the operands and constants with an ``out`` argument."""
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        function(*args, *constants, out=outs[0])
-
-    return lambda attrs: kernel
+    return _into(lambda attrs, args, out: function(*args, *constants, out=out))
 
 
-def _always(kernel: Into) -> Bind:
-    """Bind a kernel that takes no attributes."""
-    return lambda attrs: kernel
+def _leaky_relu(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+    np.multiply(args[0], float(attrs["alpha"]), out=out)
+    larger = np.maximum if attrs["alpha"] <= 1 else np.minimum
+    larger(args[0], out, out=out)
 
 
-def _cast(args: Sequence[Array], outs: Sequence[Array]) -> None:
-    np.copyto(outs[0], args[0], casting="unsafe")
-
-
-def _leaky_relu(attrs: Mapping[str, Any]) -> Into:
-    alpha = float(attrs["alpha"])
-    larger = np.maximum if alpha <= 1 else np.minimum
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        np.multiply(args[0], alpha, out=outs[0])
-        larger(args[0], outs[0], out=outs[0])
-
-    return kernel
-
-
-def _relu_grad(args: Sequence[Array], outs: Sequence[Array]) -> None:
+def _relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
     dy, x = args
-    np.greater(x, 0, out=outs[0])
-    np.multiply(outs[0], dy, out=outs[0])
+    np.greater(x, 0, out=out)
+    np.multiply(out, dy, out=out)
 
 
-def _leaky_relu_grad(attrs: Mapping[str, Any]) -> Into:
+def _leaky_relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+    dy, x = args
     alpha = np.float32(attrs["alpha"])
     rise = np.float32(1) - alpha
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        dy, x = args
-        out = outs[0]
-        if rise + alpha != 1 or out.dtype != np.float32:
-            out[...] = np.where(x > 0, dy, dy * out.dtype.type(attrs["alpha"]))
-            return
-        # Choosing branches; alpha + (1 - alpha) is exactly one, and takes a third of the time.
-        np.greater(x, 0, out=out)
-        np.multiply(out, rise, out=out)
-        np.add(out, alpha, out=out)
-        np.multiply(out, dy, out=out)
-
-    return kernel
+    if rise + alpha != 1 or out.dtype != np.float32:
+        out[...] = np.where(x > 0, dy, dy * out.dtype.type(attrs["alpha"]))
+        return
+    # Choosing branches; alpha + (1 - alpha) is exactly one, and takes a third of the time.
+    np.greater(x, 0, out=out)
+    np.multiply(out, rise, out=out)
+    np.add(out, alpha, out=out)
+    np.multiply(out, dy, out=out)
 
 
-def _dropout(attrs: Mapping[str, Any]) -> Into:
+def _dropout(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+    x, u = args
     ratio = float(attrs["ratio"])
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        x, u = args
-        if ratio >= 1.0:
-            outs[0][...] = 0
-            return
-        np.greater_equal(u, ratio, out=outs[0])
-        np.multiply(outs[0], 1.0 / (1.0 - ratio), out=outs[0])
-        np.multiply(outs[0], x, out=outs[0])
-
-    return kernel
+    if ratio >= 1.0:
+        out[...] = 0
+        return
+    np.greater_equal(u, ratio, out=out)
+    np.multiply(out, 1.0 / (1.0 - ratio), out=out)
+    np.multiply(out, x, out=out)
 
 
-def _normalize(attrs: Mapping[str, Any]) -> Into:
-    eps = float(attrs["eps"])
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        x, mean, var = args
-        scale = np.reciprocal(np.sqrt(var + eps))
-        np.subtract(x, mean, out=outs[0])
-        np.multiply(outs[0], scale, out=outs[0])
-
-    return kernel
+def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+    x, mean, var = args
+    scale = np.reciprocal(np.sqrt(var + float(attrs["eps"])))
+    np.subtract(x, mean, out=out)
+    np.multiply(out, scale, out=out)
 
 
 def _same(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -171,7 +154,7 @@ def _derived(row: Row) -> Kernel:
     if any(step.op not in VECTOR_LOOPS for step in steps):
         return left_to_sessions(_by_formula(row))
 
-    def bind(attrs: Mapping[str, Any]) -> Into:
+    def bind(attrs: Attrs) -> Into:
         return by_steps(row.steps(attrs), row.arity)
 
     return in_blocks(bind, in_place=int(reads_first_operand_once(steps)))
@@ -204,12 +187,12 @@ KERNELS: Mapping[str, Kernel] = {
     **{op: in_blocks(_out(FUNCTIONS[op]), in_place=2) for op in _BINARY},
     **{op: in_blocks(_out(FUNCTIONS[op]), in_place=0) for op in ("Greater", "Less", "Equal", "Where")},
     "Mod": left_to_sessions(_emit_mod),
-    "Cast": in_blocks(_always(_cast), in_place=0),
-    "Normalize": in_blocks(_normalize, in_place=1),
+    "Cast": in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
+    "Normalize": in_blocks(_into(_normalize), in_place=1),
     # Faster than their formulas.
     "Relu": in_blocks(_out(np.maximum, 0), in_place=1),
-    "LeakyRelu": in_blocks(_leaky_relu, in_place=0),
-    "ReluGrad": in_blocks(_always(_relu_grad), in_place=0),
-    "LeakyReluGrad": in_blocks(_leaky_relu_grad, in_place=0),
-    "Dropout": in_blocks(_dropout, in_place=0),
+    "LeakyRelu": in_blocks(_into(_leaky_relu), in_place=0),
+    "ReluGrad": in_blocks(_into(_relu_grad), in_place=0),
+    "LeakyReluGrad": in_blocks(_into(_leaky_relu_grad), in_place=0),
+    "Dropout": in_blocks(_into(_dropout), in_place=0),
 }

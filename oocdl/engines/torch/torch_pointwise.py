@@ -209,18 +209,18 @@ _PRIMITIVES: Mapping[str, Callable[..., Any]] = {
 """Functions that formulas are made of, which return their result."""
 _FASTER: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
     "Relu": lambda a, args, out: aten.relu.out(*args, out=out),
-    "LeakyRelu": lambda a, args, out: aten.leaky_relu.out(*args, a["alpha"], out=out),
-    "Elu": lambda a, args, out: aten.elu.out(*args, a["alpha"], out=out),
+    "LeakyRelu": lambda a, args, out: aten.leaky_relu.out(*args, float(a["alpha"]), out=out),
+    "Elu": lambda a, args, out: aten.elu.out(*args, float(a["alpha"]), out=out),
     "Gelu": lambda a, args, out: aten.gelu.out(*args, approximate=_way(a), out=out),
 }
 """PyTorch's own kernels, which are faster than formulas."""
 _FASTER_GRADIENTS: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
     "ReluGrad": lambda a, args, out: aten.threshold_backward.grad_input(*args, 0, grad_input=out),
     "LeakyReluGrad": lambda a, args, out: aten.leaky_relu_backward.grad_input(
-        *args, a["alpha"], False, grad_input=out
+        *args, float(a["alpha"]), False, grad_input=out
     ),
     "EluGrad": lambda a, args, out: aten.elu_backward.grad_input(
-        args[0], a["alpha"], 1, 1, True, args[1], grad_input=out
+        args[0], float(a["alpha"]), 1, 1, True, args[1], grad_input=out
     ),
     "GeluGrad": lambda a, args, out: aten.gelu_backward.grad_input(
         *args, approximate=_way(a), grad_input=out
