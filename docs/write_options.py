@@ -1,4 +1,4 @@
-"""Write the page of all options of ``fit``; ``python docs/write_options.py`` writes `docs/reference/options.md`.
+"""Writes `docs/reference/options.md`, the page of all options of ``fit``: ``python docs/write_options.py``.
 
 The records of the options are the source; `tests/training/test_signature.py` holds the page against them.
 """
