@@ -142,7 +142,7 @@ LIMITS = {
     "parameters of simulate": 9,
     "parameters of from_torch": 6,
     "words of README.md": 649,
-    "files that share a name": 2,
+    "files that share a name": 0,
     "modules that are imported by a text": 7,
     "uses of locals()": 0,
 }

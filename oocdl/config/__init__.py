@@ -1,6 +1,6 @@
 """Options and settings: what each option is, how it is checked, and the settings that become of them."""
 
-from oocdl.config.checks import flag, nearest, parse_bytes, parse_optimizer, shown, whole
+from oocdl.config.option_checks import flag, nearest, parse_bytes, parse_optimizer, shown, whole
 from oocdl.config.options import OPTIONS, Option
 from oocdl.config.settings import SAMPLED_STEPS, Settings, differences, make_settings, plain
 

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from oocdl.config import checks
-from oocdl.config.checks import Check
+from oocdl.config import option_checks as checks
+from oocdl.config.option_checks import Check
 from oocdl.ops.loss_functions import Loss
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.config.checks import nearest, parse_optimizer, shown
+from oocdl.config.option_checks import nearest, parse_optimizer, shown
 from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes

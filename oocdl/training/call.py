@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from oocdl.config.checks import MOST_PORT, anything, optional, shown, whole
+from oocdl.config.option_checks import MOST_PORT, anything, optional, shown, whole
 from oocdl.config.options import OPTIONS, AllSettings, Option, SettingOptions, entry, options_of
 from oocdl.config.settings import checked
 from oocdl.errors import InputError

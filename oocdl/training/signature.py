@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
-from oocdl.config.checks import nearest, shown
+from oocdl.config.option_checks import nearest, shown
 from oocdl.config.options import Option, entry, options_of
 from oocdl.errors import InputError
 from oocdl.training.call import ALL_OPTIONS
