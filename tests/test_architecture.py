@@ -117,7 +117,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 66905,
+    "lines of oocdl": 66906,
     "lines of callbacks": 391,
     "lines of cli": 2140,
     "lines of cluster": 1394,
@@ -132,10 +132,10 @@ LIMITS = {
     "lines of pytorch": 3169,
     "lines of report": 2811,
     "lines of runtime": 4998,
-    "lines of storage": 6291,
+    "lines of storage": 6292,
     "lines of training": 2783,
     "lines of tuning": 1497,
-    "lines of tests": 43516,
+    "lines of tests": 43517,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
@@ -269,9 +269,10 @@ def test_what_is_large_only_shrinks(name: str) -> None:
     assert size >= limit * (1 - LIMIT_SLACK) - 1, f"{name}: {size}; lower its limit of {limit}"
 
 
-def test_private_parts_of_dask_stand_in_one_file() -> None:
-    using = {name for name in modules() if PRIVATE_DASK.search(path_of(name).read_text())}
-    assert using == {"runtime.dask_private"}
+def test_private_parts_of_dask_and_zarr_stand_in_one_file_each() -> None:
+    texts = {name: path_of(name).read_text() for name in modules()}
+    assert {name for name, text in texts.items() if PRIVATE_DASK.search(text)} == {"runtime.dask_private"}
+    assert {name for name, text in texts.items() if "zarr.core" in text} == {"storage.dataset.chunk_store"}
 
 
 @every_module
