@@ -39,3 +39,4 @@ html_theme_options = {
     "footer_start": ["sphinx-version"],
     "footer_end": ["theme-version"],
 }
+smartquotes = False

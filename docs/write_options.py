@@ -20,9 +20,7 @@ All options of `oocdl.fit`, which `oocdl.plan` takes too; `oocdl.simulate` and `
 their docstrings name. On the command line they have dashes: `batch_size=2` is `--batch-size 2`; in a file for
 `--config`, `batch_size = 2`.
 
-*Changes* is what depends on an option: the **plan** (results of another plan differ by rounding), only the
-**bits** of the results, or **neither**. *Fixed* is what does not go on with another value: the **run**, or
-its **plan**, which `replan=True` makes anew.
+A value that changes the **plan** changes rounding, and so the last digits of results.
 
 This page is written by `docs/write_options.py` from the records in `oocdl/config/options.py` and
 `oocdl/training/call.py`.
@@ -34,22 +32,29 @@ SECTIONS: Mapping[str, tuple[type, ...]] = {
 }
 
 
+CHANGES = {"plan": "Changes the plan", "bits": "Changes results", "neither": "Changes no result"}
+FIXED = {
+    None: "",
+    "run": "; a run does not resume with another value",
+    "plan": "; a run resumes with another value only if `replan=True`",
+}
+
+
 def page() -> str:
     """Return the text of the page."""
     parts = [HEAD]
     for title, kinds in SECTIONS.items():
         names = [name for kind in kinds for name in get_type_hints(kind)]
-        rows = [row(name, ALL_OPTIONS[name]) for name in names]
-        head = ["| option | default | changes | fixed | |", "|---|---|---|---|---|"]
-        parts.append("\n".join([f"## {title}", "", *head, *rows, ""]))
+        parts += [f"## {title}\n", *(entry(name, ALL_OPTIONS[name]) for name in names)]
     return "\n".join(parts)
 
 
-def row(name: str, option: Option) -> str:
-    """Return the row of an option."""
+def entry(name: str, option: Option) -> str:
+    """Return what the page says of an option."""
     text = re.sub(r"``(.*?)``", r"`\1`", option.doc)
     text = re.sub(r"([\w/]*<\w+>[\w.]*)", r"`\1`", text)
-    return f"| `{name}` | `{option.default!r}` | {option.changes} | {option.fixed or ''} | {text} |"
+    facts = f"*Default `{option.default!r}`. {CHANGES[option.changes]}{FIXED[option.fixed]}.*"
+    return f"### `{name}`\n\n{text}\n\n{facts}\n"
 
 
 if __name__ == "__main__":
