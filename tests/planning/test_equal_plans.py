@@ -13,7 +13,8 @@ from oocdl.graph.partition.layer_kinds import LayerKind, LayerKinds
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Shard, Unit
-from oocdl.planning import budget, tile_search
+from oocdl.planning import tile_search
+from oocdl.planning.choice import budget
 from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.machine import Small
