@@ -21,6 +21,7 @@ from oocdl import events
 from oocdl.cli.app import app
 from oocdl.cli.demo import write_volumes
 from tests.kit.code import PACKAGE, ROOT
+from tests.kit.each import for_each
 
 README = (ROOT / "README.md").read_text()
 RUN = ("README.md", "docs/how-to/pytorch.md", "docs/how-to/onnx.md", "docs/how-to/search.md")
@@ -84,13 +85,13 @@ def test_commands_parse_and_files_are_there() -> None:
         assert not [word for word in rest if word.startswith("--") and word not in shown.output]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@for_each(PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text())
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
-@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=named)
+@for_each([*PAGES, *SOURCES])
 def test_files_that_are_named_are_there(text: Path) -> None:
     content = text.read_text()
     saved = re.findall(r"^Save this as `(.*)`:$", content, re.MULTILINE)
@@ -98,7 +99,7 @@ def test_files_that_are_named_are_there(text: Path) -> None:
     assert not [name for name in names if is_path(name) and not found(name, text.parent)]
 
 
-@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=named)
+@for_each([*PAGES, *SOURCES])
 def test_modules_that_are_named_are_there(text: Path) -> None:
     for name in re.findall(r"`(oocdl(?:\.\w+)+)`", text.read_text()):
         resolve_name(name)

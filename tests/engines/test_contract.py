@@ -19,7 +19,7 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
 from tests.kit.kernel_cases import Case, noise
-from tests.kit.kernels import CASES, block, error, turned
+from tests.kit.kernels import CASES, block, by_operator, error, told, turned
 from tests.kit.programs import program, single
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
@@ -57,17 +57,19 @@ def check(engine: Engine, case: Case, dtype: str, tolerance: float) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_float32(engine: Engine, case: Case) -> None:
-    check(engine, case, "float32", case.tolerance)
+@by_operator(CASES)
+def test_float32(engine: Engine, cases: list[Case]) -> None:
+    for case in cases:
+        with told(case):
+            check(engine, case, "float32", case.tolerance)
 
 
 @pytest.mark.parametrize("name", [*WIDE, *DEVICES])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_float64(case: Case, name: str) -> None:
-    if case.attrs.get("to") == "float32":
-        pytest.skip("casts to float32")
-    check(get_engine(name), case, "float64", 1e-12)
+@by_operator([case for case in CASES if case.attrs.get("to") != "float32"])
+def test_float64(cases: list[Case], name: str) -> None:
+    for case in cases:
+        with told(case):
+            check(get_engine(name), case, "float64", 1e-12)
 
 
 SPACED = [case for case in CASES if turned(case.program("float64")).orders and "to" not in case.attrs]
@@ -91,25 +93,38 @@ def check_turned(engine: Engine, case: Case, dtype: str, tolerance: float) -> No
 
 
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
-@pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
-def test_channels_last(case: Case, block_elements: int) -> None:
+@by_operator(SPACED)
+def test_channels_last(cases: list[Case], block_elements: int) -> None:
     from oocdl.engines.torch.torch_engine import TorchEngine
 
-    check_turned(TorchEngine(block_elements=block_elements), case, "float64", 1e-12)
+    engine = TorchEngine(block_elements=block_elements)
+    for case in cases:
+        with told(case):
+            check_turned(engine, case, "float64", 1e-12)
 
 
 @pytest.mark.parametrize("block_elements", [8, 1 << 18])
-@pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
-def test_channels_last_in_float32(case: Case, block_elements: int) -> None:
+@by_operator(SPACED)
+def test_channels_last_in_float32(cases: list[Case], block_elements: int) -> None:
     from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 
-    check_turned(OnnxRuntimeEngine(block_elements=block_elements), case, "float32", case.tolerance)
+    engine = OnnxRuntimeEngine(block_elements=block_elements)
+    for case in cases:
+        with told(case):
+            check_turned(engine, case, "float32", case.tolerance)
 
 
-@pytest.mark.parametrize("case", SPACED, ids=lambda case: case.name)
+@by_operator(SPACED)
 @pytest.mark.parametrize("name", ["onnxruntime", "numpy"])
-def test_an_engine_that_wants_planes_sorts_them(case: Case, name: str) -> None:
+def test_an_engine_that_wants_planes_sorts_them(cases: list[Case], name: str) -> None:
     """Values with their channels last go in and out of an engine as they lie."""
+    for case in cases:
+        with told(case):
+            check_sorted(case, name)
+
+
+def check_sorted(case: Case, name: str) -> None:
+    """Run one case with its channels last on an engine that wants planes, and compare."""
     program = turned(case.program("float32"))
     given, made = program.input_orders, program.output_orders
     inputs = [
@@ -163,8 +178,8 @@ def test_an_index_outside_of_its_table_is_told(
     ids[1, 2] = index
     with pytest.raises(IndexOutside) as caught:
         run(arrays)
-    for told in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        assert (told.slot, told.index, told.rows) == (len(arrays), index, 5)
+    for one in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (one.slot, one.index, one.rows) == (len(arrays), index, 5)
 
 
 def test_block(engine: Engine) -> None:
@@ -231,8 +246,15 @@ def placed(array: Array, offset: int) -> Array:
     return copy
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_same_bits_again_and_elsewhere(engine: Engine, case: Case) -> None:
+@by_operator(CASES)
+def test_same_bits_again_and_elsewhere(engine: Engine, cases: list[Case]) -> None:
+    for case in cases:
+        with told(case):
+            check_bits(engine, case)
+
+
+def check_bits(engine: Engine, case: Case) -> None:
+    """Run one case several times, on arrays elsewhere in memory and side by side, and compare bits."""
     inputs = case.inputs("float32")
     run = engine.compile(case.program("float32"))
     first = run(inputs)
@@ -297,17 +319,18 @@ def test_the_gate_imports_no_runtime() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_models_are_valid_onnx(case: Case) -> None:
+@by_operator(CASES)
+def test_models_are_valid_onnx(cases: list[Case]) -> None:
     """The checker infers every shape again, and compares it with ours."""
     import onnx
 
     from oocdl.engines.ort.lowerings import KERNELS
     from oocdl.engines.ort.model import model_of
 
-    if KERNELS[case.op].lowering is None:
+    if KERNELS[cases[0].op].lowering is None:
         pytest.skip("left to NumPy")
-
-    model, _ = model_of(without_group_axes(case.program("float32")))
-    onnx.checker.check_model(model, full_check=True)
-    assert {opset.domain for opset in model.opset_import} == {""}
+    for case in cases:
+        with told(case):
+            model, _ = model_of(without_group_axes(case.program("float32")))
+            onnx.checker.check_model(model, full_check=True)
+            assert {opset.domain for opset in model.opset_import} == {""}

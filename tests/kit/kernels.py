@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
 from tests.kit import kernel_cases
-from tests.kit.kernel_cases import noise
+from tests.kit.kernel_cases import Case, noise
 from tests.kit.linear_cases import contractions, long_reductions, reductions, resamples
 from tests.kit.programs import operand, program
 from tests.kit.window_cases import convolutions, grouped, pools
@@ -27,6 +30,24 @@ _BY_HAND = [
     *pools(),
 ]
 CASES = [*_BY_HAND, *kernel_cases.others({case.op for case in _BY_HAND})]
+
+
+def by_operator(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Give a test ``cases``, those of one operator at a time: a test costs more than most cases do."""
+    ops: dict[str, list[Case]] = {}
+    for case in cases:
+        ops.setdefault(case.op, []).append(case)
+    return pytest.mark.parametrize("cases", ops.values(), ids=ops)
+
+
+@contextmanager
+def told(case: Case) -> Iterator[None]:
+    """Say which case a failure is of."""
+    try:
+        yield
+    except BaseException as failure:
+        failure.add_note(case.name)
+        raise
 
 
 def error(got: Array, want: Array) -> float:

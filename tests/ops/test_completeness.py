@@ -13,6 +13,7 @@ from oocdl.graph.ir.speed import Scale, Streaming
 from oocdl.ops.registry import RULES
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, NOMINAL
 from tests.kit.code import imports, modules, own_imports, room
+from tests.kit.each import for_each
 
 
 @pytest.mark.parametrize("op", sorted(RULES))
@@ -105,7 +106,7 @@ def has_kernels(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if not names_operators(name)])
+@for_each([name for name in modules() if not names_operators(name)])
 def test_no_operator_is_told_apart_by_its_name(name: str) -> None:
     wrong = [(line, text) for line, text in named(modules()[name]) if text in RULES]
     if name in NAME_OPERATORS:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
 
 from oocdl.graph.ir.index import Around, Band, Inverse, Shifted, Window, clip, hull, intersect, pieces
 from oocdl.graph.partition.tiling import boundaries
+from tests.kit.each import for_each
 
 SLIDES = [
     (kernel, stride, dilation, pad)
@@ -21,18 +22,20 @@ def reached(kernel: int, stride: int, dilation: int, pad: int, out: int) -> set[
     return {stride * out + dilation * z - pad for z in range(kernel)}
 
 
-@pytest.mark.parametrize("slide", SLIDES)
-@pytest.mark.parametrize("wanted", [(0, 1), (3, 4), (2, 7)])
-def test_window_is_the_hull_of_what_is_read(slide: tuple[int, ...], wanted: tuple[int, int]) -> None:
+@for_each(product(SLIDES, [(0, 1), (3, 4), (2, 7)]))
+def test_window_is_the_hull_of_what_is_read(case: tuple[tuple[int, int, int, int], tuple[int, int]]) -> None:
+    slide, wanted = case
     kernel, stride, dilation, pad = slide
     read = set().union(*(reached(*slide, out) for out in range(*wanted)))
     start, stop = Window("d", kernel, stride, dilation, pad).needs(wanted)
     assert (start, stop) == (min(read), max(read) + 1)
 
 
-@pytest.mark.parametrize("slide", SLIDES)
-@pytest.mark.parametrize("wanted", [(0, 1), (3, 4), (2, 9)])
-def test_inverse_holds_all_that_read_and_no_more(slide: tuple[int, ...], wanted: tuple[int, int]) -> None:
+@for_each(product(SLIDES, [(0, 1), (3, 4), (2, 9)]))
+def test_inverse_holds_all_that_read_and_no_more(
+    case: tuple[tuple[int, int, int, int], tuple[int, int]],
+) -> None:
+    slide, wanted = case
     kernel, stride, dilation, pad = slide
     readers = {out for out in range(-20, 40) if reached(*slide, out) & set(range(*wanted))}
     start, stop = Inverse("d", kernel, stride, dilation, pad).needs(wanted)
@@ -41,8 +44,8 @@ def test_inverse_holds_all_that_read_and_no_more(slide: tuple[int, ...], wanted:
         assert (start, stop) == (min(readers), max(readers) + 1)
 
 
-@pytest.mark.parametrize("slide", SLIDES)
-def test_around_is_a_window_of_an_inverse(slide: tuple[int, ...]) -> None:
+@for_each(SLIDES)
+def test_around_is_a_window_of_an_inverse(slide: tuple[int, int, int, int]) -> None:
     outs = Inverse("d", *slide).needs((4, 9))
     assert Around("d", *slide).needs((4, 9)) == Window("d", *slide).needs(outs)
 
@@ -60,18 +63,18 @@ def test_regions() -> None:
     assert intersect(((0, 5),), ((3, 9),)) == ((3, 5),)
 
 
-@pytest.mark.parametrize("extent", range(1, 30))
-@pytest.mark.parametrize("count", range(1, 9))
-def test_pieces_are_a_regular_grid(extent: int, count: int) -> None:
+@for_each(product(range(1, 30), range(1, 9)))
+def test_pieces_are_a_regular_grid(case: tuple[int, int]) -> None:
+    extent, count = case
     found = pieces(extent, count)
     assert [i for start, stop in found for i in range(start, stop)] == list(range(extent))
     assert len(found) <= count
     assert len({stop - start for start, stop in found[:-1]}) <= 1
 
 
-@pytest.mark.parametrize("base", range(1, 12))
-@pytest.mark.parametrize("extent", range(1, 40))
-def test_boundaries_cover_finer_and_coarser_axes(base: int, extent: int) -> None:
+@for_each(product(range(1, 12), range(1, 40)))
+def test_boundaries_cover_finer_and_coarser_axes(case: tuple[int, int]) -> None:
+    base, extent = case
     for count in range(1, base + 1):
         if extent < base:
             continue
