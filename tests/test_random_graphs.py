@@ -100,7 +100,7 @@ def test_a_random_graph_cut_is_whole_and_its_gradients_are_autograds(seed: int) 
 def test_random_graphs_have_all_operators() -> None:
     """Each step, tried on some values, and gradients."""
     seen: set[str] = set()
-    for seed in range(60):
+    for seed in range(100):
         for step in VOCABULARY:
             maker = Maker(np.random.default_rng(seed))
             maker.leaf()

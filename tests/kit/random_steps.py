@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
-from typing import Any
 
+from tests.kit.activation_cases import ACTIVATIONS
 from tests.kit.random_graphs import Maker
 
 
 def pointwise(m: Maker, x: str) -> str:
     """A function of any number."""
-    op = m.one("Neg", "Sigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "Gelu", "Softplus", "Identity", "Abs")
-    attrs: dict[str, Any] = {"alpha": 0.1} if op in ("LeakyRelu", "Elu") else {}
-    return m.build(op, x, **attrs, **({"approximate": m.one("none", "tanh")} if op == "Gelu" else {}))
+    op = m.one("Neg", "Sigmoid", "Tanh", "Softplus", "Identity", "Abs", *ACTIVATIONS)
+    return m.build(op, x, **m.one(*ACTIVATIONS[op][0]) if op in ACTIVATIONS else {})
 
 
 def function(m: Maker, x: str) -> str:
