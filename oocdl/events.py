@@ -53,7 +53,7 @@ class PassTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLook:
-    """How a process that trains stands at one moment. Bytes, and seconds; totals are since it began."""
+    """The state of a training process at one moment, in bytes and seconds; totals count from its start."""
 
     name: str
     threads: int

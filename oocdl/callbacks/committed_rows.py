@@ -1,4 +1,4 @@
-"""What listeners have in common that write the rows of a history elsewhere."""
+"""The base of listeners that write the rows of a history elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
         return int(self.values["step"])
 
     def numbers(self) -> dict[str, float]:
-        """What a curve can be drawn of: all but the step itself."""
+        """Return the numbers of a row that make curves: all but the step itself."""
         return {
             name: float(value)
             for name, value in self.values.items()

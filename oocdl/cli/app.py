@@ -50,8 +50,8 @@ from oocdl.tuning.search import search as search_runs
 
 FIT, SEARCH = records_for(fit_run), records_for(search_runs)
 PLAN, SIMULATE = records_for(plan_run), records_for(simulate_run)
-OF_A_RUN = [name for name in ALL_OPTIONS if name not in OPTIONS]
-"""Options that are left to ``fit``: they do not change a plan."""
+OF_A_RUN = ["commit_seconds", *(name for name in ALL_OPTIONS if name not in OPTIONS)]
+"""Options that only ``fit`` has on the command line: they do not change a plan."""
 
 app = typer.Typer(
     epilog="--debug, anywhere, shows the traceback of an error.",
@@ -165,7 +165,7 @@ def plan(
 
 
 @app.command()
-@with_options(SIMULATE, optimizer_options)
+@with_options(SIMULATE, optimizer_options, leave_out=OF_A_RUN)
 def simulate(
     config: ConfigFile = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the speed-up, as a PNG or SVG file.")] = None,

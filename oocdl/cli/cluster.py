@@ -54,7 +54,7 @@ def job_options(
     ] = None,
     tls: Annotated[bool | None, typer.Option(help="Encrypt all connections, with keys of this run.")] = None,
 ) -> None:
-    """What is said of jobs; what is not is taken from the site file; only the signature is used."""
+    """Describe jobs. The site file supplies what is left out; only the signature is used."""
 
 
 def worker_options(

@@ -30,7 +30,7 @@ def run_tables(run: Run, every: bool = False) -> list[Sheet]:
 
 
 def _state(run: Run) -> list[tuple[str, Any]]:
-    """How far a run is."""
+    """Say how far a run is."""
     history, total, committed = run.history, run.total_steps, run.committed_at
     far = "finished" if run.finished else f"of {total}, unfinished" if total else "unfinished"
     rows: list[tuple[str, Any]] = [
@@ -56,7 +56,7 @@ def _state(run: Run) -> list[tuple[str, Any]]:
 
 
 def _settings(run: Run) -> list[tuple[str, Any]]:
-    """What a run was started with."""
+    """Return the settings that a run was started with."""
     facts, settings = run.facts, run.settings
     heads = {
         output: f"{value_text(head['loss'], DEFAULTS)} of {head['target']}"

@@ -66,7 +66,7 @@ def optimizer_options(
     ] = None,
     ignore_index: Annotated[int | None, typer.Option(help="Label to ignore.")] = None,
 ) -> None:
-    """What is said of fields of the optimizer and of the loss; only the signature is used."""
+    """Describe fields of the optimizer and of the loss; only the signature is used."""
 
 
 Records = Mapping[str, Option]
@@ -240,7 +240,7 @@ def host_counts(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Form:
-    """How a value is written on the command line."""
+    """The form of a value on the command line."""
 
     type: Any
     """Of the text, for typer."""

@@ -29,7 +29,7 @@ MOST_NODES = 100
 
 @dataclass(frozen=True)
 class Found:
-    """What could be found out; a key that is not there is for the admin to fill in."""
+    """The facts that were found; the admin fills in the missing keys."""
 
     system: str
     values: Mapping[str, str | int] = field(default_factory=dict)

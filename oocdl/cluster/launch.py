@@ -164,7 +164,7 @@ def _made(logs: Path) -> Path:
 
 
 def _own(settings: JobSettings) -> Mapping[str, Any]:
-    """What only some batch systems are told, or by other names."""
+    """Return the arguments that only some batch systems take, or take by other names."""
     walltime = walltime_text(settings.walltime_seconds)
     extra = list(settings.directives)
     match settings.system:

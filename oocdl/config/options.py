@@ -94,7 +94,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 @cache
 def _texts(module: str) -> Mapping[str, str]:
-    """What stands below the keys of the classes of a module, in one line."""
+    """Return the text below each key of a module's classes, on one line."""
     tree, found = ast.parse(inspect.getsource(sys.modules[module])), {}
     for one in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for key, below in itertools.pairwise(one.body):
@@ -139,7 +139,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class LengthOptions(TypedDict, total=False):
-    """How long a run is; ``search`` has its own."""
+    """Options for the length of a run; ``search`` has its own."""
 
     epochs: Annotated[int, Option(1, "bits")]
     """Total number of epochs of the run."""

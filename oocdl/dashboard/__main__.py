@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from oocdl.dashboard.server import serve
@@ -22,12 +23,11 @@ def main() -> int:
     if given.parent is not None:
         os.nice(10)  # the one that trains goes first
     try:
-        serve(given.run, given.port, lambda line: print(line, flush=True), given.parent, given.allow_host)
+        with suppress(KeyboardInterrupt):  # how it is ended
+            serve(given.run, given.port, lambda line: print(line, flush=True), given.parent, given.allow_host)
     except OocdlError as error:
         print(f"oocdl: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        pass  # how it is ended
     return 0
 
 

@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Slope:
-    """How a loss changes over its last steps, by a straight line through them."""
+    """The trend of a loss: a straight line through its last steps."""
 
     steps: int
     change: float
@@ -141,7 +141,7 @@ def thread_shares(last: LastPass) -> dict[str, float]:
 
 
 def disk_share(view: View) -> float:
-    """What the last steps moved to and from the disk, as a share of its measured rates."""
+    """Return the disk traffic of the last steps as a share of the measured rates."""
     facts, steps = view.facts, view.steps
     if facts is None or not len(steps):
         return 0.0

@@ -29,7 +29,7 @@ PAGE = "oocdl"
 
 @dataclass(frozen=True)
 class Begun:
-    """What a driver is told of the page of its run."""
+    """The scheduler's answer to a driver that asks for a page of its run."""
 
     is_shown: bool
     sees_run: bool

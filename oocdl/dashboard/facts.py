@@ -1,4 +1,4 @@
-"""What a dashboard has to know of a plan, as plain data that is written once a run."""
+"""The facts of a plan that a dashboard needs, as plain data written once per run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ OF_PROCESS = {
 
 
 class RunCollector:
-    """What Prometheus's client asks for numbers. ``views`` gives those of the runs that are shown."""
+    """A collector for Prometheus's client. ``views`` returns the views of the runs that are shown."""
 
     def __init__(self, views: Callable[[], Iterable[View]]) -> None:
         self._views = views

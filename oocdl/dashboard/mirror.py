@@ -19,7 +19,7 @@ MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new in a file."""
+    """The new content of a file."""
 
     name: str
     at: int

@@ -183,7 +183,7 @@ def space_of(shape: Sequence[int], is_labels: bool) -> tuple[int, ...] | None:
 
 
 def _middle(axes: Sequence[int]) -> tuple[int, ...]:
-    """Where the middle slice of a volume is; empty for an image."""
+    """Return the position of a volume's middle slice; an empty one for an image."""
     return tuple(extent // 2 for extent in axes[:-2])
 
 

@@ -40,7 +40,7 @@ MOST_NOTES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Now:
-    """How the step that runs stands."""
+    """The progress of the current step."""
 
     at_seconds: float
     step: int
@@ -54,7 +54,7 @@ class Now:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What one thread did in the last whole pass. One element a task."""
+    """The work of one thread in the last whole pass, one element per task."""
 
     process: str
     thread: int
@@ -75,7 +75,7 @@ class LastPass:
 
 
 class View:
-    """What is known of a run. ``refresh`` reads what is new; ``version`` grows when there is something."""
+    """Everything known of a run. ``refresh`` reads news; ``version`` grows if there are any."""
 
     def __init__(self, run: Path) -> None:
         if not (run / "run.json").is_file():
@@ -214,7 +214,7 @@ class View:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What the run was started with, as plain data; empty where ``run.json`` cannot be read."""
+        """The run's settings as plain data; empty if ``run.json`` cannot be read."""
         try:
             settings: Mapping[str, Any] = unsealed("run", (self.run / "run.json").read_text())["settings"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceEntry:
-    """What a runtime offers for engines on devices, named "runtime:device"."""
+    """The entry of a runtime that has engines on devices, named "runtime:device"."""
 
     module: str
     """The module with ``make_engine(device, threads_per_kernel)``."""

@@ -21,7 +21,7 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """How much memory this process may have, and the name of what limits it."""
+    """The memory limit of this process in bytes, and the name of what sets it."""
 
     nbytes: int
     name: str

@@ -1,4 +1,4 @@
-"""What is imported when it is asked for: libraries that need not be installed, or that take much memory."""
+"""Imports on demand: libraries that need not be installed, or that take much memory."""
 
 from __future__ import annotations
 

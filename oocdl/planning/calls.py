@@ -105,7 +105,7 @@ class HasCalls(Protocol):
 
 
 class Argument(Protocol):
-    """What a call has to know of a chunk that is its argument."""
+    """The facts that a call needs of a chunk that is its argument."""
 
     @property
     def region(self) -> Region:
@@ -121,7 +121,7 @@ A = TypeVar("A", bound=Argument)
 
 @dataclass(frozen=True)
 class Acquired(Generic[A]):
-    """What a call needs before it touches anything."""
+    """The memory and chunks that a call acquires before it touches anything."""
 
     pins: tuple[A, ...]
     """Arguments that are used where they lie, each once."""

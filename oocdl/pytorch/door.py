@@ -33,7 +33,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks of the file of a module."""
+    """A user's wishes for the file of a module."""
 
     dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None
     """Axes to leave open; None: all that the module leaves free."""

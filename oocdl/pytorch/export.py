@@ -41,7 +41,7 @@ def export(
     asked: Asked,
     outputs: Sequence[str] | None = None,
 ) -> Exported:
-    """What ``from_torch`` does once PyTorch is there."""
+    """Do the work of ``from_torch`` once PyTorch is imported."""
     target = Path(path).absolute()
     if not isinstance(module, nn.Module):
         raise InputError(f"from_torch takes a torch.nn.Module, got {type(module).__name__}")

@@ -28,7 +28,7 @@ _DYNAMO_OPSET, _TORCHSCRIPT_OPSET = 18, 17
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How the module is called, and what its inputs and outputs are named in the file."""
+    """A call of the module, and the names of its inputs and outputs in the file."""
 
     args: tuple[Tensor, ...]
     kwargs: Mapping[str, Tensor]

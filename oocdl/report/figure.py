@@ -54,7 +54,7 @@ BROKEN_SHARE, STUB_SHARE = 0.25, 0.09
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows: the simulated passes of a step, and memory in bytes."""
+    """The content of a picture: the simulated passes of a step, and memory in bytes."""
 
     title: str
     passes: tuple[Simulated, ...]

@@ -1,4 +1,4 @@
-"""What is known of each layer of a pass, for all who show one: tables, reports, pictures and pages.
+"""Facts of each layer of a pass, for tables, reports, pictures and pages.
 
 In a plan, a report, a trace and on the page a layer has one name, by modules of the network or nodes of its
 file: "encoder.0.conv" forward, "grad/encoder.0.conv" backward, "update/encoder.0.conv.weight" where a weight

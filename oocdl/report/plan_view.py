@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def trained(self) -> Trained:
-        """What of the model is trained and why, with remarks on what looks wrong."""
+        """The parts of the model that are trained, and why, with remarks on anything that looks wrong."""
         return self.compiled.imported.trained
 
     @property

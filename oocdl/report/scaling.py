@@ -59,7 +59,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What ``oocdl.simulate`` returns: a row for each number of hosts."""
+    """The result of ``oocdl.simulate``: a row for each number of hosts."""
 
     title: str
     weak: bool

@@ -18,7 +18,7 @@ TIMES = 6
 
 
 class Phase(IntEnum):
-    """Where a task stands. Greater means later."""
+    """The phase of a task; greater means later."""
 
     WAITING = 0
     READING = 1

@@ -42,7 +42,7 @@ from oocdl.storage.cache.memory_tier import Reservation, Tier
 
 @dataclass(eq=False)
 class Context:
-    """What a process needs to run units of one run: never part of a task."""
+    """Everything that a process needs to run units of one run; never part of a task."""
 
     task_graphs: Mapping[str, HasCalls]
     """By plan id: full batches, the ragged last batch, evaluation."""

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Spent:
-    """What the tasks of one layer took: seconds one after another, and bytes."""
+    """The cost of one layer's tasks: seconds one after another, and bytes."""
 
     units: int = 0
     wait_seconds: float = 0.0

@@ -10,7 +10,7 @@ MEMORY = ("peak_bytes", "process_bytes")
 
 @dataclass(frozen=True)
 class Moved:
-    """What a step moved, and what memory it took, in bytes."""
+    """The bytes that a step moved, and the memory that it took."""
 
     unit_read_bytes: int
     """Read by units, as the plan counts."""

@@ -90,19 +90,19 @@ class Held(ABC):
 
     @abstractmethod
     def looks(self) -> tuple[ProcessLook, ...]:
-        """How each process stands; those of a cluster that do not answer in time are left out."""
+        """Return the state of each process; workers that do not answer in time are left out."""
 
     def newcomers(self) -> int:
-        """How many workers have come, and are to take part from now on; of a process alone none."""
+        """Return the number of workers that have come and will take part; a single process has none."""
         return 0
 
     def gather_again(self) -> int:
-        """Begin anew with the workers that there are; returns how many. Of a process alone never called."""
-        raise NotImplementedError
+        """Begin anew with the workers that are there; returns their number. A single process loses none."""
+        raise AssertionError("a single process has no workers to lose")
 
     @abstractmethod
     def measured(self) -> Measured:
-        """What its tasks took."""
+        """Return the cost of its tasks."""
 
     @abstractmethod
     def start_recording(self) -> None:
@@ -242,11 +242,11 @@ class Session(Held):
         )
 
     def looks(self) -> tuple[ProcessLook, ...]:
-        """How this process stands."""
+        """Return the state of this process."""
         return (self.context.look(self.machine.threads, self.machine.base_bytes),)
 
     def measured(self) -> Measured:
-        """What tasks of this process took."""
+        """Return the cost of this process's tasks."""
         return self.context.measured
 
     def start_recording(self) -> None:

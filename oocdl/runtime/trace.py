@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one process did while it was recorded."""
+    """The recording of one process."""
 
     process: str
     clock_seconds: float

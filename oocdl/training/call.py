@@ -1,4 +1,4 @@
-"""What a call of ``fit`` asks for beside the settings: the records of these options, and their values."""
+"""Options of a call of ``fit`` that are not settings: their records, and their checked values."""
 # Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,7 +133,7 @@ class Call:
 
     @property
     def asked(self) -> Asked:
-        """What is asked of the file of a module."""
+        """The wishes for the file of a module."""
         return Asked(self.dynamic, self.verify)
 
 

@@ -1,4 +1,4 @@
-"""What one call of ``fit`` or ``plan`` is about: a model, a dataset, settings, and the machine for them."""
+"""A job, which one call of ``fit`` or ``plan`` makes: a model, a dataset, settings and a machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Job:
         return Course(self.binding.samples, self.settings)
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
-        """How the job runs: as ``frozen`` says, or as is best, which is looked up if it was found before."""
+        """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
         if frozen is not None:
             kinds = self._compiled(frozen)
         else:

@@ -254,7 +254,7 @@ class Trainer:
         self.look_at = ended + min(pause, MOST_LOOK_SECONDS)
 
     def _meta(self, step: int) -> dict[str, int]:
-        """What a commit says of the run."""
+        """Return the metadata of a commit."""
         return {"step": step, "steps": self.course.total_steps}
 
     def _commit_done(self, session: Held) -> None:

@@ -123,7 +123,7 @@ class Run:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it was started with, as plain data: loss, optimizer, batch size and others."""
+        """The run's settings as plain data: loss, optimizer, batch size and others."""
         found: Mapping[str, Any] = self._store.meta["identity"]
         return found
 

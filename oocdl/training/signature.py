@@ -1,4 +1,4 @@
-"""What public functions share: wrong words get a hint; descriptions come from the records of options."""
+"""Shared by public functions: hints for wrong words, and descriptions from the records of options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of ``search`` asks for, checked before anything is made."""
+"""One call of ``search``, checked before anything is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user has registered in this process (operators, losses, optimizers), sent to workers by value.
+"""Parts that a user has registered in this process (operators, losses, optimizers), sent to workers by value.
 
 Workers make the plans of their trials. They need not have the modules in which it stands.
 """

@@ -219,5 +219,5 @@ def _folder_for(model: Any) -> Path:
 
 
 def _inside() -> Any:
-    """What needs Optuna and Dask's workers. Raises InputError where Optuna is not installed."""
+    """Import what needs Optuna and Dask's workers. Raises InputError if Optuna is not installed."""
     return needed("oocdl.tuning.searching", "search", "search")

@@ -66,7 +66,7 @@ class SearchStudy:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a search that goes on must have in common with what it began with; empty if it is new."""
+        """The facts that a resumed search must share with its beginning; empty for a new search."""
         facts: Mapping[str, Any] = self._study.user_attrs.get("facts", {})
         return facts
 

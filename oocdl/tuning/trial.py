@@ -24,7 +24,7 @@ Metric = str | Callable[[Run], float]
 
 @dataclass(frozen=True)
 class Measure:
-    """By what trials are compared."""
+    """The measure by which trials are compared."""
 
     metric: Metric
     validation: Any
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What has become of a trial in a rung."""
+    """The outcome of a trial in a rung."""
 
     trial: int
     rung: int
@@ -125,7 +125,7 @@ def _trained(task: Task, listen: Callable[[Event], None], check: Callable[[], No
 
 
 def _measured(task: Task, run: Run) -> float:
-    """What the run is compared by. Raises NonFiniteError if that is no number."""
+    """Return the number by which the run is compared. Raises NonFiniteError if it is NaN or infinite."""
     measure, metric = task.measure, task.measure.metric
     if run.steps > task.steps and (callable(metric) or measure.validation is not None):
         raise StoreError(

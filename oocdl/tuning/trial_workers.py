@@ -219,7 +219,7 @@ class Workers:
                 yield task, _result_of(future, task)
 
     def _loss(self, task: Task) -> Result | None:
-        """What has become of a trial that has lost its worker; None if it is to be tried again."""
+        """Return the outcome of a trial that has lost its worker; None if it is to be tried again."""
         try:
             steps = Run(task.run).steps
         except StoreError:  # it has not begun
@@ -253,7 +253,7 @@ def _of_dask(recruit: Recruit) -> Recruit:
 
 
 def _result_of(future: Future[Result], task: Task) -> Result | None:
-    """What a trial has returned; None if that has gone with its worker."""
+    """Return the result of a trial; None if it is lost with its worker."""
     try:
         return future.result(timeout=GATHER_SECONDS)
     except (OSError, KilledWorker, CancelledError):

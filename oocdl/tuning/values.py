@@ -1,4 +1,4 @@
-"""What a search varies: options of ``fit``, and fields of its optimizer and loss by dotted names."""
+"""The values that a search varies: options of ``fit``, and dotted fields of its optimizer and loss."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class StepMap(Panel):
 
 
 class Timeline(Panel):
-    """What each thread of each process did in the last whole pass: a row a thread."""
+    """A timeline of the last whole pass, with a row for each thread of each process."""
 
     def __init__(self) -> None:
         self._source = style.source("y", "left", "right", "color", "layer", "what", "took")

@@ -1,4 +1,4 @@
-"""What a run tells in words: what it was started with, and its messages."""
+"""Panels of words: the settings of a run, and its messages."""
 
 from __future__ import annotations
 

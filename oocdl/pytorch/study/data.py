@@ -17,7 +17,7 @@ _TRUE = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What inputs may hold."""
+    """The numbers that inputs may hold."""
 
     dtypes: Mapping[str, torch.dtype]
     """Type of each input of the example."""

@@ -37,7 +37,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(kw_only=True)
 class Findings:
-    """What one call of a module has shown. Names are those of the module; of a tied tensor, the first."""
+    """The findings of one call of a module, by the module's names; a tied tensor has its first."""
 
     outputs: Any = None
     """What the module returned."""

@@ -31,7 +31,7 @@ Axes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What was found of a module; plain data, which can be pickled."""
+    """The findings of a study: plain data, which can be pickled."""
 
     found: Findings
     example: Shapes

@@ -58,7 +58,7 @@ TRAVELLING = 1 + SENDING
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PassSetup:
-    """What all members know of one kind of pass."""
+    """The facts of one kind of pass that all members need."""
 
     factored: Factored
     """The graph that the pass runs."""
@@ -108,7 +108,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class PassEnd:
-    """What a member tells at the end of its part of a pass."""
+    """A member's report at the end of its part of a pass."""
 
     scalars: Mapping[str, float]
     moved: Moved
@@ -184,7 +184,7 @@ class Member:
         gc.freeze()  # as ``heap.lasting``: to go through them took a quarter of a second every third step
 
     def report(self) -> Report:
-        """What this member does now."""
+        """Report what this member does now."""
         moved, waiting = [self.work.done], 0
         if hasattr(self, "tier"):
             stats, waiting = self.tier.stats, self.tier.waiting

@@ -250,7 +250,7 @@ def open_client() -> Iterator[None]:
 
 
 class Seen(NamedTuple):
-    """What the scheduler knows of a worker."""
+    """The scheduler's knowledge of a worker."""
 
     silent: float
     """Seconds since its last heartbeat."""

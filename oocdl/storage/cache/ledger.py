@@ -24,7 +24,7 @@ MOST_SKIPPED_CHUNKS = 16
 
 @dataclass(eq=False)
 class Claim(Generic[E]):
-    """What a unit asks for and then holds: chunks pinned in RAM, each once, and bytes."""
+    """A unit's claim on memory: chunks to pin in RAM, each once, and bytes."""
 
     pins: Sequence[E]
     left_bytes: int

@@ -49,7 +49,7 @@ class ChunkList:
         return tuple(int(at) for at in np.unravel_index(number, self.grid))
 
     def place(self, number: int) -> int | None:
-        """Where in the list a chunk stands; None if it was not stored."""
+        """Return the place of a chunk in the list; None if it was not stored."""
         place = number if not self.missing else int(np.searchsorted(self.numbers, number))
         return place if place < len(self.numbers) and self.numbers[place] == number else None
 

@@ -57,11 +57,11 @@ class Chunks:
         return [key async for key in self.store.list_prefix(self.prefix)]
 
     def place(self, chunk: str) -> str:
-        """Where a chunk is, for messages."""
+        """Return the place of a chunk, for messages."""
         return self.prefix + chunk
 
     def mark(self, chunk: str) -> Mark | None:
-        """What tells the chunk from others; None if it is not there."""
+        """Return the mark that tells the chunk from others; None if the chunk is absent."""
         return (0, 0) if sync(self.store.exists(self.prefix + chunk)) else None
 
     def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:

@@ -27,7 +27,7 @@ INNER_BYTES = 128
 
 
 class Source(Protocol):
-    """Where the chunks of an array are: in a Zarr store, or in an HDF5 file behind a lock."""
+    """The source of an array's chunks: a Zarr store, or an HDF5 file behind a lock."""
 
     @property
     def known(self) -> ChunkList:
@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def place(self, number: int) -> str:
-        """Where a chunk is, for messages."""
+        """Return the place of a chunk, for messages."""
         ...
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
@@ -84,7 +84,7 @@ class DataArray:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name of the array in messages."""
         return f"array {self.name!r} of {self.where}"
 
     @property

@@ -113,7 +113,7 @@ def decoder_v2(shape: Shape, dtype: np.dtype[Any], metadata: Any) -> Decoder:
 
 
 def decoder_v3(shape: Shape, dtype: np.dtype[Any], entries: Sequence[Mapping[str, Any]]) -> Decoder:
-    """The same of an array, or of the chunks in its shards, of format 3, from the metadata of its codecs."""
+    """Return the decoder of a format 3 array, or of the chunks in its shards. Raises as ``decoder_v2``."""
     names = [str(entry["name"]) for entry in entries]
     serializer = names.index("bytes") if "bytes" in names else len(names)
     order = tuple(range(len(shape)))

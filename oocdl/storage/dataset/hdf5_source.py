@@ -85,7 +85,7 @@ class Hdf5Source:
         return self.file.mark
 
     def place(self, number: int) -> str:
-        """Where a chunk is, for messages."""
+        """Return the place of a chunk, for messages."""
         return f"chunk {'/'.join(map(str, self.known.index(number)))}"
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:

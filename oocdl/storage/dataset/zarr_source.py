@@ -72,7 +72,7 @@ class LastChunk:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """How chunks lie in shards."""
+    """The layout of chunks in shards."""
 
     inside: Shape
     """Chunks along each axis of a shard."""
@@ -83,7 +83,7 @@ class Shards:
 
     @property
     def part(self) -> Part:
-        """Where the index is."""
+        """Return the part of a shard that holds its index."""
         assert self.index.nbytes is not None
         return self.index.nbytes if self.at_end else (0, self.index.nbytes)
 
@@ -117,7 +117,7 @@ class ZarrSource:
         return 0, 0, 0
 
     def place(self, number: int) -> str:
-        """Where a chunk is, for messages."""
+        """Return the place of a chunk, for messages."""
         return self.stored.place(self.stored.keys.key(number))
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
@@ -185,7 +185,7 @@ class ZarrSource:
         return found
 
     def _bytes(self, key: str, part: Part = None) -> bytes | None:
-        """What is stored under a name, or a part of it; None if nothing is. Raises what ``_check`` does."""
+        """Return the bytes under a name, or a part of them; None if none are. Raises what ``_check`` does."""
         before, found, after = self.stored.read(key, part)
         self._check(key, before, after)
         return None if before is None else found
@@ -277,7 +277,7 @@ def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> D
 
 
 def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Decoder, Shards | None]:
-    """What decodes the chunks of an array. Raises ValueError, which names what is not read."""
+    """Return the decoder of an array's chunks. Raises ValueError that names an unsupported codec."""
     if document["zarr_format"] == 2:
         return decoder_v2(array.chunks, array.dtype, array.metadata), None
     codecs = document["codecs"]
@@ -292,7 +292,7 @@ def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Deco
 
 
 def _keys(document: Mapping[str, Any], extents: Shape) -> ChunkKeys:
-    """How the chunks of an array are called."""
+    """Return the keys of an array's chunks."""
     if document["zarr_format"] == 2:
         return ChunkKeys(extents, "", document["dimension_separator"])
     encoding = document["chunk_key_encoding"]

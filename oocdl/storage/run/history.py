@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recovered:
-    """What is left of a history: sound rows, and what is not, in words; empty if nothing is lost."""
+    """The recovered history: its sound rows, and the damage in words (empty if nothing is lost)."""
 
     rows: tuple[Row, ...]
     lost: str

@@ -25,7 +25,7 @@ from oocdl.storage.run.sealed_files import COPY, read_sealed
 
 @dataclass(frozen=True)
 class Repaired:
-    """What ``repair`` did. ``str(...)`` has a line for each thing that is lost or was mended."""
+    """The result of ``repair``. ``str(...)`` has a line for each thing that was lost or mended."""
 
     path: Path
     step: int

@@ -39,7 +39,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``verify`` found. ``str(...)`` has a line for each damage, and one that sums up."""
+    """The result of ``verify``. ``str(...)`` has a line for each damage, and a summary."""
 
     path: Path
     step: int | None
