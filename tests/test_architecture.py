@@ -118,7 +118,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 66906,
+    "lines of oocdl": 66908,
     "lines of callbacks": 391,
     "lines of cli": 2140,
     "lines of cluster": 1394,
@@ -131,12 +131,12 @@ LIMITS = {
     "lines of ops": 5530,
     "lines of planning": 8408,
     "lines of pytorch": 3169,
-    "lines of report": 2811,
+    "lines of report": 2814,
     "lines of runtime": 4998,
     "lines of storage": 6292,
-    "lines of training": 2783,
+    "lines of training": 2782,
     "lines of tuning": 1497,
-    "lines of tests": 43600,
+    "lines of tests": 43612,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -31,7 +31,8 @@ from oocdl.report.run_report import Report, make_report
 from oocdl.report.tables import Column, Sheet, block_sheet, largest, shortened, text_of
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import mib
-from oocdl.runtime.session import Held, step_delayed
+from oocdl.runtime.measured import Measured
+from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
 FILE_BLOCK_BYTES = 4096
@@ -273,9 +274,11 @@ class Plan:
         others = ", ".join(name for name in self.kinds if name != kind)
         return f"pass of kind '{kind}'; other kinds: {others}\n\n{text}" if others else text
 
-    def report(self, session: Held) -> Report | None:
-        """Return what a session has measured beside what was predicted; None before its first whole step."""
-        measured, peak_bytes = session.measured(), session.moved().process_bytes
+    def report(self, measured: Measured, peak_bytes: int) -> Report | None:
+        """Compare what a session has measured with the prediction; None before its first whole step.
+
+        ``peak_bytes``: the most memory that a process had, as the last row of the history has it.
+        """
         return make_report(
             self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes, self.layer_names
         )

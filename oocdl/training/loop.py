@@ -269,10 +269,9 @@ class Trainer:
         check_commit(self.plan, self.store.path)
         self.store.append_history(self.rows)
         session.commit(self.store, MAIN, self._meta(step))
-        self.rows, self.committed = [], step
+        rows, self.rows, self.committed = self.rows, [], step
         try:
-            report = self.plan.report(session)
-            if report is not None:
+            if rows and (report := self.plan.report(session.measured(), rows[-1]["process_bytes"])):
                 write_report(self.store.path, report)
         finally:  # workers may be lost meanwhile: committed it is
             self.emit(Committed(step, self.samples))

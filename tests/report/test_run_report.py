@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
+from oocdl.host.heap import Heap
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.timeline import Ran, Simulated
@@ -107,6 +109,16 @@ def test_measured_stands_beside_predicted(run: oocdl.Run) -> None:
     assert 0 < busy <= 2 * report.measured.seconds  # two units are under way at most
     assert report.measured.seconds <= max(row["seconds"] for row in run.history[1:])
     assert report.measured.spill_written_bytes == 0
+
+
+def test_a_run_has_one_peak_of_memory(
+    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may grow while a step is committed: report and history tell of the same moment."""
+    readings = itertools.count(1 << 30, 4096)
+    monkeypatch.setattr(Heap, "process_bytes", lambda heap: next(readings))
+    run = oocdl.fit(*job, workdir=tmp_path / "run", steps=2, optimizer="sgd", progress=False, **QUICK)
+    assert run.report().measured.peak_bytes == run.peak_bytes
 
 
 def test_the_report_stays_with_the_run_and_is_a_table(run: oocdl.Run) -> None:
