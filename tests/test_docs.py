@@ -20,18 +20,35 @@ from typer.testing import CliRunner
 from oocdl import events
 from oocdl.cli.app import app
 from oocdl.cli.demo import write_volumes
+from oocdl.engines import engine_registry
+from oocdl.ops import activation, expression
 from tests.kit.code import PACKAGE, ROOT
 from tests.kit.each import for_each
+from tests.test_tutorials import TUTORIALS
 
 README = (ROOT / "README.md").read_text()
-RUN = ("README.md", "docs/how-to/pytorch.md", "docs/how-to/onnx.md", "docs/how-to/search.md")
-"""Pages whose blocks of Python are run, one after the other."""
+RUN = (
+    "README.md",
+    "docs/how-to/pytorch.md",
+    "docs/how-to/onnx.md",
+    "docs/how-to/search.md",
+    "docs/how-to/debugging-a-slow-step.md",
+    "docs/reference/events.md",
+)
+"""Pages whose blocks of Python are run, one after the other; `tests/test_tutorials.py` runs the tutorials."""
+QUOTED = ("docs/how-to/adding-an-engine.md", "docs/how-to/adding-an-operator.md")
+"""Pages whose blocks of Python are entries of tables."""
 TOP = ("oocdl", "tests", "docs", "perf", "examples")
 ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 PAGES = [*sorted(ROOT.glob("*.md")), *(page for top in TOP for page in sorted((ROOT / top).rglob("*.md")))]
 SOURCES = [source for top in TOP for source in sorted((ROOT / top).rglob("*.py"))]
 EVENTS = ROOT / "docs" / "reference" / "events.md"
-SHORTER = {"epochs=20": "epochs=1", "2GiB": "4GiB", "trials=27, steps=100, rungs=3": "trials=2, steps=1"}
+SHORTER = {
+    "epochs=20": "epochs=1",
+    "2GiB": "4GiB",
+    "trials=27, steps=100, rungs=3": "trials=2, steps=1",
+    "size=96": "size=16",
+}
 """Stand-ins: the test's process has loaded more than a user's would have."""
 
 
@@ -62,7 +79,20 @@ def test_python_blocks_run_one_after_the_other(brain: Path, capsys: pytest.Captu
             warnings.simplefilter("ignore")  # the exporter's own, on its future
             exec(compile(block, page, "exec"), names)
     assert (brain / "trained.onnx").is_file() and (brain / "out.zarr").is_dir()
+    assert (brain / "losses.csv").read_text().count("\n") == 2
     assert "tasks a step" in capsys.readouterr().out
+
+
+def test_every_block_of_python_is_run() -> None:
+    pages = {
+        "README.md",
+        *(named(page) for page in (ROOT / "docs").rglob("*.md") if page.parent != TUTORIALS),
+    }
+    assert {page for page in pages if blocks("python", page)} == {*RUN, *QUOTED}
+    (entry,) = eval(f"{{{blocks('python', QUOTED[0])[0]}}}", vars(engine_registry)).values()
+    assert "mine" in entry.install
+    (elu,) = eval(f"[{blocks('python', QUOTED[1])[0]}]", {**vars(activation), **vars(expression)})
+    assert elu.op == "Elu"
 
 
 def test_the_example_is_short() -> None:
