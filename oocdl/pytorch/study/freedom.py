@@ -75,6 +75,7 @@ def freedom(
     """
     env = _Env(duck_shape=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    mode.cache_enabled = False  # one call seldom finds what it has kept: half of the time goes into keeping
     double = without_contents(module, mode)
     fakes = {name: _symbolic(mode, name, x, tried.get(name, ())) for name, x in inputs.items()}
     symbols: dict[sympy.Symbol, Axis] = {}
