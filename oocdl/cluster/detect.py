@@ -112,13 +112,13 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
         raise InputError(f"the site file cannot be written: {target} is a folder; name a file")
     if target.exists() and not force:
         raise InputError(f"there is a site file {target} already; --force writes another over it")
-    found = find_site()
+    site = find_site()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(site_text(found))
+        target.write_text(site_text(site))
     except OSError as error:
         raise InputError(f"the site file {target} cannot be written: {error.strerror}") from None
-    return target, found
+    return target, site
 
 
 def _default_path() -> Path:
@@ -171,29 +171,29 @@ def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
     if not chosen:
         return {}
     name, _, _, limit, _ = chosen[0]
-    found: dict[str, str | int] = {
+    facts: dict[str, str | int] = {
         "queue": name.rstrip("*"),
         "cores": min(_number(node[1]) for node in chosen),
         "memory": f"{min(_number(node[2]) for node in chosen)}MiB",
     }
     if limit[0].isdigit():
-        found["walltime"] = (
+        facts["walltime"] = (
             limit if limit.count(":") == 2 else walltime_text(_number(limit.split(":")[0]) * 60)
         )
-    return found
+    return facts
 
 
 def _sge() -> dict[str, str | int]:
     """Its first queue, the parallel environment that gives slots of one host, how it counts memory."""
-    found = _first("qconf -sql")
+    facts = _first("qconf -sql")
     rules = {name: dict(_pairs(f"qconf -sp {name}")).get("allocation_rule") for name in _ask("qconf -spl")}
     whole = [name for name, rule in rules.items() if rule == "$pe_slots"]
     if whole:
-        found["parallel_environment"] = "smp" if "smp" in whole else whole[0]
+        facts["parallel_environment"] = "smp" if "smp" in whole else whole[0]
     # Name, shortcut, type, relation, requestable, consumable (YES: so much for each slot), ...
     if any(row[:1] == ["mem_free"] and row[5:6] == ["YES"] for row in map(str.split, _ask("qconf -sc"))):
-        found["resources"] = "mem_free={memory_per_core}"
-    return found
+        facts["resources"] = "mem_free={memory_per_core}"
+    return facts
 
 
 def _pairs(command: str) -> list[tuple[str, str]]:

@@ -65,8 +65,8 @@ class Ended:
         }
 
     def _logs_of(self, number: str) -> list[Path]:
-        own = re.compile(rf"(?<!\d){_plain(number)}(?!\d)")  # not of job 112, where 12 is meant
-        return [path for path in self._logs.glob("*") if own.search(path.name)]
+        mentions = re.compile(rf"(?<!\d){_plain(number)}(?!\d)")  # not of job 112, where 12 is meant
+        return [path for path in self._logs.glob("*") if mentions.search(path.name)]
 
     def _is_quiet(self, number: str) -> bool:
         """Whether a job has begun to write logs, and has written nothing more for a while."""
@@ -75,15 +75,15 @@ class Ended:
 
     def _words(self, number: str) -> str:
         """What the logs of a job tell, and where: its first error, else its last line; empty without any."""
-        found = []
+        told = []
         for path in self._logs_of(number):
             with path.open("rb") as file:
                 file.seek(max(path.stat().st_size - LOG_BYTES, 0))
                 lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
             lines = [line for line in lines if line]
             errors = [line for line in lines if ERROR.fullmatch(line)]
-            found += [(bool(errors), path.stat().st_mtime, path, line) for line in (errors or lines[-1:])[:1]]
-        return f": '{max(found)[3]}' ({max(found)[2]})" if found else ""
+            told += [(bool(errors), path.stat().st_mtime, path, line) for line in (errors or lines[-1:])[:1]]
+        return f": '{max(told)[3]}' ({max(told)[2]})" if told else ""
 
 
 async def unfinished(system: str) -> set[str] | None:

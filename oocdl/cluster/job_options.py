@@ -149,15 +149,15 @@ def job_settings(system: str, options: Mapping[str, Any]) -> JobSettings:
             hint = f" (did you mean '{near[0]}'?)" if near else f"; it takes {', '.join(known)}"
             raise InputError(f"oocdl.cluster.{system} has no option '{name}'{hint}")
     site = read_site(system, known)
-    found = {**site.values, **{name: value for name, value in options.items() if value is not None}}
-    _refuse_others(system, found)
+    values = {**site.values, **{name: value for name, value in options.items() if value is not None}}
+    _refuse_others(system, values)
     for name, example in (("cores", "16"), ("memory", "'60GB'"), ("walltime", "'08:00:00'")):
-        if name not in found:
+        if name not in values:
             raise InputError(f"a job of {system} needs {name}, such as {example}: {_where(site)}")
     try:
-        return _checked(system, found)
+        return _checked(system, values)
     except InputError as error:
-        if not any(name in site.values for name in found.keys() - options.keys()):
+        if not any(name in site.values for name in values.keys() - options.keys()):
             raise
         raise InputError(f"{error} (options that were not given are of {site.path})") from None
 

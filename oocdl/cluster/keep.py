@@ -110,8 +110,8 @@ class KeepJobs(Adaptive):
             await self.cluster.scale_down(list(gone))
         if time.monotonic() < self._paused_until:
             return {"status": "same"}
-        found: dict[str, Any] = await super().recommendations(target)
-        return found
+        advice: dict[str, Any] = await super().recommendations(target)
+        return advice
 
     async def _gone(self) -> list[str]:
         """Names of workers whose jobs have ended, or could not be submitted."""

@@ -170,17 +170,20 @@ def _own(settings: JobSettings) -> Mapping[str, Any]:
     match settings.system:
         case "slurm":
             extra += [] if settings.disk_bytes is None else [f"--tmp={ceil(settings.disk_bytes / 2**20)}M"]
-            own: dict[str, Any] = {"account": settings.account, "job_extra_directives": extra or None}
+            arguments: dict[str, Any] = {"account": settings.account, "job_extra_directives": extra or None}
         case "pbs":
-            own = {"account": settings.account, "resource_spec": _resources(settings, settings.resources)}
+            arguments = {
+                "account": settings.account,
+                "resource_spec": _resources(settings, settings.resources),
+            }
         case "sge":
             # Its queues run scripts with a shell of theirs, csh if nobody has changed it.
             extra = ["-S /bin/bash", f"-pe {settings.parallel_environment} {settings.cores}", *extra]
             asked = _resources(settings, settings.resources or "mem_free={memory}")
-            own = {"project": settings.account, "resource_spec": asked, "job_extra_directives": extra}
+            arguments = {"project": settings.account, "resource_spec": asked, "job_extra_directives": extra}
         case "lsf":
             walltime = f"{settings.walltime_seconds // 3600:02d}:{settings.walltime_seconds // 60 % 60:02d}"
-            own = {"project": settings.account}
+            arguments = {"project": settings.account}
         case _:
             directives = dict(line.partition("=")[::2] for line in extra)
             seconds = settings.walltime_seconds
@@ -189,7 +192,7 @@ def _own(settings: JobSettings) -> Mapping[str, Any]:
             if settings.account is not None:
                 directives["accounting_group"] = settings.account
             return {"disk": settings.disk_bytes, "job_extra_directives": directives}
-    return {"queue": settings.queue, "walltime": walltime, **own}
+    return {"queue": settings.queue, "walltime": walltime, **arguments}
 
 
 def _resources(settings: JobSettings, text: str | None) -> str | None:
@@ -254,17 +257,17 @@ def patient() -> Iterator[None]:
 
     Its configuration is that of the whole process.
     """
-    one = object()
+    token = object()
     with _lock:
         if not _clusters:
             name = "distributed.deploy.lost-worker-timeout"
             _changed.enter_context(dask.config.set({name: f"{LOST_WORKER_SECONDS}s"}))
-        _clusters.add(one)
+        _clusters.add(token)
     try:
         yield
     finally:
         with _lock:
-            _clusters.discard(one)
+            _clusters.discard(token)
             if not _clusters:
                 _changed.close()
 

@@ -93,7 +93,7 @@ def _described(
     names: dict[str, str] = {}
     repeated: set[str] = set()
     first: dict[str, str] = {}
-    held = {one.names[0]: one for one in named_tensors(module)}
+    held = {tensor.names[0]: tensor for tensor in named_tensors(module)}
     order = {title: place for place, title in enumerate(held)}
     for name, title in sorted(known.items(), key=lambda pair: order[pair[1]]):
         if title in first:  # a tied tensor that was written twice
@@ -101,14 +101,14 @@ def _described(
             repeated.add(name)
             continue
         names[name] = first[title] = title if title == name or title not in taken else name
-        one = held[title]
-        kind = "parameter" if one.is_parameter else "statistic" if found.norms.get(title) else "buffer"
-        trained = one.is_parameter and one.tensor.requires_grad and title in found.reached
+        tensor = held[title]
+        kind = "parameter" if tensor.is_parameter else "statistic" if found.norms.get(title) else "buffer"
+        trained = tensor.is_parameter and tensor.tensor.requires_grad and title in found.reached
         facts[first[title]] = Fact(
             kind=kind,
-            names=one.names,
+            names=tensor.names,
             requires_grad=trained,
-            padding_idx=found.padding.get(title) if one.is_parameter else None,
+            padding_idx=found.padding.get(title) if tensor.is_parameter else None,
         )
     unread = [n for o in held.values() if o.is_parameter and o.names[0] not in first for n in o.names]
     counters = {

@@ -56,10 +56,10 @@ class Child(Generic[T]):
                 raise UnsupportedError(f"{self.what} did not end in {self.most_seconds} s")
             how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
             raise UnsupportedError(f"{self.what} crashed ({how})")
-        made, error = pickle.loads(data)
+        value, error = pickle.loads(data)
         if error is not None:
             raise error
-        result: T = made
+        result: T = value
         return result
 
 

@@ -102,15 +102,17 @@ def from_torch(
     >>> file = oocdl.from_torch(net, torch.zeros(1, 1, 16, 16, 16), "net.onnx")  # doctest: +SKIP
     >>> run = oocdl.fit(file, "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    found: Exported = _inside("export").export(module, example_inputs, path, Asked(dynamic, verify), outputs)
-    return found
+    exported: Exported = _inside("export").export(
+        module, example_inputs, path, Asked(dynamic, verify), outputs
+    )
+    return exported
 
 
 def from_dataset(module: Any, dataset: Dataset, settings: Settings, path: Path, asked: Asked) -> Exported:
     """Write a module with an example made of the dataset; raises what ``from_torch`` raises."""
     example = _inside("example").example_of(module, dataset, settings)
-    found: Exported = _inside("export").export(module, example, path, asked)
-    return found
+    exported: Exported = _inside("export").export(module, example, path, asked)
+    return exported
 
 
 def load(module: Any, metadata: Metadata, shapes: Mapping[str, Shape], blocks: Any, passes: int) -> None:

@@ -70,10 +70,10 @@ def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
     """Return the arguments of ``forward`` that have no default, and those that ``inputs=`` names."""
     slots = inspect.signature(module.forward).parameters.values()
     named = [p for p in slots if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    found = [p.name for p in named if p.default is p.empty or p.name in asked]
-    if not found:
-        found = [p.name for p in slots][:1] or ["input"]  # forward(*inputs)
-    return found
+    names = [p.name for p in named if p.default is p.empty or p.name in asked]
+    if not names:
+        names = [p.name for p in slots][:1] or ["input"]  # forward(*inputs)
+    return names
 
 
 def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
@@ -81,7 +81,7 @@ def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
     kind = array.dtype.kind
     dtypes = [dtype] if kind == "f" else [torch.bool if kind == "b" else torch.int64, dtype]
     shapes = [tuple(array.shape[1:]), (1, *array.shape[1:])]
-    return [(shape, one) for shape in shapes for one in dtypes]
+    return [(shape, kind_of_number) for shape in shapes for kind_of_number in dtypes]
 
 
 def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[str, Tensor]:

@@ -60,8 +60,8 @@ def export(
             with exporting():
                 return study(module, signature, inputs, tried, wanted, outputs)
 
-        made = in_child(f"a call of {title}", look)
-        metadata = _first_that_works(module, signature, made, target, asked)
+        findings = in_child(f"a call of {title}", look)
+        metadata = _first_that_works(module, signature, findings, target, asked)
     return Exported(target, metadata.exporter, metadata.notes)
 
 
@@ -93,15 +93,15 @@ def _first_that_works(
     if asked.dynamic is None and any(name != BATCH for name in made.free.names.values()):
         studies.append(None)
     reasons: dict[str, str] = {}
-    for one in studies:
-        most_seconds = COURTESY_SECONDS if one is not studies[-1] else None
-        if one is None:
+    for tried in studies:
+        most_seconds = COURTESY_SECONDS if tried is not studies[-1] else None
+        if tried is None:
             why = f"its file is another network at other sizes ({_joined(reasons)})"
-            one = in_child(f"a call of {title}", partial(narrowed, module, signature, made, why))
+            tried = in_child(f"a call of {title}", partial(narrowed, module, signature, made, why))
         for name in EXPORTERS:
             with tempfile.TemporaryDirectory(prefix=".oocdl-", dir=target.parent) as folder:
                 ready = Path(folder) / target.name
-                write = partial(_written, module, signature, one, name, ready, asked.verify)
+                write = partial(_written, module, signature, tried, name, ready, asked.verify)
                 try:
                     metadata = in_child(f"PyTorch's {name} exporter", write, most_seconds)
                 except InputError as error:
@@ -148,7 +148,7 @@ def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
     """Return how an exporter is to call the module: at small sizes, where these are open."""
     dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
     args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype, 0))
-    axes = {name: tuple(axis for one, axis in made.free.names if one == name) for name in signature.names}
+    axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
     return Call(
         args=tuple(args),
         kwargs=kwargs,

@@ -62,9 +62,13 @@ def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
 
 def with_torchscript(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.jit.trace, with the modes that the parts of the module are in."""
-    axes = {name: {axis: f"{name}.{axis}" for axis in found} for name, found in call.axes.items() if found}
-    for name, found in axes.items():
-        axes[name] = {axis: "batch" if axis == 0 else title for axis, title in found.items()}
+    axes = {
+        name: {axis: f"{name}.{axis}" for axis in open_axes}
+        for name, open_axes in call.axes.items()
+        if open_axes
+    }
+    for name, open_axes in axes.items():
+        axes[name] = {axis: "batch" if axis == 0 else title for axis, title in open_axes.items()}
     torch.onnx.export(
         module,
         call.args,

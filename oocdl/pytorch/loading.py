@@ -47,18 +47,18 @@ def _misfits(
     module: nn.Module, metadata: Metadata, shapes: Mapping[str, Shape], there: Mapping[str, Tensor]
 ) -> list[str]:
     """List in words how the module differs from the one that the run was made of."""
-    found = []
+    misfits = []
     known = {title for fact in metadata.facts.values() for title in fact.names}
     for name, shape in shapes.items():
         for title in metadata.facts[name].names:
             if title not in there:
-                found.append(f"it has no '{title}'")
+                misfits.append(f"it has no '{title}'")
             elif tuple(there[title].shape) != tuple(shape):
-                found.append(f"'{title}' is {list(there[title].shape)}, in the run {list(shape)}")
-    found += [f"it has no '{name}'" for name in metadata.counters if name not in there]
+                misfits.append(f"'{title}' is {list(there[title].shape)}, in the run {list(shape)}")
+    misfits += [f"it has no '{name}'" for name in metadata.counters if name not in there]
     strangers = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    found += [f"the run has no '{name}'" for name in strangers if name not in {*known, *metadata.unread}]
-    return found
+    misfits += [f"the run has no '{name}'" for name in strangers if name not in {*known, *metadata.unread}]
+    return misfits
 
 
 def _fill(target: Tensor, shape: Shape, blocks: Iterator[Array]) -> None:

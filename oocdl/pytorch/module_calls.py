@@ -73,7 +73,9 @@ def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of a module whose tensors have no contents."""
     held = [value for part in module.modules() for value in vars(part).values()]
     # A generator of random numbers cannot be copied in that mode.
-    memo: dict[int, Any] = {id(one): one.clone_state() for one in held if isinstance(one, Generator)}
+    memo: dict[int, Any] = {
+        id(value_): value_.clone_state() for value_ in held if isinstance(value_, Generator)
+    }
     with FakeCopyMode(mode):
         return copy.deepcopy(module, memo)
 
@@ -90,10 +92,10 @@ class OneStep(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         x, *rest = args
         time = 1 if rest[-1] else 0
-        made, *states = func(x.narrow(time, 0, 1), *rest)
-        shape = list(made.shape)
+        step, *states = func(x.narrow(time, 0, 1), *rest)
+        shape = list(step.shape)
         shape[time] = x.shape[time]
-        return (made.expand(shape), *states)
+        return (step.expand(shape), *states)
 
 
 def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:

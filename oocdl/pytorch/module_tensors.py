@@ -39,12 +39,12 @@ class Held:
 def named_tensors(module: nn.Module) -> list[Held]:
     """Return parameters, then buffers, each once, with all names by which the module has it."""
     names: dict[int, list[str]] = {}
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for pairs in (module.named_parameters, module.named_buffers):
         for name, tensor in pairs(remove_duplicate=False):
-            found[id(tensor)] = tensor
+            tensors[id(tensor)] = tensor
             names.setdefault(id(tensor), []).append(name)
-    return [Held(tuple(dict.fromkeys(names[one])), tensor) for one, tensor in found.items()]
+    return [Held(tuple(dict.fromkeys(names[number])), tensor) for number, tensor in tensors.items()]
 
 
 def array_of(tensor: Tensor) -> np.ndarray:

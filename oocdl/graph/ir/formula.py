@@ -20,9 +20,9 @@ def digest_of(formula: Any) -> str:
     """
     if not isinstance(formula, FunctionType):
         raise InputError(f"what is registered has to be a function made by 'def', not {formula!r}")
-    found: dict[str, str] = {}
-    _collect(formula, found)
-    return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=16).hexdigest()
+    parts: dict[str, str] = {}
+    _collect(formula, parts)
+    return hashlib.blake2b(repr(sorted(parts.items())).encode(), digest_size=16).hexdigest()
 
 
 def _collect(formula: FunctionType, found: dict[str, str]) -> None:

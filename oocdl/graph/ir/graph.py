@@ -88,11 +88,11 @@ class Graph:
 
     def consumers(self) -> dict[str, list[Node]]:
         """Return value name -> the nodes that read it, each once."""
-        found: dict[str, list[Node]] = {}
+        readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
-                found.setdefault(name, []).append(node)
-        return found
+                readers.setdefault(name, []).append(node)
+        return readers
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -65,34 +65,34 @@ def concat_pieces(instruction: Instruction) -> list[int]:
     on the other operands' side; so the operands, unpadded, follow each other.
     """
     axis = concat_axis(instruction)
-    found = [index for index, item in enumerate(instruction.operands) if item.shape[axis] > 0]
-    extent = sum(instruction.operands[index].shape[axis] for index in found)
+    pieces = [index for index, item in enumerate(instruction.operands) if item.shape[axis] > 0]
+    extent = sum(instruction.operands[index].shape[axis] for index in pieces)
     if extent != instruction.kernel_shapes[0][axis]:
         wanted = instruction.kernel_shapes[0]
         raise ValueError(f"Concat: pieces have {extent} on axis {axis}, the result is {wanted}")
-    return found
+    return pieces
 
 
 def slot_dtypes(program: Program) -> dict[int, str]:
     """Return slot -> dtype."""
-    found = dict(zip(program.inputs, program.input_dtypes, strict=True))
+    dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
     for instruction in program.instructions:
-        found |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
-    return found
+        dtypes |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
+    return dtypes
 
 
 def slot_shapes(program: Program) -> dict[int, Shape]:
     """Return slot -> shape of the array it holds."""
-    found = dict(zip(program.inputs, program.input_shapes, strict=True))
+    shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
     for instruction in program.instructions:
-        found |= dict(zip(instruction.outputs, instruction.shapes, strict=True))
-    return found
+        shapes |= dict(zip(instruction.outputs, instruction.shapes, strict=True))
+    return shapes
 
 
 def output_dtypes(program: Program) -> list[str]:
     """Return the dtype of each output of a program."""
-    found = slot_dtypes(program)
-    return [found[item.slot] for item in program.outputs]
+    dtypes = slot_dtypes(program)
+    return [dtypes[item.slot] for item in program.outputs]
 
 
 def empty_outputs(program: Program) -> list[Array]:

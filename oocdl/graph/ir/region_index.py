@@ -50,10 +50,10 @@ class Parts:
         """Return ``factor`` times the number of elements of each region."""
         if self.listed is not None:
             return [factor * region_size(region) for region in self.listed]
-        found = [factor]
+        sizes = [factor]
         for ranges in self.axes:
-            found = [size * (stop - start) for size in found for start, stop in ranges]
-        return found
+            sizes = [size * (stop - start) for size in sizes for start, stop in ranges]
+        return sizes
 
 
 class RegionIndex:
@@ -73,8 +73,8 @@ class RegionIndex:
         if self._grid is not None:
             return self._grid.overlaps(region)
         parts = ((number, intersect(held, region)) for number, held in enumerate(self._regions))
-        found = [(number, part) for number, part in parts if not is_empty(part)]
-        return [number for number, _ in found], Parts(tuple(part for _, part in found))
+        overlapping = [(number, part) for number, part in parts if not is_empty(part)]
+        return [number for number, _ in overlapping], Parts(tuple(part for _, part in overlapping))
 
 
 class _Grid:
@@ -97,10 +97,10 @@ class _Grid:
         numbers, axes = [self._first], []
         for axis in self._order:
             wanted = region[axis]
-            found = self._known[axis].get(wanted)
-            if found is None:
-                found = self._known[axis][wanted] = self._along(axis, wanted)
-            steps, ranges = found
+            along = self._known[axis].get(wanted)
+            if along is None:
+                along = self._known[axis][wanted] = self._along(axis, wanted)
+            steps, ranges = along
             axes.append(ranges)
             if len(steps) == 1:
                 step = steps[0]
@@ -114,16 +114,16 @@ class _Grid:
         """For the pieces along one axis that are wanted, what each adds to the number, and its part."""
         ranges, stops, step = self._axes[axis]
         start, stop = wanted
-        found: list[tuple[int, Range]] = []
+        overlapping: list[tuple[int, Range]] = []
         first = bisect_right(stops, start)
         for place, (low, high) in enumerate(ranges[first:] if start < stop else (), first):
             if low >= stop:
                 break
             whole = start <= low and high <= stop
-            found.append((step * place, ranges[place] if whole else (max(start, low), min(stop, high))))
+            overlapping.append((step * place, ranges[place] if whole else (max(start, low), min(stop, high))))
         if step < 0:
-            found.reverse()
-        return [number for number, _ in found], tuple(part for _, part in found)
+            overlapping.reverse()
+        return [number for number, _ in overlapping], tuple(part for _, part in overlapping)
 
 
 def _shared(part: Region, region: Region) -> Region:
@@ -134,10 +134,10 @@ def _shared(part: Region, region: Region) -> Region:
 def _grid_of(regions: Sequence[Region]) -> _Grid | None:
     """The grid that these regions are, in any order of axes and direction; None if they are none."""
     axes = [sorted(set(ranges)) for ranges in zip(*regions, strict=True)]
-    disjoint = all(one[1] <= other[0] for axis in axes for one, other in pairwise(axis))
+    disjoint = all(before[1] <= after[0] for axis in axes for before, after in pairwise(axis))
     if not disjoint or not prod(map(len, axes)) == len(set(regions)) == len(regions):
         return None
-    places = [{found: place for place, found in enumerate(axis)} for axis in axes]
+    places = [{piece: place for place, piece in enumerate(axis)} for axis in axes]
     number = {region: number for number, region in enumerate(regions)}
     low = tuple(axis[0] for axis in axes)
     first = number[low]

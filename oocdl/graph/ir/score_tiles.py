@@ -94,12 +94,12 @@ def computed_tiles(q: Shape, keys: int, band: Band) -> tuple[int, int]:
     >>> computed_tiles((4, 8, 1, 256, 64), 256, (None, 0)), computed_tiles((1, 2, 1, 1024, 64), 1024, NO_BAND)
     ((64, 1572864), (8, 2097152))
     """
-    found = tiling(q, keys, band=band)
-    alike = -(-q[0] // found.batch) * -(-q[1] // found.groups)
+    tile = tiling(q, keys, band=band)
+    alike = -(-q[0] // tile.batch) * -(-q[1] // tile.groups)
     tiles = scores = 0
-    for rows in parts(q[3], found.queries):
+    for rows in parts(q[3], tile.queries):
         start, stop = seen_keys(band, rows, keys)
-        tiles += alike * -(-(stop - start) // found.keys)
+        tiles += alike * -(-(stop - start) // tile.keys)
         scores += q[0] * q[1] * q[2] * (rows[1] - rows[0]) * (stop - start)
     return tiles, scores
 

@@ -99,13 +99,13 @@ def _cut_letters(cell: Cell, of_letter: Mapping[tuple[str, str], int]) -> dict[i
         for index in axis
         if isinstance(index, Plain)
     )
-    found: dict[int, str] = {}
+    cut: dict[int, str] = {}
     for letter in (*kept, *(cell.reduced if cell.combine else ())):
         if letter not in cell.uncut and cell.extents[letter] > 1:
             number = of_letter.get((cell.node.name, letter))
             if number is not None:
-                found.setdefault(number, letter)
-    return found
+                cut.setdefault(number, letter)
+    return cut
 
 
 def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, str]:

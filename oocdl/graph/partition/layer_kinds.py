@@ -113,12 +113,12 @@ def renamed(
     known: dict[int, tuple[str, Region]] = {}  # by identity: units have in common what they read alike
 
     def named(regions: Sequence[tuple[str, Region]]) -> tuple[tuple[str, Region], ...]:
-        found = []
+        pairs = []
         for pair in regions:
             if id(pair) not in known:
                 known[id(pair)] = names[pair[0]], pair[1]
-            found.append(known[id(pair)])
-        return tuple(found)
+            pairs.append(known[id(pair)])
+        return tuple(pairs)
 
     return [
         Unit(layer, shard, named(unit.reads), unit.program, named(unit.makes), unit.counts)

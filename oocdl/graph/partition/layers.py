@@ -102,10 +102,10 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     """Whether a matrix product mostly reads a matrix, as one of few rows with large weights does."""
     values = factored.graph.values
     read = sum(values[view.value].nbytes for view in cell.inputs)
-    made = sum(values[view.value].nbytes for view in cell.outputs)
+    written = sum(values[view.value].nbytes for view in cell.outputs)
     product = rules[cell.node.op].product
     is_matrix_product = product is not None and not product.data
-    return is_matrix_product and read >= LARGE_MATRIX_BYTES and read > 4 * made
+    return is_matrix_product and read >= LARGE_MATRIX_BYTES and read > 4 * written
 
 
 class _Grouper:
@@ -137,12 +137,12 @@ class _Grouper:
         """Return the first layer in which all inputs can be read; inside it only if no halo is read there."""
         layer, inside = -1, False
         for view in cell.inputs:
-            made, within = self.ready.get(view.value, (-1, False))
-            if made < layer:
+            maker, within = self.ready.get(view.value, (-1, False))
+            if maker < layer:
                 continue
             within = within and self.reads_same_piece(cell, view)
-            inside = within and (inside or made > layer)
-            layer = made
+            inside = within and (inside or maker > layer)
+            layer = maker
         return layer, inside
 
     def reads_same_piece(self, cell: Cell, view: View) -> bool:
@@ -202,17 +202,17 @@ class _Grouper:
         return self._cones[cell.node.name]
 
     def _find_cone(self, cell: Cell) -> set[str]:
-        found: set[str] = set()
+        cone: set[str] = set()
         pending = deque(view.value for view in cell.inputs)
-        while pending and len(found) < CONE_VALUES:
+        while pending and len(cone) < CONE_VALUES:
             value = pending.popleft()
-            if value in found or value not in self.wiring.large:
+            if value in cone or value not in self.wiring.large:
                 continue
-            found.add(value)
+            cone.add(value)
             maker = self.wiring.maker.get(value)
             if maker is not None and not self.is_anchor(maker):
                 pending.extend(view.value for view in maker.inputs)
-        return found
+        return cone
 
     def find_group(self, cell: Cell, floor: int, inside: bool) -> Group | None:
         """Return an existing layer, ``floor`` or later, that the anchor can share; None if there is none."""
@@ -252,8 +252,8 @@ class _Grouper:
                 return False
             sources |= reach.sources_of(anchor)
         for source in reach.results(sources & ~starts):
-            made, complete = self.ready.get(source, (len(self.groups), False))
-            if made > group.index or (made == group.index and not complete):
+            maker, complete = self.ready.get(source, (len(self.groups), False))
+            if maker > group.index or (maker == group.index and not complete):
                 return False
         return between != 0
 
@@ -284,12 +284,12 @@ class _Reach:
             before |= dict.fromkeys(wiring.makes[name], bits)
         for cell in reversed(cells):
             name = cell.node.name
-            made = wiring.makes[name]
+            results = wiring.makes[name]
             if name in anchors:
-                bits = before[made[0]]
+                bits = before[results[0]]
             else:
                 bits = 0
-                for value in made:
+                for value in results:
                     bits |= after.get(value, 0)
             for value in wiring.reads[name]:
                 after[value] = after.get(value, 0) | bits

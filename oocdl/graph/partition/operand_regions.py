@@ -84,20 +84,20 @@ class Operands:
 
     def facts(self, cell: Cell) -> CellFacts:
         """What the regions of a node follow from."""
-        found = self._facts.get(cell.node.name)
-        if found is None:
-            found = self._facts[cell.node.name] = self._find(cell)
-        return found
+        facts = self._facts.get(cell.node.name)
+        if facts is None:
+            facts = self._facts[cell.node.name] = self._find(cell)
+        return facts
 
     def region(self, operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
         """What is needed of an operand; ``ranges``: letter -> range."""
         key = (operand.number, *[ranges[letter] for letter in operand.letters])
-        found = self._known.get(key)
-        if found is None:
+        needed = self._known.get(key)
+        if needed is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            found = self._known[key] = _region(operand, ranges)
-        return found
+            needed = self._known[key] = _region(operand, ranges)
+        return needed
 
     def _find(self, cell: Cell) -> CellFacts:
         values = self.factored.graph.values
@@ -113,8 +113,8 @@ class Operands:
     def _operand(self, view: View) -> _Operand:
         shape = self.factored.shapes[view.value]
         axes = tuple(
-            _Axis(positions, indices, tuple(shape[position] for position in positions) or (own,))
-            for positions, indices, own in zip(view.positions, view.indices, view.shape, strict=True)
+            _Axis(positions, indices, tuple(shape[position] for position in positions) or (extent,))
+            for positions, indices, extent in zip(view.positions, view.indices, view.shape, strict=True)
         )
         letters = dict.fromkeys(
             index.letter
@@ -127,17 +127,17 @@ class Operands:
 
 
 def _stored_letters(view: View) -> tuple[str, ...]:
-    found = []
+    letters = []
     for positions, indices in zip(view.positions, view.indices, strict=True):
         for _, index in zip(positions, indices, strict=False):
             assert isinstance(index, Plain)
-            found.append(index.letter)
-    return tuple(found)
+            letters.append(index.letter)
+    return tuple(letters)
 
 
 def _region(operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
     part: list[Range] = [(0, 0)] * operand.rank
-    own, pads, nothing = [], [], False
+    needed, pads, nothing = [], [], False
     for axis in operand.axes:
         wants = [_needs(index, ranges, n) for index, n in zip(axis.indices, axis.extents, strict=True)]
         clipped = [clip(want, extent) for want, extent in zip(wants, axis.extents, strict=True)]
@@ -148,14 +148,14 @@ def _region(operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
         if start == stop:
             nothing = True
             start = stop = min(max(low, 0), axis.extents[0])
-        own.append((start * inner, stop * inner))
+        needed.append((start * inner, stop * inner))
         pads.append(((start - low) * inner, (high - stop) * inner))
-    found = tuple(part)
+    region = tuple(part)
     return OperandRegion(
-        part=found,
-        read=tuple(r if r[0] < r[1] else (0, 1) for r in found) if is_empty(found) else found,
-        own=tuple(own),
-        shape=tuple(stop - start for start, stop in own),
+        part=region,
+        read=tuple(r if r[0] < r[1] else (0, 1) for r in region) if is_empty(region) else region,
+        own=tuple(needed),
+        shape=tuple(stop - start for start, stop in needed),
         pads=tuple(pads) if any(pad != (0, 0) for pad in pads) else None,
         nothing=nothing,
     )

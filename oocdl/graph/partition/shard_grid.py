@@ -42,10 +42,10 @@ class _Axes:
         """What a shard has of the value."""
         pieces = tuple(shard[place] for _, place, _ in self.follows)
         if pieces not in self.known:
-            found = list(self.constant)
+            region = list(self.constant)
             for (axis, _, ranges), piece in zip(self.follows, pieces, strict=True):
-                found[axis] = ranges[piece]
-            self.known[pieces] = self.name, tuple(found)
+                region[axis] = ranges[piece]
+            self.known[pieces] = self.name, tuple(region)
         return self.known[pieces]
 
 
@@ -106,12 +106,12 @@ def find_shard_grid(pieces: Shard, derive: Derive, is_even: IsEven) -> ShardGrid
         first: dict[str, int] = {}
         firsts.append([first.setdefault(unit.program.key, piece) for piece, unit in enumerate(scan)])
     kinds = {shard: derive(shard) for shard in product(*(sorted(set(first)) for first in firsts))}
-    found = ShardGrid(scans=scans, firsts=firsts, middle=base, reads=reads, makes=makes, kinds=kinds)
+    grid = ShardGrid(scans=scans, firsts=firsts, middle=base, reads=reads, makes=makes, kinds=kinds)
     for shard, full in kinds.items():
-        made = found.unit(shard)
+        made = grid.unit(shard)
         if (made.reads, made.makes, made.counts) != (full.reads, full.makes, full.counts):
             return None
-    return found
+    return grid
 
 
 def _structure(unit: Unit) -> object:
@@ -122,12 +122,12 @@ def _structure(unit: Unit) -> object:
 
 def _scan(place: int, pieces: Shard, middle: Shard, derive: Derive, is_even: IsEven) -> list[Unit]:
     """The units along one class. Where three of them have one program and equal shifts, those between do."""
-    found: dict[int, Unit] = {}
+    units: dict[int, Unit] = {}
 
     def at(piece: int) -> Unit:
-        if piece not in found:
-            found[piece] = derive((*middle[:place], piece, *middle[place + 1 :]))
-        return found[piece]
+        if piece not in units:
+            units[piece] = derive((*middle[:place], piece, *middle[place + 1 :]))
+        return units[piece]
 
     def fill(low: int, high: int) -> None:
         if high - low < 3:
@@ -140,7 +140,7 @@ def _scan(place: int, pieces: Shard, middle: Shard, derive: Derive, is_even: IsE
             for piece in range(low + 2, high):
                 reads, makes, counts = _shifted(first, second, piece - low)
                 shard = (*middle[:place], piece, *middle[place + 1 :])
-                found[piece] = Unit(first.layer, shard, reads, first.program, makes, counts)
+                units[piece] = Unit(first.layer, shard, reads, first.program, makes, counts)
             return
         fill(low, (low + high) // 2)
         fill((low + high) // 2 + 1, high)
@@ -150,7 +150,7 @@ def _scan(place: int, pieces: Shard, middle: Shard, derive: Derive, is_even: IsE
     if count > 1:
         fill(count - 1, count - 1)
         fill(1, count - 2)
-    return [found[piece] for piece in range(count)]
+    return [units[piece] for piece in range(count)]
 
 
 def _facts(unit: Unit) -> tuple[Regions, Regions, tuple[int, ...]]:
@@ -165,8 +165,8 @@ def _shifted(first: Unit, second: Unit, times: int) -> tuple[Regions, Regions, t
 
     def shift(some: Regions, others: Regions) -> Regions:
         return tuple(
-            (name, tuple(map(moved, one, other)))
-            for (name, one), (_, other) in zip(some, others, strict=True)
+            (name, tuple(map(moved, before, after)))
+            for (name, before), (_, after) in zip(some, others, strict=True)
         )
 
     return shift(first.reads, second.reads), shift(first.makes, second.makes), first.counts
@@ -174,15 +174,15 @@ def _shifted(first: Unit, second: Unit, times: int) -> tuple[Regions, Regions, t
 
 def _axes(scans: Sequence[Sequence[Regions]], base: Regions) -> list[_Axes] | None:
     """For each value, which axes follow which class; None if one axis follows several."""
-    found: list[_Axes] = []
+    axes: list[_Axes] = []
     for index, (name, constant) in enumerate(base):
         follows: list[tuple[int, int, Sequence[Range]]] = []
-        for axis, one in enumerate(constant):
+        for axis, usual in enumerate(constant):
             for place, scan in enumerate(scans):
                 ranges = [regions[index][1][axis] for regions in scan]
-                if any(each != one for each in ranges):
+                if any(each != usual for each in ranges):
                     follows.append((axis, place, ranges))
         if len({axis for axis, _, _ in follows}) < len(follows):
             return None
-        found.append(_Axes(name, constant, tuple(follows)))
-    return found
+        axes.append(_Axes(name, constant, tuple(follows)))
+    return axes

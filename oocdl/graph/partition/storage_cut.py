@@ -73,9 +73,9 @@ class _Search:
 
     def begin(self) -> None:
         """Find what all layers read and compute, with the choice of stored values that is there."""
-        for found in self.grouping.groups:
-            self._need(found.index, [view.value for anchor in found.anchors for view in anchor.inputs])
-            self._need(found.index, found.finals)
+        for group in self.grouping.groups:
+            self._need(group.index, [view.value for anchor in group.anchors for view in anchor.inputs])
+            self._need(group.index, group.finals)
         for value, home in self.home.items():
             self._need(home, (value,))
 
@@ -161,9 +161,9 @@ class _Search:
 
     def made_where_ready(self, value: str) -> int | None:
         """Return the layer that makes all that the value is computed from, if it can store the value."""
-        made, inside = self.grouping.ready[value]
-        same = inside and self.grouping.groups[made].touched == self._touched(value)
-        return made if same else None
+        maker, inside = self.grouping.ready[value]
+        same = inside and self.grouping.groups[maker].touched == self._touched(value)
+        return maker if same else None
 
     def best_home(self, value: str) -> int | None:
         """Return the first layer that can store the value for another: the one that makes it, else a user.
@@ -188,8 +188,8 @@ def _seed(search: _Search) -> None:
     """Store values of several readers where they are made, to start: else every cone reaches the inputs."""
     uses = search.wiring.uses
     for value in search.cheap:
-        if uses.get(value, 0) > 1 and (made := search.made_where_ready(value)) is not None:
-            search.home[value] = made
+        if uses.get(value, 0) > 1 and (home := search.made_where_ready(value)) is not None:
+            search.home[value] = home
     search.begin()
 
 
@@ -207,18 +207,18 @@ def choose_stored(wiring: Wiring, grouping: Grouping) -> tuple[Layer, ...]:
                 changed |= search.try_change(value, home)
         if not changed:
             break
-    return _named_apart(_finish(search, found) for found in grouping.groups)
+    return _named_apart(_finish(search, group) for group in grouping.groups)
 
 
 def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """Layers with no name twice: tasks go by it, and a node may be called as the update of a value is."""
-    found: dict[str, Layer] = {}
+    named: dict[str, Layer] = {}
     for layer in layers:
         name = layer.name
-        while name in found:
+        while name in named:
             name += "'"
-        found[name] = replace(layer, name=name)
-    return tuple(found.values())
+        named[name] = replace(layer, name=name)
+    return tuple(named.values())
 
 
 def _finish(search: _Search, group: Group) -> Layer:
@@ -227,10 +227,10 @@ def _finish(search: _Search, group: Group) -> Layer:
     anchors = {cell.node.name for cell in group.anchors}
     partial = search.grouping.partial
     computed = (search.maker[value] for value in search.counts[index] if index in search.users.get(value, ()))
-    found = {cell.node.name: cell for cell in (*group.anchors, *computed)}
-    cells = tuple(sorted(found.values(), key=lambda cell: search.wiring.place[cell.node.name]))
+    inside = {cell.node.name: cell for cell in (*group.anchors, *computed)}
+    cells = tuple(sorted(inside.values(), key=lambda cell: search.wiring.place[cell.node.name]))
     # A cell with several results makes all of them again, also one that is stored.
-    made = {view.value for cell in cells for view in cell.outputs}
+    computed_values = {view.value for cell in cells for view in cell.outputs}
     stores: list[str] = []
     partials: list[str] = []
     for cell in cells:
@@ -253,7 +253,7 @@ def _finish(search: _Search, group: Group) -> Layer:
         name=title,
         index=index,
         cells=cells,
-        reads=tuple(sorted(reads - made)),
+        reads=tuple(sorted(reads - computed_values)),
         stores=tuple(stores),
         partials=tuple(partials),
         touched=group.touched,

@@ -88,14 +88,14 @@ class LayerCutter:
     @cached_property
     def _owned(self) -> dict[str, list[OwnedLetter]]:
         """Node that makes what is stored -> its letters that are cut."""
-        found: dict[str, list[OwnedLetter]] = {}
+        cuts: dict[str, list[OwnedLetter]] = {}
         for cell in self.sinks:
-            owned = found[cell.node.name] = []
+            owned = cuts[cell.node.name] = []
             for place, (cut, count) in enumerate(self.grid.items()):
                 letter = self.classes.cut_letter(cell, cut)
                 if letter is not None and count > 1:
                     owned.append((letter, place, boundaries(cell.extents[letter], self.base[cut], count)))
-        return found
+        return cuts
 
     def unit(self, shard: Shard) -> Unit:
         """Return the regions and the program of one shard."""
@@ -168,11 +168,11 @@ class LayerCutter:
         reads = tuple(
             (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
         )
-        made = tuple((name, makes[name]) for name in order)
-        program = self._program(reads, wanted, ranges, operands, made)
+        written = tuple((name, makes[name]) for name in order)
+        program = self._program(reads, wanted, ranges, operands, written)
         sizes = tuple(counts[name] if name in self._partials else 1 for name in order)
         return Unit(
-            layer=self.layer.index, shard=shard, reads=reads, program=program, makes=made, counts=sizes
+            layer=self.layer.index, shard=shard, reads=reads, program=program, makes=written, counts=sizes
         )
 
     @cached_property
@@ -223,7 +223,7 @@ class LayerCutter:
         slots: Mapping[str, int],
     ) -> Instruction:
         rule, node, facts = self.rules[cell.node.op], cell.node, self.operands.facts(cell)
-        found = [
+        operands = [
             self._operand(cell, view, region, regions[view.value], slots)
             for view, region in zip(cell.inputs, needed, strict=True)
             if not self._is_left_out(cell, region)
@@ -241,7 +241,7 @@ class LayerCutter:
         shapes = [region_shape(regions[view.value]) for view in cell.outputs]
         return Instruction(
             op=node.op,
-            operands=tuple(found),
+            operands=tuple(operands),
             outputs=tuple([slots[view.value] for view in cell.outputs]),
             kernel_shapes=tuple([_own_shape(v, s) for v, s in zip(cell.outputs, shapes, strict=True)]),
             shapes=tuple(shapes),
@@ -273,17 +273,17 @@ def _letters(cell: Cell, wanted: Sequence[tuple[tuple[str, ...], Region]]) -> di
 
     ``wanted``: the letters of a result's stored axes, and the region of it that is needed.
     """
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for letters, region in wanted:
         for letter, (start, stop) in zip(letters, region, strict=True):
-            low, high = found.get(letter, (start, stop))
-            found[letter] = min(low, start), max(high, stop)
-    return {k: (0, cell.extents[k]) if k in cell.uncut else found[k] for k in found}
+            low, high = ranges.get(letter, (start, stop))
+            ranges[letter] = min(low, start), max(high, stop)
+    return {k: (0, cell.extents[k]) if k in cell.uncut else ranges[k] for k in ranges}
 
 
 def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
     """Return the ranges of a view's own axes; of several factors only the outermost may be cut."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     for indices in view.indices:
         inner = 1
         start, stop = 0, 1
@@ -292,8 +292,8 @@ def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
             if number == len(indices) - 1:
                 start, stop = low * inner, high * inner
             inner *= high - low
-        found.append((start, stop))
-    return tuple(found)
+        ranges.append((start, stop))
+    return tuple(ranges)
 
 
 def _own_shape(view: View, stored: Shape) -> Shape:

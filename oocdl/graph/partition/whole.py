@@ -18,13 +18,13 @@ def whole_unit(factored: Factored, rules: Rules, stored: Sequence[str]) -> Unit:
 
     ``stored`` names values that nodes make, as ``Factored.stored`` has them: the outputs of the program.
     """
-    made = {view.value for cell in factored.cells for view in cell.outputs}
+    computed = {view.value for cell in factored.cells for view in cell.outputs}
     read = dict.fromkeys(view.value for cell in factored.cells for view in cell.inputs)
     layer = Layer(
         name="whole",
         index=0,
         cells=factored.cells,
-        reads=tuple(name for name in read if name not in made),
+        reads=tuple(name for name in read if name not in computed),
         stores=tuple(dict.fromkeys(stored)),
         partials=(),
         touched=frozenset(),

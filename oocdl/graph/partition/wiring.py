@@ -58,9 +58,9 @@ def wire(factored: Factored, heavy: Set[str]) -> Wiring:
     maker = {value: cell for cell in cells for value in makes[cell.node.name]}
     nbytes = {name: value.nbytes for name, value in values.items()}
     narrow = {
-        made: reads[cell.node.name][0]
-        for made, cell in maker.items()
-        if cell.node.op == "Cast" and nbytes[reads[cell.node.name][0]] < nbytes[made]
+        result: reads[cell.node.name][0]
+        for result, cell in maker.items()
+        if cell.node.op == "Cast" and nbytes[reads[cell.node.name][0]] < nbytes[result]
     }
     return Wiring(
         factored=factored,

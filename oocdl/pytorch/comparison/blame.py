@@ -46,17 +46,17 @@ class Recorder(TorchFunctionMode):
         read = tuple(self._makers[id(x)] for x in given if id(x) in self._makers)
         out = func(*args, **(kwargs or {}))
         tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        made = [x for x in tensors if x.is_floating_point() and not isinstance(x, torch.nn.Parameter)]
-        if not made:
+        results = [x for x in tensors if x.is_floating_point() and not isinstance(x, torch.nn.Parameter)]
+        if not results:
             return out
         name = getattr(func, "__name__", str(func))
-        operation = Operation(name, self.places.here(), read, [mark(x) for x in made], [])
-        for x in made:
+        operation = Operation(name, self.places.here(), read, [mark(x) for x in results], [])
+        for x in results:
             self._makers[id(x)] = len(self.operations)
             if x.requires_grad:
                 x.register_hook(lambda grad, known=operation.gradients: known.append(mark(grad)))  # type: ignore[no-untyped-call]
         self.operations.append(operation)
-        self._alive.append((given, made))  # a tensor that is freed would give its id to another
+        self._alive.append((given, results))  # a tensor that is freed would give its id to another
         return out
 
 
@@ -74,8 +74,8 @@ class Known:
 
     def add(self, x: Tensor) -> None:
         """Note a value."""
-        found = mark(x)
-        self._marks.setdefault(found[0], []).append(found)
+        marked = mark(x)
+        self._marks.setdefault(marked[0], []).append(marked)
 
     def __contains__(self, found: tuple[float, ...]) -> bool:
         for other in self._marks.get(found[0], ()):
@@ -89,7 +89,7 @@ class Known:
 
 def first_difference(operations: Sequence[Operation], known: Known) -> str:
     """Say which operation is the first whose result, else whose gradient, a file does not have; or ''."""
-    good = [any(made in known for made in operation.made) for operation in operations]
+    good = [any(result in known for result in operation.made) for operation in operations]
     for number in reversed(range(len(operations))):
         if good[number]:
             for earlier in operations[number].read:

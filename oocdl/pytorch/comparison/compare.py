@@ -72,10 +72,10 @@ def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> Differenc
     for number, shapes in enumerate((sizes.first, sizes.second)):
         if number:
             twin.move(number)
-        made = training_pass(model, shapes, _precision(twin))
-        found = _one(twin, made, data, shapes, number)
-        if found is not None:
-            return found
+        file_pass = training_pass(model, shapes, _precision(twin))
+        difference = _one(twin, file_pass, data, shapes, number)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -142,20 +142,20 @@ def differences(module: nn.Module, signature: Signature, model: OnnxModel, made:
     In float64, but in float32 for code with types of its own that does not run in float64.
     """
     assert model.metadata is not None
-    held = {one.names[0]: one.tensor for one in named_tensors(module)}
+    held = {tensor.names[0]: tensor.tensor for tensor in named_tensors(module)}
     for name, fact in model.metadata.facts.items():
         if not np.array_equal(model.initializers[name].raw(), array_of(held[fact.names[0]]), equal_nan=True):
             return f"'{fact.names[0]}' holds other numbers there", ""
     twin = Twin(module, signature, model.metadata, torch.float64)
     try:
-        found = compare(twin, model, made.sizes, made.data)
+        difference = compare(twin, model, made.sizes, made.data)
     except Exception:  # whatever PyTorch raises of types that do not fit; any other failure shows in float32
         if twin.runs is not False:
             raise
         twin = Twin(module, signature, model.metadata, torch.float32)
-        found = compare(twin, model, made.sizes, made.data)
-    if found is not None:
-        return str(found), ""
+        difference = compare(twin, model, made.sizes, made.data)
+    if difference is not None:
+        return str(difference), ""
     return "", _predicts_otherwise(Twin(module, signature, model.metadata, twin.dtype), model, made)
 
 
@@ -165,9 +165,11 @@ def _predicts_otherwise(twin: Twin, model: OnnxModel, made: Study) -> str:
     shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
     twin.module.eval()
     try:
-        found = _one(twin, inference_pass(model, shapes, _precision(twin)), made.data, shapes, len(_ORDER))
+        difference = _one(
+            twin, inference_pass(model, shapes, _precision(twin)), made.data, shapes, len(_ORDER)
+        )
     except UnsupportedError as error:
         return str(error)
     except Exception as error:  # a module that is trained may never have been called so
         return first_line(error)
-    return "" if found is None else str(found)
+    return "" if difference is None else str(difference)

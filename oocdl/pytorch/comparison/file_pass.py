@@ -53,9 +53,9 @@ class Pass:
         arrays: dict[str, Array] = {name: np.asarray(data) for name, data in self.graph.constants.items()}
         arrays |= {name: x.detach().numpy() for name, x in {**held, **random}.items()}
         arrays |= {self.cotangents.get(name, name): x.detach().numpy() for name, x in given.items()}
-        made = list(dict.fromkeys(self.factored.stored(value) for value in self.results.values()))
-        sources = [name for name in made if name in arrays]
-        unit = whole_unit(self.factored, RULES, [name for name in made if name not in sources])
+        wanted = list(dict.fromkeys(self.factored.stored(value) for value in self.results.values()))
+        sources = [name for name in wanted if name in arrays]
+        unit = whole_unit(self.factored, RULES, [name for name in wanted if name not in sources])
         program = without_group_axes(unit.program)
         slots: dict[int, Tensor] = {}
         for slot, (name, region) in zip(program.inputs, unit.reads, strict=True):
@@ -72,10 +72,10 @@ class Pass:
                 for slot in {*item.outputs, *(o.slot for o in item.operands)}:
                     if last.get(slot, number) == number and slot not in ends:
                         slots.pop(slot, None)
-        found = {name: slots[end.slot] for (name, _), end in zip(unit.makes, program.outputs, strict=True)}
-        found |= {name: to_torch(arrays[name]) for name in sources}
+        stored = {name: slots[end.slot] for (name, _), end in zip(unit.makes, program.outputs, strict=True)}
+        stored |= {name: to_torch(arrays[name]) for name in sources}
         return {
-            title: found[self.factored.stored(value)].reshape(self.graph.values[value].shape).clone()
+            title: stored[self.factored.stored(value)].reshape(self.graph.values[value].shape).clone()
             for title, value in self.results.items()
         }
 

@@ -29,7 +29,7 @@ class Draw:
 def draws_of(graph: Graph) -> tuple[Draw, ...]:
     """Return the random numbers of a graph in the order in which they are drawn."""
     readers = graph.consumers()
-    found: list[Draw] = []
+    draws: list[Draw] = []
     values = graph.of_role(Role.RANDOM)
     while values:
         first, *values = values
@@ -38,8 +38,8 @@ def draws_of(graph: Graph) -> tuple[Draw, ...]:
         names: tuple[str, ...] = (first.name,)
         if ops == {"Sub"} and values and values[0].shape == first.shape:  # Box and Muller take two
             kind, names = "normal", (*names, values.pop(0).name)
-        found.append(Draw(kind, names, first.shape))
-    return tuple(found)
+        draws.append(Draw(kind, names, first.shape))
+    return tuple(draws)
 
 
 class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,8 +75,8 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedError(f"random numbers of {func} cannot be compared with those of a file")
         shape = tuple(x.shape) if isinstance(x, Tensor) else tuple(bound["size"])
         wanted = bound.get("dtype") or (x.dtype if isinstance(x, Tensor) else torch.get_default_dtype())
-        made = _MADE[name](self, name, shape, bound).to(wanted)
-        return x.copy_(made) if isinstance(x, Tensor) and name.endswith("_") else made
+        drawn = _MADE[name](self, name, shape, bound).to(wanted)
+        return x.copy_(drawn) if isinstance(x, Tensor) and name.endswith("_") else drawn
 
     def check_all_drawn(self) -> None:
         """Raise UnsupportedError if the file draws more than the module did."""
@@ -122,8 +122,8 @@ def _uniform(pinned: Pinned, name: str, shape: Sequence[int], bound: Mapping[str
 
 
 def _gaussian(pinned: Pinned, name: str, shape: Sequence[int], bound: Mapping[str, Any]) -> Tensor:
-    made: Tensor = pinned._draw(name, shape) * bound.get("std", 1.0) + bound.get("mean", 0.0)
-    return made
+    drawn: Tensor = pinned._draw(name, shape) * bound.get("std", 1.0) + bound.get("mean", 0.0)
+    return drawn
 
 
 _MADE: Mapping[str, Callable[[Pinned, str, Sequence[int], Mapping[str, Any]], Tensor]] = {

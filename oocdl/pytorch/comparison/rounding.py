@@ -78,12 +78,12 @@ class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
         if any(slot.alias_info is not None for slot in func._schema.returns):
-            return made
-        for x in tree_leaves(made):
+            return out
+        for x in tree_leaves(out):
             if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
                 bits = torch.rand(x.shape, generator=self.random, dtype=x.dtype).mul_(2).sub_(1)
                 moved = x + bits.mul_(torch.finfo(x.dtype).eps) * x
                 x.copy_(moved.where(moved.isfinite(), x))
-        return made
+        return out

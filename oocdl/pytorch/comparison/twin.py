@@ -73,27 +73,29 @@ class Twin:
                 self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
             self.runs = True
-            made = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
-            if len(made) != len(cotangents):
-                raise UnsupportedError(f"the module returns {len(made)} tensors, its file {len(cotangents)}")
+            outputs = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            if len(outputs) != len(cotangents):
+                raise UnsupportedError(
+                    f"the module returns {len(outputs)} tensors, its file {len(cotangents)}"
+                )
             pairs = [
                 (y, given)
-                for y, given in zip(made, cotangents.values(), strict=True)
+                for y, given in zip(outputs, cotangents.values(), strict=True)
                 if y.requires_grad and given is not None and given.shape == y.shape
             ]
             with mode or nullcontext():
                 if pairs:
                     torch.autograd.backward([y for y, _ in pairs], [given for _, given in pairs])
-        results = {f"output {name}": y.detach() for name, y in zip(cotangents, made, strict=True)}
+        results = {f"output {name}": y.detach() for name, y in zip(cotangents, outputs, strict=True)}
         return results | self._left() if trains else results
 
     def _left(self) -> dict[str, Tensor]:
         """Return the gradients and running statistics that the last call has left."""
-        found = {}
+        left = {}
         for name, fact in self.facts.items():
             tensor = self.tensors[fact.names[0]]
             if fact.kind == "statistic":
-                found[f"update {name}"] = tensor.detach().clone()
+                left[f"update {name}"] = tensor.detach().clone()
             elif tensor.requires_grad and tensor.grad is not None:
-                found[f"gradient {name}"] = tensor.grad.detach().clone()
-        return found
+                left[f"gradient {name}"] = tensor.grad.detach().clone()
+        return left

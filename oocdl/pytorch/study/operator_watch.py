@@ -77,18 +77,18 @@ class NoOperators(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found, place = self.watch.found, self.watch.places.here
+        findings, place = self.watch.found, self.watch.places.here
         if func is Tensor.register_hook:
-            found.refused.append(f"a hook on the gradient of a tensor, {place()}")
+            findings.refused.append(f"a hook on the gradient of a tensor, {place()}")
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
-            found.refused.append(f"the contents of a tensor are replaced by .data, {place()}")
+            findings.refused.append(f"the contents of a tensor are replaced by .data, {place()}")
         if func in _ARRAYS and any(cell_of(x) in self.watch.data for x in args if isinstance(x, Tensor)):
-            found.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
-        before = len(found.random)
+            findings.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
+        before = len(findings.random)
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(found.random) > before:
+        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(findings.random) > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
-            found.refused.append(f"{func.__name__} {place()}")
+            findings.refused.append(f"{func.__name__} {place()}")
         return out
 
 
@@ -187,14 +187,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._reads(func, args, kwargs, given)
         out = func(*args, **kwargs)
         self.alive.append(out)  # a cell that is freed would be given to another tensor
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.literals.update(map(cell_of, made if name.startswith("lift_fresh") else ()))
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.literals.update(map(cell_of, results if name.startswith("lift_fresh") else ()))
         bound = {slot.name: value for slot, value in zip(func._schema.arguments, args, strict=False)}
         bound |= kwargs
         ratio = bound.get("dropout_p", 0.0 if "scaled_dot_product" in name else 1.0)
         if torch.Tag.nondeterministic_seeded in func.tags and ratio:
             self.found.random.append(f"{name} {self.places.here()}")
-            self.data.update(map(cell_of, made))
+            self.data.update(map(cell_of, results))
             if bound.get("generator") is not None:
                 self.found.refused.append(f"random numbers of a generator of its own {self.places.here()}")
         if name.startswith(_NORMS):
@@ -210,12 +210,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             what = "a number that depends on data is read as one of Python's"
             self.found.refused.append(f"{what} (item(), float(), if) {self.places.here()}")
         if name == "_to_copy" and cell_of(given[0]) in self.data:
-            before, after = given[0].dtype, made[0].dtype
+            before, after = given[0].dtype, results[0].dtype
             if before in _FLOATS and after in _FLOATS and before != after:
                 self.found.casts.setdefault(self.places.here(), str(after).removeprefix("torch."))
         if not any(word in str(func) for word in _NO_VALUES):
-            self._follow(name, given, made)
-        for number, x in enumerate(made):
+            self._follow(name, given, results)
+        for number, x in enumerate(results):
             if cell_of(x) not in self.state:
                 self.made[cell_of(x)] = f"{len(self.found.trace)}:{number}"
         return out
@@ -330,29 +330,29 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _finish(self) -> None:
         """Look at what came out: which gradients are cut, and which parameters they reach."""
-        found = self.found
-        results = [x for x in tree_leaves(found.outputs) if isinstance(x, Tensor)]
+        findings = self.found
+        results = [x for x in tree_leaves(findings.outputs) if isinstance(x, Tensor)]
         for x in results:
             if (cell_of(x), x.requires_grad) in self.cut:
-                found.refused.append(
+                findings.refused.append(
                     f"the gradient is cut by {self.cut[cell_of(x), x.requires_grad]} "
                     "(to freeze parameters, use requires_grad_(False))"
                 )
-        for title, training in found.norms.items():
+        for title, training in findings.norms.items():
             if training and title in self.beside:
-                found.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")
+                findings.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")
         for title, where in self.indexed.items():
-            if found.padding.get(title) is not None:
-                found.refused.append(f"'{title}' has a padding_idx, and is indexed without one {where}")
+            if findings.padding.get(title) is not None:
+                findings.refused.append(f"'{title}' has a padding_idx, and is indexed without one {where}")
         nodes = [x.grad_fn for x in results if x.grad_fn is not None]
         seen = set(nodes)
         while nodes:
             node = nodes.pop()
             if isinstance(node, torch.autograd.function.BackwardCFunction):
-                found.refused.append(f"an autograd.Function of its own ({type(node).__name__})")
+                findings.refused.append(f"an autograd.Function of its own ({type(node).__name__})")
             variable = getattr(node, "variable", None)
             if id(variable) in self.parameters:
-                found.reached.add(self.parameters[id(variable)])
+                findings.reached.add(self.parameters[id(variable)])
             fresh = {after for after, _ in node.next_functions if after is not None} - seen
             seen |= fresh
             nodes += fresh

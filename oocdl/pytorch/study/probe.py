@@ -35,20 +35,20 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
     """
     _refuse_hooks(module)
     try:
-        found = _fake(module, signature, inputs)
+        findings = _fake(module, signature, inputs)
     except UnsupportedError:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
         try:
-            found = _repeated(copy.deepcopy(module), signature.split(inputs), nullcontext())
+            findings = _repeated(copy.deepcopy(module), signature.split(inputs), nullcontext())
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
             raise InputError(f"{type(module).__name__} cannot be called with {shapes}: {text}") from error
-    if found.refused:
-        listed = "; ".join(dict.fromkeys(found.refused))
+    if findings.refused:
+        listed = "; ".join(dict.fromkeys(findings.refused))
         raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
-    return found
+    return findings
 
 
 def _fake(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
@@ -64,11 +64,11 @@ def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) 
     with mode:
         watch = Watch(module, (*args, *kwargs.values()))
         dice = global_generators()
-        found, states = [], []
+        calls, states = [], []
         for _ in range(3):
-            found.append(watch.call(module, args, kwargs))
+            calls.append(watch.call(module, args, kwargs))
             states.append(snapshot(module))
-        refused = [text for one in found for text in one.refused]
+        refused = [text for findings in calls for text in findings.refused]
         drawn = [name for name, was in dice.items() if global_generators()[name] != was]
         refused += [_drawn(name, module, call) for name in drawn]
         left = changed(states[1], states[2])
@@ -81,9 +81,9 @@ def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) 
                 if _is_read(module, path, watch, call)
             ]
         if not refused:
-            refused += _differences(*found)
-    found[0].refused[:] = refused
-    return found[0]
+            refused += _differences(*calls)
+    calls[0].refused[:] = refused
+    return calls[0]
 
 
 def _drawn(name: str, module: nn.Module, call: Call) -> str:
@@ -114,25 +114,25 @@ def _differences(first: Findings, second: Findings, third: Findings) -> list[str
     for earlier, later in [(second, third)] + ([] if keeps else [(first, second)]):
         if earlier.trace != later.trace:
             lines = zip_longest(earlier.trace, later.trace, later.places, fillvalue="nothing")
-            one, other, place = next(line for line in lines if line[0] != line[1])
-            return [f"two calls with equal inputs differ {place}: {one[:100]}, then {other[:100]}"]
+            before, after, place = next(line for line in lines if line[0] != line[1])
+            return [f"two calls with equal inputs differ {place}: {before[:100]}, then {after[:100]}"]
     return []
 
 
 def _refuse_hooks(module: nn.Module) -> None:
     """Raise UnsupportedError for what runs in backward only, and for norms that average cumulatively."""
-    found = []
+    refused = []
     for name, part in module.named_modules():
         where = f"'{name or type(module).__name__}'"
         if part._backward_hooks or part._backward_pre_hooks:
-            found.append(f"a backward hook of {where}")
+            refused.append(f"a backward hook of {where}")
         norm = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
         if norm and part.track_running_stats and part.momentum is None:
-            found.append(f"momentum=None of {where}, a cumulative average (give a number)")
+            refused.append(f"momentum=None of {where}, a cumulative average (give a number)")
     for name, p in module.named_parameters():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            found.append(f"a hook on the gradient of '{name}'")
-    if found:
+            refused.append(f"a hook on the gradient of '{name}'")
+    if refused:
         raise UnsupportedError(
-            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(found)}"
+            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(refused)}"
         )

@@ -45,25 +45,25 @@ def choose(
     ``names``: (input, axis) -> the name of its size, for the axes that are open. Of batches, the first is 2
     and the second 1, or 3 where the module refuses 1.
     """
-    own = {name: example[title][axis] for (title, axis), name in names.items()}
-    titles = [name for name in own if name != BATCH]
+    given = {name: example[title][axis] for (title, axis), name in names.items()}
+    titles = [name for name in given if name != BATCH]
 
     def takes(extents: Mapping[str, int], batch: int) -> tuple[Shapes, Sequence[tuple[int, ...]]] | None:
-        sizes = {**extents, BATCH: batch} if BATCH in own else dict(extents)
+        sizes = {**extents, BATCH: batch} if BATCH in given else dict(extents)
         asked = {name: max(size, 2) if name == BATCH else size for name, size in sizes.items()}
         if not all(item.holds(asked) for item in conditions):
             return None
         shapes = shapes_at(example, names, sizes)
-        made = works(shapes)
-        return None if made is None else (shapes, made)
+        returned = works(shapes)
+        return None if returned is None else (shapes, returned)
 
-    for small, large in _pairs(titles, own):
+    for small, large in _pairs(titles, given):
         first = takes(small, 2)
         for batch in (1, 3):
             second = takes(large, batch) if first else None
-            if first and second and [len(one) for one in second[1]] == [len(one) for one in first[1]]:
+            if first and second and [len(shape) for shape in second[1]] == [len(shape) for shape in first[1]]:
                 pairs = zip(first[1], second[1], strict=True)
-                return Sizes(first[0], second[0], [_common(one, other) for one, other in pairs])
+                return Sizes(first[0], second[0], [_common(shape, other) for shape, other in pairs])
     return None
 
 

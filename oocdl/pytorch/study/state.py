@@ -26,17 +26,17 @@ def cell_of(tensor: Tensor) -> int:
 
 def snapshot(module: nn.Module) -> dict[str, Any]:
     """Return what every attribute of a module and its parts is now, by path; equal things compare equal."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
         for title, value in vars(part).items():
             if title not in _OF_MODULES or title == "training":
-                found.update(_leaves(f"{prefix}{title}", value, _DEPTH))
+                state.update(_leaves(f"{prefix}{title}", value, _DEPTH))
         for title, tensor in part._buffers.items():
-            found[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
+            state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
         for title, parameter in part._parameters.items():
-            found[f"{prefix}{title}"] = None if parameter is None else ("parameter", cell_of(parameter))
-    return found
+            state[f"{prefix}{title}"] = None if parameter is None else ("parameter", cell_of(parameter))
+    return state
 
 
 def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -80,8 +80,8 @@ def _generator_state(value: Any) -> Any:
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the paths at which two snapshots differ, but for tensors that are kept anew in each call."""
     paths = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-    found = {path for path in paths if not (_is_kept(before.get(path)) and _is_kept(after.get(path)))}
-    return {path for path in found if not any(path.startswith((f"{one}[", f"{one}.")) for one in found)}
+    moved = {path for path in paths if not (_is_kept(before.get(path)) and _is_kept(after.get(path)))}
+    return {path for path in moved if not any(path.startswith((f"{up}[", f"{up}.")) for up in moved)}
 
 
 def _is_kept(leaf: Any) -> bool:
@@ -111,15 +111,15 @@ class Counter(int):
     uses: list[str]
 
     def __new__(cls, value: int, uses: list[str]) -> Counter:
-        made = super().__new__(cls, value)
-        made.uses = uses
-        return made
+        counter = super().__new__(cls, value)
+        counter.uses = uses
+        return counter
 
 
 def _sum(name: str) -> Callable[..., Any]:
     def call(self: Counter, other: Any) -> Any:
-        made = getattr(int, name)(self, other)
-        return made if made is NotImplemented else Counter(made, self.uses)
+        result = getattr(int, name)(self, other)
+        return result if result is NotImplemented else Counter(result, self.uses)
 
     return call
 

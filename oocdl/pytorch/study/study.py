@@ -61,21 +61,21 @@ def study(
     sizes_of = partial(_free, module, signature, tried=tried, asked=asked)
     following = start("following sizes", partial(sizes_of, wide))  # on the other core
     try:
-        found = probe(module, signature, wide)
+        findings = probe(module, signature, wide)
         free = following.result()
     except InputError:
         if wide is inputs:
             raise
-        found, wide = probe(module, signature, inputs), inputs
+        findings, wide = probe(module, signature, inputs), inputs
         free = sizes_of(wide)
-    names = _output_names(found.outputs, outputs, signature.names)
+    names = _output_names(findings.outputs, outputs, signature.names)
     if BATCH not in free.names.values() and wide is not inputs:
-        wide, found = inputs, probe(module, signature, inputs)
-    found.outputs = None  # tensors without contents cannot be pickled
+        wide, findings = inputs, probe(module, signature, inputs)
+    findings.outputs = None  # tensors without contents cannot be pickled
     data = Data(
         dtypes={name: x.dtype for name, x in inputs.items()},
-        rows=min(found.rows, default=2),
-        special=tuple(sorted({row for row in found.padding.values() if row is not None})),
+        rows=min(findings.rows, default=2),
+        special=tuple(sorted({row for row in findings.padding.values() if row is not None})),
     )
     example = {name: tuple(x.shape) for name, x in wide.items()}
     works = _Works(module, signature, data)
@@ -87,7 +87,7 @@ def study(
         raise UnsupportedError(
             f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
         )
-    return Study(found=found, example=example, free=free, sizes=sizes, data=data, outputs=names)
+    return Study(found=findings, example=example, free=free, sizes=sizes, data=data, outputs=names)
 
 
 def narrowed(module: nn.Module, signature: Signature, made: Study, reason: str) -> Study:
@@ -125,11 +125,11 @@ class _Works:
         args, kwargs = self.signature.split(self.data.inputs(shapes, self.dtype, 0))
         try:
             with torch.no_grad():
-                made = self.module(*args, **kwargs)
+                returned = self.module(*args, **kwargs)
         except Exception as error:  # a size that does not fit fails with whatever the module raises
             self.reason = first_line(error)
             return None
-        return [tuple(x.shape) for x in tree_leaves(made) if isinstance(x, Tensor)]
+        return [tuple(x.shape) for x in tree_leaves(returned) if isinstance(x, Tensor)]
 
 
 def _widened(inputs: Tensors, tried: Axes) -> Tensors:
@@ -147,29 +147,29 @@ def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes,
         for name, x in inputs.items()
     }
     try:
-        found = freedom(module, signature, inputs, tried, _ASKED_SECONDS if asked else _SECONDS)
+        free = freedom(module, signature, inputs, tried, _ASKED_SECONDS if asked else _SECONDS)
     except TimeoutError as error:
         if asked:
             raise UnsupportedError(str(error)) from None
         batch = {name: [axis for axis in axes if axis == 0] for name, axes in tried.items()}
         late = f"{error}; dynamic= asks for it"
-        found = _free(module, signature, inputs, batch, False)
+        free = _free(module, signature, inputs, batch, False)
         fixed = {(name, axis): late for name, axes in tried.items() for axis in axes if axis}
-        return replace(found, fixed={**fixed, **found.fixed})
+        return replace(free, fixed={**fixed, **free.fixed})
     except Exception as error:  # whatever a module raises of sizes that are symbols
         reason = f"its sizes cannot be followed: {first_line(error)}"
         fixed = {(name, axis): reason for name, axes in tried.items() for axis in axes}
-        found = Freedom(names={}, fixed=fixed, conditions=())
-    if any(axis == 0 for _, axis in found.fixed):  # samples are the first axis of every input
-        names = {axis: name for axis, name in found.names.items() if name != BATCH}
-        found = replace(found, names=names)
-    if asked and found.fixed:
-        (name, axis), why = next(iter(found.fixed.items()))
+        free = Freedom(names={}, fixed=fixed, conditions=())
+    if any(axis == 0 for _, axis in free.fixed):  # samples are the first axis of every input
+        names = {axis: name for axis, name in free.names.items() if name != BATCH}
+        free = replace(free, names=names)
+    if asked and free.fixed:
+        (name, axis), why = next(iter(free.fixed.items()))
         raise UnsupportedError(
             f"axis {axis} of '{name}' cannot be left open: {type(module).__name__} needs its size"
             + (f", {why}" if why else "")
         )
-    return found
+    return free
 
 
 def _output_names(made: Any, asked: Sequence[str] | None, inputs: Sequence[str]) -> tuple[str, ...]:
