@@ -29,13 +29,13 @@ LEAST_ONE_TAP_CHANNELS = 8
 def may_be_bfloat16(graph: Graph, stored: Iterable[str]) -> frozenset[str]:
     """Select, of the ``stored`` values, large activations and their gradients: these may be bfloat16."""
     results = {*graph.outputs, *graph.updates.values()}
-    found = set()
+    names = set()
     for name in stored:
         value = graph.values[name]
         inner = value.role in (Role.ACTIVATION, Role.GRADIENT) and name not in results
         if inner and value.dtype == "float32" and value.nbytes >= LEAST_BYTES:
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def bfloat16_of(name: str) -> str:
@@ -82,11 +82,11 @@ class _Rewriting:
                 self.in_bfloat16(name) if name in rounded else self._in_float32(name) for name in node.inputs
             )
             if self._makes_data(node):
-                [made] = node.outputs
+                [output] = node.outputs
                 attrs = {**node.attrs, "precision": STORED}
-                result = replace(node, inputs=inputs, outputs=(bfloat16_of(made),), attrs=attrs)
-                self._add_bfloat16(result, made)
-                self._cast_back(made, made)
+                result = replace(node, inputs=inputs, outputs=(bfloat16_of(output),), attrs=attrs)
+                self._add_bfloat16(result, output)
+                self._cast_back(output, output)
                 return
             self.nodes.append(replace(node, inputs=inputs))
         else:
@@ -147,8 +147,8 @@ class _Rewriting:
         value = self.graph.values[name]
         # Of a weight or an input, too: what is computed from it is neither.
         role = Role.GRADIENT if value.role is Role.GRADIENT else Role.ACTIVATION
-        [made] = node.outputs
-        self.values[made] = Value(made, value.shape, STORED, role)
+        [output] = node.outputs
+        self.values[output] = Value(output, value.shape, STORED, role)
         self.made_in_bfloat16.add(name)
         self.nodes.append(node)
 

@@ -34,10 +34,10 @@ def _expanded(graph: Graph, rules: Rules) -> Graph:
                 continue
             build.role, build.scope = graph.values[node.outputs[0]].role, f"{node.name}/"
             start = len(build.nodes)
-            made = rewrite(build, node)
+            results = rewrite(build, node)
             fresh = {name for new in build.nodes[start:] for name in new.outputs}
             kept: dict[str, str] = {}
-            for old, result in zip(node.outputs, made, strict=True):
+            for old, result in zip(node.outputs, results, strict=True):
                 if result in fresh and result not in kept:
                     # What makes the result takes the old name: nothing that reads it changes.
                     kept[result] = old
@@ -170,15 +170,15 @@ class _Merger:
         if rule is None or len(node.outputs) != 1:
             return False
         shapes = [self.shape(name) for name in node.inputs]
-        found = rule(node, shapes, [self.shape(node.outputs[0])])
-        out = found.outputs[0]
+        axes = rule(node, shapes, [self.shape(node.outputs[0])])
+        out = axes.outputs[0]
         return all(
             len(operand) <= len(out)
             and all(
                 index is None or (isinstance(index, Plain) and index == letter)
                 for index, letter in zip(operand, out[len(out) - len(operand) :], strict=True)
             )
-            for operand in found.inputs
+            for operand in axes.inputs
         )
 
 
@@ -189,10 +189,10 @@ def _merged(graph: Graph, rules: Rules) -> Graph:
         merger.add(node)
     merged = _substitute(replace(graph, nodes=tuple(merger.nodes)), merger.alias)
     # An output that turned out to be another value gives that value its name.
-    made = {name for node in merged.nodes for name in node.outputs}
+    computed = {name for node in merged.nodes for name in node.outputs}
     names: dict[str, str] = {}
     for wanted, real in zip(graph.outputs, merged.outputs, strict=True):
-        if wanted != real and real in made and real not in names and real not in graph.outputs:
+        if wanted != real and real in computed and real not in names and real not in graph.outputs:
             names[real] = wanted
     if not names:
         return merged
@@ -217,12 +217,12 @@ def _without_dead(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(node.inputs)
     kept.reverse()
-    made = {name for node in kept for name in node.outputs}
+    computed = {name for node in kept for name in node.outputs}
     disposable = (Role.CONSTANT, Role.RANDOM, Role.ACTIVATION, Role.GRADIENT)
     values = {
         name: value
         for name, value in graph.values.items()
-        if name in made or name in needed or value.role not in disposable
+        if name in computed or name in needed or value.role not in disposable
     }
     constants = {name: array for name, array in graph.constants.items() if name in values}
     return replace(graph, values=values, nodes=tuple(kept), constants=constants)

@@ -60,14 +60,14 @@ def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPA
     Data that a convolution reads or makes have their channels last, and so have values that are computed
     from them, or from which they are computed, element by element.
     """
-    found: dict[str, Order] = {}
+    orders: dict[str, Order] = {}
     alike = []
     planes = {cell.inputs[0].value for cell in factored.cells if _wants_planes(cell, rules[cell.node.op])}
 
     def add(views: Iterable[View]) -> None:
         for view in views:
-            if view.value not in planes and view.value not in found and (order := order_of(view, ranks)):
-                found[view.value] = order
+            if view.value not in planes and view.value not in orders and (order := order_of(view, ranks)):
+                orders[view.value] = order
 
     for cell in factored.cells:
         rule = rules[cell.node.op]
@@ -76,13 +76,13 @@ def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPA
         elif rule.keeps_axes:
             alike.append(cell)
     known = -1
-    while known != len(found):
-        known = len(found)
+    while known != len(orders):
+        known = len(orders)
         for cell in (*alike, *reversed(alike)):
             views = (*cell.inputs, *cell.outputs)
-            if any(found.get(view.value) == order_of(view, ranks) != () for view in views):
+            if any(orders.get(view.value) == order_of(view, ranks) != () for view in views):
                 add(views)
-    return replace(factored, orders=found)
+    return replace(factored, orders=orders)
 
 
 def slot_orders(slots: Mapping[str, int], orders: Mapping[str, Order]) -> tuple[tuple[int, Order], ...]:

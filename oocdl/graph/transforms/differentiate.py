@@ -32,18 +32,18 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
     build.role, build.scope = Role.GRADIENT, "grad/"
     try:
         reached = _reached(build, forward, wrt)
-        found: dict[str, list[str]] = {}
+        parts: dict[str, list[str]] = {}
         if loss in reached:
-            found[loss] = [build.constant(1.0, build.dtype(loss), stem="seed")]
+            parts[loss] = [build.constant(1.0, build.dtype(loss), stem="seed")]
         total: dict[str, str] = {}
         for node in reversed(forward):
-            grads = [_total(build, name, found, total) for name in node.outputs]
+            grads = [_total(build, name, parts, total) for name in node.outputs]
             if any(grads) and any(name in reached for name in node.inputs):
                 for name, grad in _visit(build, node, grads):
                     if name in reached:
-                        found.setdefault(name, []).append(grad)
-        made = {name: _total(build, name, found, total) for name in wrt}
-        answer = {name: grad for name, grad in made.items() if grad is not None}
+                        parts.setdefault(name, []).append(grad)
+        gradients = {name: _total(build, name, parts, total) for name in wrt}
+        answer = {name: grad for name, grad in gradients.items() if grad is not None}
     finally:
         build.role, build.scope = role, scope
     names = _rename(build, count, {**answer, **total})
@@ -55,11 +55,11 @@ def sources(build: Builder, value: str) -> set[str]:
 
     PyTorch gives these gradients, if only zeros (behind a ``round``, say); all others have none.
     """
-    found = {value}
+    names = {value}
     for node in reversed(build.nodes):
-        if not found.isdisjoint(node.outputs):
-            found.update(name for name in node.inputs if _is_float(build, name))
-    return found
+        if not names.isdisjoint(node.outputs):
+            names.update(name for name in node.inputs if _is_float(build, name))
+    return names
 
 
 def _is_float(build: Builder, name: str) -> bool:
@@ -90,14 +90,14 @@ def _total(build: Builder, name: str, found: dict[str, list[str]], total: dict[s
 
 def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tuple[str, str]]:
     """Return (input, gradient), checked, for each input of ``node`` that gets a gradient."""
-    made = build.rules[node.op].gradient(build, node, grads)
-    if len(made) != len(node.inputs):
+    gradients = build.rules[node.op].gradient(build, node, grads)
+    if len(gradients) != len(node.inputs):
         raise ModelError(
-            f"node '{node.name}' ({node.op}): its gradient rule returns {len(made)} gradients "
+            f"node '{node.name}' ({node.op}): its gradient rule returns {len(gradients)} gradients "
             f"for {len(node.inputs)} inputs"
         )
     pairs = []
-    for name, grad in zip(node.inputs, made, strict=True):
+    for name, grad in zip(node.inputs, gradients, strict=True):
         if grad is None or not _is_float(build, name):
             continue
         value, other = build.values[name], build.values[grad]
@@ -112,18 +112,18 @@ def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tupl
 
 def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]:
     """Name the gradient of ``x`` ``grad/x`` in the nodes from ``start`` on; returns old -> new name."""
-    made = {name for node in build.nodes[start:] for name in node.outputs}
-    taken = set(build.values) - made
+    computed = {name for node in build.nodes[start:] for name in node.outputs}
+    taken = set(build.values) - computed
     names: dict[str, str] = {}
     for name, grad in total.items():
         wanted = f"grad/{name}"
-        if grad in made and grad not in names and wanted not in taken:
+        if grad in computed and grad not in names and wanted not in taken:
             names[grad] = wanted
             taken.add(wanted)
-    for old in made - names.keys():
+    for old in computed - names.keys():
         # A working name that is now the name of another value's gradient.
         if old in taken:
-            names[old] = _free(f"{old}.", taken, made)
+            names[old] = _free(f"{old}.", taken, computed)
             taken.add(names[old])
     build.nodes[start:] = [
         replace(

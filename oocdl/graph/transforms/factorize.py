@@ -258,10 +258,10 @@ def _without_contradictions(node: Node, rule: AxisRule, factors: Mapping[str, Fa
 
     What comes before may have split it for a Reshape that is dropped, and what comes after slide over it.
     """
-    made, read = factors[node.outputs[0]], factors[node.inputs[0]]
+    written, read = factors[node.outputs[0]], factors[node.inputs[0]]
     sizes = {
         index.letter: parts
-        for index, parts in zip(rule.outputs[0], made, strict=True)
+        for index, parts in zip(rule.outputs[0], written, strict=True)
         if isinstance(index, Plain)
     }
     apart = {

@@ -61,11 +61,11 @@ def _values(graph: Graph) -> Iterator[str]:
     for name, value in graph.values.items():
         if value.name != name:
             yield f"value '{name}' is named '{value.name}'"
-        found = graph.constants.get(name)
-        if (found is None) == (value.role is Role.CONSTANT):
-            yield f"value '{name}' of role {value.role} has {'no' if found is None else 'constant'} contents"
-        elif found is not None and (found.shape, found.dtype.name) != _spec(value):
-            spec = _text([(found.shape, found.dtype.name)])
+        array = graph.constants.get(name)
+        if (array is None) == (value.role is Role.CONSTANT):
+            yield f"value '{name}' of role {value.role} has {'no' if array is None else 'constant'} contents"
+        elif array is not None and (array.shape, array.dtype.name) != _spec(value):
+            spec = _text([(array.shape, array.dtype.name)])
             yield f"constant '{name}' is {_text([_spec(value)])}, its contents are {spec}"
     for name in graph.constants:
         if name not in graph.values:
@@ -102,11 +102,11 @@ def _inference(graph: Graph, node: Node, rules: Rules) -> Iterator[str]:
         yield "has no rule"
         return
     try:
-        found = rule.infer(node, [graph.values[name] for name in node.inputs])
+        results = rule.infer(node, [graph.values[name] for name in node.inputs])
     except ModelError as error:
         yield f"is refused by its rule: {error}"
         return
-    inferred = [(tuple(shape), dtype) for shape, dtype in found]
+    inferred = [(tuple(shape), dtype) for shape, dtype in results]
     recorded = [_spec(graph.values[name]) for name in node.outputs]
     if inferred != recorded:
         yield f"makes {_text(inferred)} by its rule, but {_text(recorded)} is recorded"
@@ -123,7 +123,7 @@ def _results(graph: Graph, names: Iterable[str]) -> Iterator[str]:
         elif new not in graph.values:
             yield f"the update '{new}' of '{name}' is no value"
         elif _spec(graph.values[new]) != _spec(graph.values[name]):
-            specs = [_text([_spec(graph.values[one])]) for one in (name, new)]
+            specs = [_text([_spec(graph.values[value])]) for value in (name, new)]
             yield f"'{name}' is {specs[0]}, its update '{new}' is {specs[1]}"
 
 
