@@ -69,17 +69,15 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     )
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """``d a = einsum(g, b)`` with the letters exchanged; a letter of ``a`` alone that was summed
     is a broadcast of the result."""
-    if grads[0] is None:
-        return [None, None]
     terms, out = parse(node)[:2], parse(node)[2]
     found: list[str | None] = []
     for mine, (term, other) in enumerate((terms, terms[::-1])):
         shape = build.shape(node.inputs[mine])
         known = "".join(letter for letter in term if letter in out or letter in other)
-        grad = build("Einsum", grads[0], node.inputs[1 - mine], equation=f"{out},{other}->{known}")
+        grad = build("Einsum", g, node.inputs[1 - mine], equation=f"{out},{other}->{known}")
         if known != term:
             aligned = tuple(n if c in known else 1 for c, n in zip(term, shape, strict=True))
             grad = build("Expand", build("Reshape", grad, shape=aligned), shape=shape)

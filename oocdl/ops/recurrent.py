@@ -178,13 +178,11 @@ def _axes(
 # Gradient ------------------------------------------------------------------------------------
 
 
-def _gradient(kind: Kind, build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(kind: Kind, build: Builder, node: Node, *grads: str | None) -> Sequence[str | None]:
     made = dict(zip(kind.results(), node.outputs, strict=True))
     given = dict(zip(kind.results(), grads, strict=True))
     if given.get("c") is not None or given.get("gates") is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
-    if not any(grads):
-        return [None] * len(node.inputs)
     operands = dict(zip((*kind.names(_late(node)), "mask"), node.inputs, strict=False))
     known = {**operands, **made}
     of_loss = [

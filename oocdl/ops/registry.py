@@ -14,12 +14,10 @@ from oocdl.ops import (
     ctc,
     einsum,
     gather,
-    norm,
     pointwise,
     recurrent,
     reduce,
     shape,
-    softmax,
 )
 from oocdl.ops.sequences import attention
 from oocdl.ops.windows import conv, pool, resample
@@ -29,9 +27,7 @@ RULES: Mapping[str, OpRule] = {
     for rules in (
         pointwise.RULES,
         activation.RULES,
-        norm.RULES,
         reduce.RULES,
-        softmax.RULES,
         einsum.RULES,
         attention.RULES,
         conv.RULES,

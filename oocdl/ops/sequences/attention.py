@@ -149,12 +149,9 @@ def _localize(
 # Gradient ------------------------------------------------------------------------------------
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, of_stats = grads
+def _gradient(build: Builder, node: Node, dy: str, of_stats: str | None) -> Sequence[str | None]:
     if of_stats is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
-    if dy is None:
-        return [None] * len(node.inputs)
     (q, k, v, *masks), (y, stats) = node.inputs, node.outputs
     delta = build("ReduceSum", build("Mul", dy, y), axes=(4,))
     trained = tuple(build.may_be_trained(mask) for mask in masks[: len(masks) - drops(node.attrs)])

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Index, Inverse, Plain, Whole, Window
-from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
+from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, Infer, OpRule, Product, Spec
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops.windows.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
+from oocdl.ops.windows.conv_speed import speed_of
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
@@ -45,11 +45,6 @@ class Axes:
     def groups(self, data: Shape) -> Shape:
         """Return the number of groups as the part of a shape that it is, from the shape of data."""
         return data[1:2] if self.grouped else ()
-
-    def letters(self, data: Shape) -> tuple[tuple[Plain | None, ...], dict[str, int]]:
-        """Return the index of the axis of groups, if there is one, and its letter with its extent."""
-        groups = self.groups(data)
-        return tuple(plain("g", extent) for extent in groups), dict(zip("g", groups, strict=False))
 
 
 def axes_of(node: Node) -> Axes:
@@ -98,70 +93,31 @@ def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [((*axes_of(node).groups(inputs[0].shape), dy[1], x[1], *kernel), summed_dtype(dtype))]
 
 
-def _rounded_letters(node: Node) -> frozenset[str]:
-    """Return letters that may not be cut: results of bfloat16 are rounded once, not as parts of a sum."""
-    return frozenset("c") if "precision" in node.attrs else frozenset()
-
-
-def _axes_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, w, y = axes.data(inputs[0]), axes.weights(inputs[1]), axes.data(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, w[2:])
-    moving = (Window(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
+    axes, transposes, makes_weights = axes_of(node), node.op == "ConvTranspose", "kernel_shape" in node.attrs
+    x, groups = axes.data(inputs[0]), axes.groups(inputs[0])
+    y, w = (inputs[1], outputs[0]) if makes_weights else (outputs[0], inputs[1])
+    y, w = axes.data(y), axes.weights(w)
+    group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
+    seen = Inverse if transposes else Window
+    windows = zip(letters, slides(node, w[2:]), strict=True)
+    taps = [f"k{letter}" for letter in letters] if makes_weights else []
+    inner = map(plain, taps, w[2:]) if makes_weights else map(Whole, w[2:])
+    read = (plain("n", x[0]), *group, plain("c", x[1]), *(seen(c, *one.fields()) for c, one in windows))
+    other = (plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters))
+    weights = (*group, *map(plain, "co" if transposes else "oc", w), *inner)
+    # Results of bfloat16 are rounded once, not as parts of a sum.
+    rounded = "c" if "precision" in node.attrs and not makes_weights else ""
     return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (*group, plain("o", w[0]), plain("c", w[1]), *map(Whole, w[2:])),
-        ),
-        outputs=((plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters)),),
-        extents={**groups, "n": x[0], "c": x[1], "o": w[0], **dict(zip(letters, y[2:], strict=True))},
-        uncut=_rounded_letters(node),
-        combine="sum",
-    )
-
-
-def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, w, y = axes.data(inputs[0]), axes.weights(inputs[1]), axes.data(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, w[2:])
-    moving = (Inverse(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
-    return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (*group, plain("c", w[0]), plain("o", w[1]), *map(Whole, w[2:])),
-        ),
-        outputs=((plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters)),),
-        extents={**groups, "n": x[0], "c": x[1], "o": w[1], **dict(zip(letters, y[2:], strict=True))},
-        uncut=_rounded_letters(node),
-        combine="sum",
-    )
-
-
-def _axes_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, dy, dw = axes.data(inputs[0]), axes.data(inputs[1]), axes.weights(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, dw[2:])
-    moving = (Window(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
-    taps = [f"k{letter}" for letter in letters]
-    inner: tuple[Index | None, ...] = tuple(map(Plain, letters))
-    return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (plain("n", dy[0]), *group, plain("o", dy[1]), *inner),
-        ),
-        outputs=((*group, plain("o", dw[0]), plain("c", dw[1]), *map(plain, taps, dw[2:])),),
+        inputs=(read, other) if makes_weights else (read, weights),
+        outputs=(weights,) if makes_weights else (other,),
         extents={
-            **{**groups, "n": x[0], "c": x[1], "o": dy[1]},
-            **dict(zip(letters, dy[2:], strict=True)),
-            **dict(zip(taps, dw[2:], strict=True)),
+            **dict(zip("g", groups, strict=False)),
+            **{"n": x[0], "c": x[1], "o": y[1]},
+            **dict(zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)),
         },
-        uncut=frozenset(taps),
+        uncut=frozenset((*taps, *rounded)),
         combine="sum",
     )
 
@@ -172,10 +128,8 @@ def _sliding(node: Node) -> dict[str, Any]:
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
 
-def _gradient_conv(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, (x, w), attrs = grads[0], node.inputs, _sliding(node)
-    if dy is None:
-        return [None, None]
+def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
+    (x, w), attrs = node.inputs, _sliding(node)
     axes = axes_of(node)
     spatial, kernel = axes.data(build.shape(x))[2:], axes.weights(build.shape(w))[2:]
     return [
@@ -184,10 +138,8 @@ def _gradient_conv(build: Builder, node: Node, grads: Sequence[str | None]) -> S
     ]
 
 
-def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, (x, w), attrs = grads[0], node.inputs, _sliding(node)
-    if dy is None:
-        return [None, None]
+def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
+    (x, w), attrs = node.inputs, _sliding(node)
     shape, axes = build.shape(x), axes_of(node)
     # An output padding of a whole stride leaves windows at the end that x does not have.
     kernel = axes.weights(build.shape(w))[2:]
@@ -202,16 +154,11 @@ def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None])
     ]
 
 
-def _flops_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(outputs[0]) * size(axes_of(node).weights(inputs[1])[1:])
-
-
-def _flops_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(inputs[0]) * size(axes_of(node).weights(inputs[1])[1:])
-
-
-def _flops_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(inputs[1]) * size(axes_of(node).weights(outputs[0])[1:])
+def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count a multiply-add for each element of a weight's filter at each place of a window."""
+    first, second, _ = _data_and_weights(node, inputs, outputs)
+    taps = size(axes_of(node).weights(outputs[0] if "kernel_shape" in node.attrs else inputs[1])[1:])
+    return 2 * size(first if node.op == "ConvTranspose" else second) * taps
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -265,35 +212,21 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0) + columns
 
 
+def _rule(op: str, scratch: Cost, data: tuple[int, ...], infer: Infer, gradient: Gradient) -> OpRule:
+    return OpRule(
+        op=op,
+        infer=infer,
+        gradient=gradient,
+        axes=_axes,
+        speed=speed_of(op),
+        flops=_flops,
+        scratch_elements=scratch,
+        product=Product(data=data),
+    )
+
+
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        op="Conv",
-        infer=_infer_conv,
-        gradient=_gradient_conv,
-        axes=_axes_conv,
-        speed=CONV,
-        flops=_flops_conv,
-        scratch_elements=_copies,
-        product=Product(data=(0,)),
-    ),
-    OpRule(
-        op="ConvTranspose",
-        infer=_infer_transpose,
-        gradient=_gradient_transpose,
-        axes=_axes_transpose,
-        speed=CONV_TRANSPOSE,
-        flops=_flops_transpose,
-        scratch_elements=_scratch_transpose,
-        product=Product(data=(0,)),
-    ),
-    OpRule(
-        op="ConvWeightGrad",
-        infer=_infer_weight_grad,
-        gradient=no_second_derivative,
-        axes=_axes_weight_grad,
-        speed=CONV_WEIGHT_GRAD,
-        flops=_flops_weight_grad,
-        scratch_elements=_scratch_weight_grad,
-        product=Product(data=(0, 1)),
-    ),
+    _rule("Conv", _copies, (0,), _infer_conv, _gradient_conv),
+    _rule("ConvTranspose", _scratch_transpose, (0,), _infer_transpose, _gradient_transpose),
+    _rule("ConvWeightGrad", _scratch_weight_grad, (0, 1), _infer_weight_grad, no_second_derivative),
 )

@@ -115,7 +115,8 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
         yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
 
 
-def _speed(op: str) -> Computing:
+def speed_of(op: str) -> Computing:
+    """Return the speed of one convolution."""
     makes_weights = op == "ConvWeightGrad"
     return Computing(
         like=READING,
@@ -123,6 +124,3 @@ def _speed(op: str) -> Computing:
         arranged_elements=lambda step, shapes: prod(_weights(step, shapes, makes_weights)),
         probes=partial(_probes, op=op),
     )
-
-
-CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD = map(_speed, ("Conv", "ConvTranspose", "ConvWeightGrad"))

@@ -22,7 +22,7 @@ what hangs over that, in the last window of ``ceil_mode``, never counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,8 +33,8 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Band, Plain, Range, Region
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
-from oocdl.ops._broadcast import fail, is_float, plain, size
-from oocdl.ops._speed import ARITHMETIC, streaming
+from oocdl.ops._broadcast import extents_of, fail, is_float, letters, size
+from oocdl.ops._speed import ARITHMETIC, probe, streaming
 
 Matrix = npt.NDArray[np.float64]
 Taps = tuple[npt.NDArray[np.int64], Matrix]
@@ -235,12 +235,9 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     axis, shape = node.attrs["axis"], outputs[0]
     band = Band(f"a{axis}", *_band(node.attrs, inputs[0][axis]))
-    others = [plain(f"a{place}", extent) for place, extent in enumerate(shape)]
-    return AxisRule(
-        inputs=((*others[:axis], band, *others[axis + 1 :]),),
-        outputs=((*others[:axis], Plain(f"a{axis}"), *others[axis + 1 :]),),
-        extents={f"a{place}": extent for place, extent in enumerate(shape)},
-    )
+    before, after = letters(shape)[:axis], letters(shape)[axis + 1 :]
+    read, made = (*before, band, *after), (*before, Plain(f"a{axis}"), *after)
+    return AxisRule((read,), (made,), extents_of(shape))
 
 
 def _localize(
@@ -252,14 +249,11 @@ def _localize(
     return {"columns": columns, "weights": weights}
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Apply the transposed matrix."""
-    if grads[0] is None:
-        return [None]
-    attrs = dict(node.attrs)
-    extent = build.shape(node.inputs[0])[attrs["axis"]]
-    attrs.update(size=extent, transposed=not attrs["transposed"])
-    return [build("Resample", grads[0], **attrs)]
+    extent = build.shape(node.inputs[0])[node.attrs["axis"]]
+    transposed = not node.attrs["transposed"]
+    return [build("Resample", g, **{**node.attrs, "size": extent, "transposed": transposed})]
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -277,10 +271,9 @@ def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> i
     return size(inputs[0]) + size(outputs[0]) + (0 if weights is None else int(weights.size))
 
 
-def _probes(shape: Shape) -> Iterator[Probe]:
+def _probes(shape: Shape) -> Sequence[Probe]:
     resize = {"axis": 3, "size": 2 * shape[-1], "coordinates": "half_pixel", "nearest_mode": None}
-    for mode in ("linear", "nearest"):
-        yield Probe("Resample", ((shape, "float32"),), {**resize, "mode": mode, "transposed": False})
+    return [probe("Resample", shape, **resize, mode=mode, transposed=False) for mode in ("linear", "nearest")]
 
 
 RULES: tuple[OpRule, ...] = (
