@@ -8,7 +8,6 @@ columns, of which kernels get those that a shard needs. Coordinates of a Resize 
     half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
     align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
     half_pixel_symmetric: half_pixel, so that the middle of what is made lies on the middle of the input
-    ends   from the first to the second number of ``ends``, of what lies in the input the nearest
 
 ``mode="cubic"`` and ``antialias`` (linear or cubic) weigh the columns around a coordinate by a filter,
 which ``antialias`` stretches by 1 / scale if that is more than 1. Columns outside are those at the end, or,
@@ -42,23 +41,12 @@ Taps = tuple[npt.NDArray[np.int64], Matrix]
 
 POOLED = ("sum", "average")
 MODES = ("nearest", "linear", "cubic")
-COORDINATES = (
-    "half_pixel",
-    "asymmetric",
-    "align_corners",
-    "pytorch_half_pixel",
-    "half_pixel_symmetric",
-    "ends",
-)
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-Ends = tuple[float, float]
-"""Coordinates of the first and the last output index."""
 
 
-def _positions(coordinates: str | Ends, scale: float, out: int, extent: int) -> Matrix:
+def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
     """Return the coordinate in the input of each output index."""
-    if not isinstance(coordinates, str):
-        return np.clip(np.linspace(*coordinates, out), 0, extent - 1)
     index = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return index * (extent - 1) / (out - 1) if out > 1 else index
@@ -112,7 +100,7 @@ def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: 
 
 @lru_cache(maxsize=64)
 def _resized(
-    mode: str, coordinates: str | Ends, rounding: str, scale: float, out: int, extent: int, options: Filter
+    mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int, options: Filter
 ) -> Taps:
     """Return the taps of a Resize."""
     positions = _positions(coordinates, scale, out, extent)
@@ -148,8 +136,7 @@ def _taps(attrs: Mapping[str, Any], in_extent: int) -> Taps:
     scale = attrs.get("scale") or out / extent
     antialias, exclude_outside = (bool(attrs.get(name)) for name in ("antialias", "exclude_outside"))
     options = (antialias, exclude_outside, float(attrs.get("cubic_coeff_a", -0.75)))
-    coordinates = attrs.get("ends") or attrs["coordinates"]
-    return _resized(attrs["mode"], coordinates, rounding, float(scale), out, extent, options)
+    return _resized(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
 
 
 def local_taps(
@@ -221,8 +208,6 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
         _check_window(node, x.shape[attrs["axis"]])
     elif attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
         fail(node, f"mode '{attrs['mode']}' with '{attrs.get('coordinates')}' is not supported")
-    elif (attrs["coordinates"] == "ends") != (attrs.get("ends") is not None):
-        fail(node, "ends go with coordinates 'ends', and these with them")
     if attrs["mode"] == "nearest" and (attrs.get("antialias") or attrs.get("exclude_outside")):
         fail(node, "antialias and exclude_outside need a filter, not the nearest element")
     if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
