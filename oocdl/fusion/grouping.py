@@ -121,15 +121,8 @@ class _Draft:
     """Slot of a reduction's result -> the axes that are reduced."""
     whole: set[int] = field(default_factory=set)
     """Axes of reductions whose results the chain itself reads: blocks must not cut them."""
-
-    def _uncut(self, domain: Shape, shapes: Iterable[Shape], whole: set[int]) -> set[int]:
-        """Return the axes that may not be cut: ``whole``, and those that a member broadcasts along."""
-        return whole | {
-            axis
-            for shape in shapes
-            for axis, (mine, all_) in enumerate(zip(shape, domain, strict=True))
-            if mine != all_
-        }
+    uncut: set[int] = field(default_factory=set)
+    """These axes, and those that a member broadcasts along."""
 
     def add(self, item: Instruction) -> bool:
         """Make ``item`` a member if it fits."""
@@ -145,11 +138,15 @@ class _Draft:
                 if operand.crop is not None or operand.shape != self.made[operand.slot]:
                     return False
                 whole.update(self.over.get(operand.slot, ()))
-        shapes = [domain_of(member, self.reductions) for member in self.members]
-        uncut = self._uncut(domain, [*shapes, shape], whole)
+        uncut = whole | {
+            axis
+            for member in (*self.members, item)
+            for axis, extent in enumerate(domain_of(member, self.reductions))
+            if extent != domain[axis]
+        }
         if prod(domain[axis] for axis in uncut) > self.elements:
             return False
-        self.domain, self.whole = domain, whole
+        self.domain, self.whole, self.uncut = domain, whole, uncut
         self.members.append(item)
         for slot, made in zip(item.outputs, item.kernel_shapes, strict=True):
             self.made[slot] = made
@@ -170,9 +167,7 @@ class _Draft:
         """Return the instructions before the chain, the chain, and those after it."""
         chain: list[Group] = []
         if self.members:
-            shapes = [domain_of(member, self.reductions) for member in self.members]
-            uncut = self._uncut(self.domain, shapes, self.whole)
-            block = block_of(self.domain, uncut, self.elements)
+            block = block_of(self.domain, self.uncut, self.elements)
             chain = [Chain(tuple(self.members), self.domain, block, self.channels_last)]
         return [*self.before, *chain, *self.after]
 
