@@ -7,7 +7,7 @@ The products are Einsums. What follows is looked for from the end: each step is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from oocdl.graph.ir.graph import Graph, Node, Shape
@@ -42,8 +42,8 @@ class Step:
 
     before: str
     scale: float = 1.0
-    row_scale: RowScale | None = None
-    mask: Mask | None = None
+    row_scales: tuple[RowScale, ...] = ()
+    masks: tuple[Mask, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,6 @@ class Found:
     row_scales: tuple[RowScale, ...]
     masks: tuple[Mask, ...]
     """The last applied first."""
-
-
-def _found(scores: Node, weights: str, end: Weights, steps: Collection[Step]) -> Found | None:
-    """Return all steps, the last first, as one, unless a mask is scaled, too."""
-    scale, row_scales, masks = 1.0, list[RowScale](), list[Mask]()
-    for step in steps:
-        if step.mask is not None and (scale != 1 or row_scales):
-            return None
-        scale *= step.scale
-        row_scales += [] if step.row_scale is None else [step.row_scale]
-        masks += [] if step.mask is None else [step.mask]
-    return Found(scores, weights, end, scale, tuple(row_scales), tuple(masks))
 
 
 class Finder:
@@ -142,18 +130,19 @@ class Finder:
         return Weights(softmax, True) if good and self.only_for(made.inputs[2], equal, made) else None
 
     def _scores(self, weights: str, end: Weights) -> Found | None:
-        """Return the product before a Softmax, with the scales and the masks between them."""
-        steps, reader, value = list[Step](), end.softmax, end.softmax.inputs[0]
+        """Return the product before a Softmax, and what is between; None where a mask is scaled."""
+        scale, row_scales, masks = 1.0, tuple[RowScale, ...](), tuple[Mask, ...]()
+        reader, value = end.softmax, end.softmax.inputs[0]
         while self.only_for(value, reader):
             node = self.maker.get(value)
             if node is None:
                 return None
             if node.op == "Einsum":
-                return _found(node, weights, end, steps)
+                return Found(node, weights, end, scale, row_scales, masks)
             step = self._step(node)
-            if step is None:
+            if step is None or (step.masks and (scale != 1 or row_scales)):
                 return None
-            steps.append(step)
+            scale, row_scales, masks = scale * step.scale, row_scales + step.row_scales, masks + step.masks
             reader, value = node, step.before
         return None
 
@@ -166,27 +155,22 @@ class Finder:
         if scaled is not None:
             return Step(scaled[0], scale=scaled[1])
         if node.op in ("Mul", "Div", "Add"):
-            for before, other in self._orders(node):
+            # The operands in the orders in which the first may be scores.
+            for before, other in (node.inputs, node.inputs[::-1])[: 1 if node.op == "Div" else 2]:
                 if self.shape(before) != made or not self.leads_to_product(before):
                     continue
                 if node.op == "Add":
-                    return Step(before, mask=Mask(other, made[:-2], made[-2:]))
+                    return Step(before, masks=(Mask(other, made[:-2], made[-2:]),))
                 if self.shape(other)[-1:] in ((), (1,)):
-                    return Step(before, row_scale=RowScale(other, made[:-2], node.op))
+                    return Step(before, row_scales=(RowScale(other, made[:-2], node.op),))
         if node.op == "Where":
             mask, *sides = node.inputs
             for place, (before, other) in enumerate((sides, sides[::-1])):
                 number = self.number(other)
                 if number is not None and self.shape(before) == made:
-                    return Step(before, mask=Mask(mask, made[:-2], made[-2:], number, negated=place == 1))
+                    mask_of = Mask(mask, made[:-2], made[-2:], number, negated=place == 1)
+                    return Step(before, masks=(mask_of,))
         return None
-
-    def _orders(self, node: Node) -> Iterator[tuple[str, str]]:
-        """Yield the operands of a node of two in the orders in which the first may be scores."""
-        first, second = node.inputs
-        yield first, second
-        if node.op != "Div":
-            yield second, first
 
     def scaled(self, node: Node) -> tuple[str, float] | None:
         """Return the operand that a node multiplies by a number or divides by it, and that factor."""
