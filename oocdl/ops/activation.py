@@ -55,14 +55,19 @@ def _derived(formula: Formula) -> Slope:
     return gradient
 
 
-def _from_input(op: str) -> Slope:
-    """``op(dy, x)`` with the attributes of the activation."""
-    return lambda a, g, x, y: (apply(op, g, x, **a),)
+def activation(
+    op: str, formula: Formula, gradient: Slope | None = None, *, fused: bool = False, **facts: Any
+) -> Row:
+    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived.
 
+    Its gradient is given, or derived, or ``fused``: the operator ``<op>Grad`` of the result's gradient and of
+    the operand, with the same attributes.
+    """
 
-def activation(op: str, formula: Formula, gradient: Slope | None = None, **facts: Any) -> Row:
-    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived."""
-    return _row(op, formula, 1, gradient or _derived(formula), facts)
+    def by_slope(attrs: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
+        return (apply(f"{op}Grad", g, x, **attrs),)
+
+    return _row(op, formula, 1, by_slope if fused else gradient or _derived(formula), facts)
 
 
 def slope(op: str, formula: Formula, **facts: Any) -> Row:
@@ -126,19 +131,12 @@ def _dropout(attrs: Attrs, x: Term, u: Term) -> Term:
 
 ACTIVATIONS: tuple[Row, ...] = (
     # what is no number stays; gradient 0 at 0, as PyTorch
-    activation(
-        "Relu",
-        lambda a, x: where(x <= 0.0, 0.0, x),
-        _from_input("ReluGrad"),
-        flops=1,
-        scratch=0,
-        gigabytes=26,
-    ),
+    activation("Relu", lambda a, x: where(x <= 0.0, 0.0, x), fused=True, flops=1, scratch=0, gigabytes=26),
     slope("ReluGrad", lambda a, dy, x: where(x <= 0.0, 0.0, dy), flops=1, scratch=1.25, gigabytes=27),
     activation(
         "LeakyRelu",
         lambda a, x: where(x > 0.0, x, x * a["alpha"]),
-        _from_input("LeakyReluGrad"),
+        fused=True,
         flops=1,
         scratch=0,
         gigabytes=25,
@@ -168,15 +166,7 @@ ACTIVATIONS: tuple[Row, ...] = (
         scratch=2.25,
         attrs={"alpha": 1.0},
     ),
-    activation(
-        "Gelu",
-        _gelu,
-        _from_input("GeluGrad"),
-        flops=15,
-        scratch=1,
-        gigabytes=13,
-        onnx={"approximate": "none"},
-    ),
+    activation("Gelu", _gelu, fused=True, flops=15, scratch=1, gigabytes=13, onnx={"approximate": "none"}),
     slope("GeluGrad", _gelu_grad, flops=25, scratch=3, gigabytes=16),
     activation(
         "QuickGelu", lambda a, x: x * sigmoid(x * a["alpha"]), onnx={"alpha": 1.702}, domain="com.microsoft"

@@ -17,8 +17,7 @@ from oocdl.graph.ir.graph import Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.ir.score_tiles import MOST_MASKS, Band
 from oocdl.ops.einsum import parse
-from oocdl.ops.sequences.finder import Finder, Found, turns
-from oocdl.ops.sequences.masks import Mask, band_of, grouping, hides_for_good, spread
+from oocdl.ops.sequences.finder import Finder, Found, Mask, band_of, grouping, hides_for_good, spread, turns
 
 
 def with_attention(graph: Graph, rules: Rules, kept: Collection[str] = ()) -> Graph:
