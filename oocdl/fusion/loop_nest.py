@@ -311,7 +311,8 @@ def fuse(
     if any(total.item.operands[0].shape != chain.domain for total in totals):
         return None
     outside = {column: key for key, column in columns.items() if isinstance(key, tuple)}
-    alike = [_varies(key[2], chain.domain) for key in outside.values()] + [total.kept for total in totals]
+    varies = (((1,) * (rank - len(key[2])) + key[2]) for key in outside.values())
+    alike = [tuple(extent > 1 for extent in shape) for shape in varies] + [total.kept for total in totals]
     apart = {axis for key in outside.values() if key[1] is not None for axis in range(rank)}
     nest = _nest(_groups(chain.domain, alike, apart), totals)
     if nest is None or any(len(key[2]) > rank for key in outside.values()):
@@ -324,9 +325,3 @@ def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
     """Whether a chain can run as one loop."""
     members, columns = members_of(chain, lambda op: 0)
     return fuse(chain, members, columns, (), dtype_of) is not None
-
-
-def _varies(shape: Shape, domain: Shape) -> tuple[bool, ...]:
-    """Return, for each axis of the domain, whether an operand of ``shape`` varies along it."""
-    full = (1,) * (len(domain) - len(shape)) + tuple(shape)
-    return tuple(mine > 1 for mine in full)

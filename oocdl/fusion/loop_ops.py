@@ -118,9 +118,6 @@ _PRIMITIVES: Mapping[str, Emit] = {
 }
 """Primitives that formulas are made of."""
 
-DTYPES_DIFFER = frozenset({"Cast", "Where"})
-"""Operators that ``codegen`` writes itself: their operands and results are of several dtypes."""
-
 ATTRIBUTES = frozenset({"eps", *(name for row in FORMULAS.values() for name in row.sample)})
 """Attributes that the entries of these tables read."""
 
