@@ -28,7 +28,7 @@ from typing import Any
 
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
-from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, Infer, OpRule, Product, Spec
+from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
 from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
@@ -38,7 +38,7 @@ from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
 @dataclass(frozen=True)
-class Axes:
+class _Grouping:
     """Where a node's operands have their axes: with groups, these come before the channels."""
 
     grouped: bool
@@ -56,58 +56,49 @@ class Axes:
         return data[1:2] if self.grouped else ()
 
 
-def axes_of(node: Node) -> Axes:
-    """Return where the operands of a convolution have their axes."""
-    return Axes(bool(node.attrs.get("grouped")))
+def _axes_of(node: Node) -> _Grouping:
+    return _Grouping(bool(node.attrs.get("grouped")))
 
 
-def _operands(node: Node, inputs: Sequence[Value]) -> tuple[Shape, Shape, str]:
-    """Return shapes of the two operands, without groups, and their dtype, checked."""
-    dtype, axes = same_dtype(node, [value.dtype for value in inputs]), axes_of(node)
+def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[Shape, Shape, Shape]:
+    """Return the shapes of the first operand, of the other data, and of the weights."""
+    makes_weights = node.op == "ConvWeightGrad"
+    return inputs[0], *((inputs[1], outputs[0]) if makes_weights else (outputs[0], inputs[1]))
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    dtype, axes = same_dtype(node, [value.dtype for value in inputs]), _axes_of(node)
     first, second = (value.shape for value in inputs)
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
     if len(first) != len(second) or not 3 + axes.grouped <= len(first) <= 5 + axes.grouped:
         fail(node, f"{list(first)} and {list(second)} are not of one to three spatial axes")
-    makes_weights = "kernel_shape" in node.attrs
+    makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
     if axes.grouped and first[1] != second[1 if makes_weights else 0]:
         fail(node, f"{list(first)} and {list(second)} have different numbers of groups")
-    return axes.data(first), (axes.data if makes_weights else axes.weights)(second), dtype
-
-
-def _infer_conv(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, w, dtype = _operands(node, inputs)
-    if x[1] != w[1]:
-        fail(node, f"{x[1]} input channels, but its weight has {w[1]}")
-    groups = axes_of(node).groups(inputs[0].shape)
-    return [((x[0], *groups, w[0], *window_shape(node, x[2:], slides(node, w[2:]))), dtype)]
-
-
-def _infer_transpose(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, w, dtype = _operands(node, inputs)
-    if x[1] != w[0]:
-        fail(node, f"{x[1]} input channels, but its weight has {w[0]}")
-    spatial = tuple(node.attrs["spatial"])
+    x, groups = axes.data(first), axes.groups(first)
+    if makes_weights:
+        dy, kernel = axes.data(second), tuple(node.attrs["kernel_shape"])
+        if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
+            fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
+        return [((*groups, dy[1], x[1], *kernel), summed_dtype(dtype))]
+    w = axes.weights(second)
+    read, made = w[:2] if transposes else w[1::-1]
+    if x[1] != read:
+        fail(node, f"{x[1]} input channels, but its weight has {read}")
+    spatial = tuple(node.attrs["spatial"]) if transposes else x[2:]
     windows = window_shape(node, spatial, slides(node, w[2:]))
-    if any(count < extent for count, extent in zip(windows, x[2:], strict=True)):
+    if transposes and any(count < extent for count, extent in zip(windows, x[2:], strict=True)):
         fail(node, f"output shape {list(spatial)} is too small for {list(x[2:])}")
-    return [((x[0], *axes_of(node).groups(inputs[0].shape), w[1], *spatial), dtype)]
-
-
-def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, dy, dtype = _operands(node, inputs)
-    kernel = tuple(node.attrs["kernel_shape"])
-    if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
-        fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
-    return [((*axes_of(node).groups(inputs[0].shape), dy[1], x[1], *kernel), summed_dtype(dtype))]
+    return [((x[0], *groups, made, *(spatial if transposes else windows)), dtype)]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
-    axes, transposes, makes_weights = axes_of(node), node.op == "ConvTranspose", "kernel_shape" in node.attrs
-    x, groups = axes.data(inputs[0]), axes.groups(inputs[0])
-    y, w = (inputs[1], outputs[0]) if makes_weights else (outputs[0], inputs[1])
-    y, w = axes.data(y), axes.weights(w)
+    axes, groups = _axes_of(node), _axes_of(node).groups(inputs[0])
+    makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
+    x, y, w = _sides(node, inputs, outputs)
+    x, y, w = axes.data(x), axes.data(y), axes.weights(w)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -133,13 +124,13 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 def _sliding(node: Node) -> dict[str, Any]:
     """Return the attributes that all three operators share."""
-    grouped = {"grouped": True} if axes_of(node).grouped else {}
+    grouped = {"grouped": True} if _axes_of(node).grouped else {}
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
 
 def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    axes = axes_of(node)
+    axes = _axes_of(node)
     spatial, kernel = axes.data(build.shape(x))[2:], axes.weights(build.shape(w))[2:]
     return [
         build("ConvTranspose", dy, w, spatial=spatial, **attrs),
@@ -149,7 +140,7 @@ def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
 
 def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    shape, axes = build.shape(x), axes_of(node)
+    shape, axes = build.shape(x), _axes_of(node)
     # An output padding of a whole stride leaves windows at the end that x does not have.
     kernel = axes.weights(build.shape(w))[2:]
     for axis, slide in enumerate(slides(node, kernel), start=len(shape) - len(kernel)):
@@ -165,9 +156,8 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count a multiply-add for each element of a weight's filter at each place of a window."""
-    first, second, _ = _data_and_weights(node, inputs, outputs)
-    taps = size(axes_of(node).weights(outputs[0] if "kernel_shape" in node.attrs else inputs[1])[1:])
-    return 2 * size(first if node.op == "ConvTranspose" else second) * taps
+    x, y, w = _sides(node, inputs, outputs)
+    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_axes_of(node).weights(w)[1:])
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -183,11 +173,8 @@ def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 
 def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> list[Shape]:
     """Return the shapes of the data ``[n, c, space]`` and, last, of the weights; groups are channels."""
-    if node.op == "ConvWeightGrad":
-        data, weights = [*inputs], outputs[0]
-    else:
-        data, weights = [inputs[0], outputs[0]], inputs[1]
-    if axes_of(node).grouped:
+    *data, weights = _sides(node, inputs, outputs)
+    if _axes_of(node).grouped:
         data = [(shape[0], shape[1] * shape[2], *shape[3:]) for shape in data]
         weights = (weights[0] * weights[1], *weights[2:])
     return [*data, weights]
@@ -217,7 +204,7 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     windows = slides(node, dw[2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
     thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN_SLAB_ELEMENTS
-    columns = x[0] * size(dy[2:]) * size(dw[2:]) if axes_of(node).grouped else 0
+    columns = x[0] * size(dy[2:]) * size(dw[2:]) if _axes_of(node).grouped else 0
     return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0) + columns
 
 
@@ -317,10 +304,10 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
         yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
 
 
-def _rule(op: str, scratch: Cost, data: tuple[int, ...], infer: Infer, gradient: Gradient) -> OpRule:
+def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:
     return OpRule(
         op=op,
-        infer=infer,
+        infer=_infer,
         gradient=gradient,
         axes=_axes,
         speed=Computing(
@@ -336,7 +323,7 @@ def _rule(op: str, scratch: Cost, data: tuple[int, ...], infer: Infer, gradient:
 
 
 RULES: tuple[OpRule, ...] = (
-    _rule("Conv", _copies, (0,), _infer_conv, _gradient_conv),
-    _rule("ConvTranspose", _scratch_transpose, (0,), _infer_transpose, _gradient_transpose),
-    _rule("ConvWeightGrad", _scratch_weight_grad, (0, 1), _infer_weight_grad, no_second_derivative),
+    _rule("Conv", _copies, (0,), _gradient_conv),
+    _rule("ConvTranspose", _scratch_transpose, (0,), _gradient_transpose),
+    _rule("ConvWeightGrad", _scratch_weight_grad, (0, 1), no_second_derivative),
 )
