@@ -13,12 +13,22 @@ from functools import partial, reduce
 import numpy as np
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import cure, is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
-from oocdl.ops.file_loss import FileLoss, add_file
-from oocdl.ops.own_loss import Formula, OwnLoss, add_own, aligned, known_as, mean, total_of
+from oocdl.ops.own_loss import (
+    FORMULAS,
+    FileLoss,
+    Formula,
+    OwnLoss,
+    add_file,
+    add_own,
+    aligned,
+    mean,
+    total_of,
+)
 
 LEAST = 1e-8
 """Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
@@ -116,7 +126,8 @@ def register(name: str) -> Callable[[Formula], Formula]:
     def keep(formula: Formula) -> Formula:
         if not isinstance(LOSSES.get(name, OwnLoss(name, "")), OwnLoss):
             raise InputError(f"there is a loss '{name}' already; give yours another name")
-        LOSSES[name] = known_as(name, formula)
+        spec = OwnLoss(name, digest_of(formula))
+        LOSSES[name], FORMULAS[name] = spec, (spec, formula)
         return formula
 
     return keep
