@@ -3,12 +3,12 @@
 A chain is a run of elementwise instructions and reductions over one domain (the broadcast of
 their shapes). The domain is cut into boxes; all of the chain runs on one before the next.
 Everything here depends on the program and the size of a block alone, never on threads:
-equal programs give equal bits.
+equal programs give equal bits. The values that a chain reads and makes are numbered as columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -214,16 +214,59 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
     return groups + draft.groups()
 
 
-def members_of(group: Group) -> Sequence[Instruction]:
+def items_of(group: Group) -> Sequence[Instruction]:
     """Return the instructions of a group."""
     return group.members if isinstance(group, Chain) else (group,)
 
 
 def reads_of(group: Group) -> frozenset[int]:
     """Return the slots that a group reads."""
-    return frozenset(operand.slot for item in members_of(group) for operand in item.operands)
+    return frozenset(operand.slot for item in items_of(group) for operand in item.operands)
 
 
 def makes_of(group: Group) -> frozenset[int]:
     """Return the slots that a group makes."""
-    return frozenset(slot for item in members_of(group) for slot in item.outputs)
+    return frozenset(slot for item in items_of(group) for slot in item.outputs)
+
+
+# Columns -------------------------------------------------------------------------------------
+
+Crop = tuple[tuple[int, int], ...]
+Key = tuple[int, Crop | None, Shape]
+"""Slot, crop and shape of an operand."""
+Kind = tuple[Shape, str]
+"""Shape that a value has in its kernel, and dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """An instruction of a chain, its operands and results given as columns."""
+
+    item: Instruction
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    owned: int
+    """The number of leading operands in whose memory a result may lie."""
+
+    def may_take(self, source: int) -> bool:
+        """Whether a result may lie in the memory of the operand in column ``source``."""
+        return self.owned > 0 and source not in self.ins[self.owned :]
+
+
+def members_of(chain: Chain, in_place: Callable[[str], int]) -> tuple[list[Member], dict[Key | int, int]]:
+    """Return the members, and the column of each operand from outside and of each slot that a member makes.
+
+    ``in_place``: operator -> the number of leading operands in whose memory a result may lie.
+    """
+    columns: dict[Key | int, int] = {}
+    members = []
+    for item in chain.members:
+        ins = []
+        for operand in item.operands:
+            key: Key | int = (operand.slot, operand.crop, operand.shape)
+            if operand.slot in columns:
+                key = operand.slot
+            ins.append(columns.setdefault(key, len(columns)))
+        outs = [columns.setdefault(slot, len(columns)) for slot in item.outputs]
+        members.append(Member(item, tuple(ins), tuple(outs), in_place(item.op)))
+    return members, columns

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum, knows
-from oocdl.fusion.grouping import Chain
+from oocdl.fusion.grouping import Chain, Key, Member, members_of
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_ops import ATTRIBUTES
-from oocdl.fusion.members import Key, Member, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
