@@ -71,10 +71,6 @@ def _nearest(positions: Matrix, rounding: str) -> Matrix:
     return np.asarray(np.floor(positions) if rounding == "floor" else np.ceil(positions))
 
 
-Filter = tuple[bool, bool, float]
-"""Whether antialiased, whether without what is outside, and the coefficient ``a`` of a cubic filter."""
-
-
 def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
     """Return the weights of a linear or cubic filter at distances from its middle."""
     if mode == "linear":
@@ -84,13 +80,14 @@ def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: Filter) -> Taps:
+def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent: int) -> Taps:
     """Return columns and weights ``[out, taps]`` of a filter around ``positions``; those of one place add."""
-    antialias, exclude_outside, a = options
+    antialias, exclude_outside = attrs.get("antialias"), attrs.get("exclude_outside")
     stretch = max(1 / scale, 1.0) if antialias else 1.0
-    radius = (2 if mode == "cubic" else 1) * stretch
+    radius = (2 if attrs["mode"] == "cubic" else 1) * stretch
     columns = np.ceil(positions - radius).astype(np.int64)[:, None] + np.arange(int(2 * radius) + 1)
-    weights = _weigh(mode, abs(columns - positions[:, None]) / stretch, a)
+    distance = abs(columns - positions[:, None]) / stretch
+    weights = _weigh(attrs["mode"], distance, float(attrs.get("cubic_coeff_a", -0.75)))
     if exclude_outside:
         weights = np.where((columns >= 0) & (columns < extent), weights, 0.0)
     if antialias or exclude_outside:
@@ -98,45 +95,37 @@ def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: 
     return np.clip(columns, 0, extent - 1), weights
 
 
-@lru_cache(maxsize=64)
-def _resized(
-    mode: str, coordinates: str, rounding: str, scale: float, out: int, extent: int, options: Filter
-) -> Taps:
+def _resized(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
     """Return the taps of a Resize."""
-    positions = _positions(coordinates, scale, out, extent)
-    if mode == "nearest":
-        columns = np.clip(_nearest(positions, rounding), 0, extent - 1).astype(np.int64)
-        return columns[:, None], np.ones((out, 1))
-    if mode == "cubic" or options[0]:
-        return _filtered(mode, positions, scale, extent, options)
+    scale = float(attrs.get("scale") or out / extent)
+    positions = _positions(attrs["coordinates"], scale, out, extent)
+    if attrs["mode"] == "nearest":
+        nearest = _nearest(positions, attrs.get("nearest_mode") or NEAREST[0])
+        return np.clip(nearest, 0, extent - 1).astype(np.int64)[:, None], np.ones((out, 1))
+    if attrs["mode"] == "cubic" or attrs.get("antialias"):
+        return _filtered(attrs, positions, scale, extent)
     positions = np.clip(positions, 0, extent - 1)
     lower = np.floor(positions).astype(np.int64)
     upper = np.minimum(lower + 1, extent - 1)
     return np.stack([lower, upper], 1), np.stack([1 - (positions - lower), positions - lower], 1)
 
 
-@lru_cache(maxsize=64)
-def _pooled(window: tuple[int, ...], divisor: str, out: int, extent: int) -> Taps:
-    """Return the taps of sums of windows, over 1 or the ``operand`` or ``padded`` elements of each."""
-    kernel, stride, dilation, before, after = window
+def _pooled(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
+    """Return the taps of sums of windows, or of averages over elements of the operand, or of the padded one."""
+    kernel, stride, dilation, before, after = attrs["window"]
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * dilation - before
     inside = (places >= 0) & (places < extent)
-    counted = places < extent + after if divisor == "padded" else inside
-    counts = np.ones((out, 1)) if divisor == "one" else counted.sum(1, keepdims=True)
+    counted = places < extent + after if attrs.get("count_include_pad") else inside
+    counts = np.ones((out, 1)) if attrs["mode"] == "sum" else counted.sum(1, keepdims=True)
     return np.clip(places, 0, extent - 1), inside / np.maximum(counts, 1)
 
 
-def _taps(attrs: Mapping[str, Any], in_extent: int) -> Taps:
+@lru_cache(maxsize=64)
+def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
     """Return R, also when ``transposed``."""
-    out, extent = (in_extent, attrs["size"]) if attrs["transposed"] else (attrs["size"], in_extent)
-    if attrs["mode"] in POOLED:
-        divisor = "padded" if attrs.get("count_include_pad") else "operand"
-        return _pooled(attrs["window"], "one" if attrs["mode"] == "sum" else divisor, out, extent)
-    rounding = attrs.get("nearest_mode") or "round_prefer_floor"
-    scale = attrs.get("scale") or out / extent
-    antialias, exclude_outside = (bool(attrs.get(name)) for name in ("antialias", "exclude_outside"))
-    options = (antialias, exclude_outside, float(attrs.get("cubic_coeff_a", -0.75)))
-    return _resized(attrs["mode"], attrs["coordinates"], rounding, float(scale), out, extent, options)
+    found = dict(attrs)
+    out, extent = (in_extent, found["size"]) if found["transposed"] else (found["size"], in_extent)
+    return (_pooled if found["mode"] in POOLED else _resized)(found, out, extent)
 
 
 def local_taps(
@@ -169,7 +158,7 @@ def _entries(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Matrix]:
     """Return row, column and weight of what is not zero in the map, by rows; ``of``: a range of R's rows."""
     start, stop = of or (0, None)
-    places, weights = _taps(attrs, in_extent)
+    places, weights = _taps(tuple(attrs.items()), in_extent)
     places, weights = places[start:stop], weights[start:stop]
     row, tap = np.nonzero(weights)
     column, weights, row = places[row, tap], weights[row, tap], (row + start).astype(np.int64)
@@ -196,7 +185,7 @@ def _check_window(node: Node, in_extent: int) -> None:
     if min(kernel, stride, dilation) < 1 or min(before, after) < 0:
         fail(node, "strides, dilations and kernel must be positive, pads not negative")
     divides = node.attrs["mode"] == "average" and not node.attrs["count_include_pad"]
-    if divides and not _taps(node.attrs, in_extent)[1].any(axis=1).all():
+    if divides and not _taps(tuple(node.attrs.items()), in_extent)[1].any(axis=1).all():
         fail(node, "its pads are as large as its window: some windows would see nothing")
 
 
